@@ -4,18 +4,13 @@ There is no public table of claims at hand, so their numbers and amounts are dra
 gamma distributions whose mean depends on the columns.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 from pyarrow import csv, table
 
 from fedapp.data.datasets import read_source
 
 
-def claims(objective: str, values: Any, seed: int = 11) -> Any:
+def claims(objective, values, seed=11):
     """Labels of an objective, shape (n_rows,), that follow the first columns."""
     rng = np.random.default_rng(seed)
     known = np.nan_to_num(values[:, :4].astype(np.float64))
@@ -37,7 +32,7 @@ def claims(objective: str, values: Any, seed: int = 11) -> Any:
     }[objective]
 
 
-def claims_table(path: Path, data: str, objective: str, n_rows: int = 6000) -> Path:
+def claims_table(path, data, objective, n_rows=6000):
     """A CSV of the first rows of a registry set with such a label y, an exposure and its logarithm
     ``log_exposure``, and no other columns than the set's."""
     values = read_source(data).values[:n_rows]

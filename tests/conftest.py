@@ -1,38 +1,22 @@
 """Every test has a home of its own and sees no data but its own."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from fedapp.messages.methods import all_methods, missing_extra
-
-if TYPE_CHECKING:
-    from flwr.app import Context
-
-    from fedapp.run_folder import RunFolder
-    from fedapp.settings import Settings
-    from fedapp.superlinks import SuperLink
+from fedapp.messages.methods import missing_extra
 
 REAL_DATA = os.environ.get("FEDAPP_DATA", "")
 TORCH_IS_MISSING = bool(missing_extra("fedxgbllr"))
 needs_torch = pytest.mark.skipif(TORCH_IS_MISSING, reason="needs torch")
 collect_ignore = ["trees/test_head.py"] if TORCH_IS_MISSING else []
-
-WriteTable = Callable[..., Path]
-MakeSettings = Callable[..., "Settings"]
-MakeSites = Callable[..., "list[Context]"]
-TrainOnce = Callable[["Settings"], "RunFolder"]
-Simulate = Callable[["Settings"], "RunFolder"]
 
 
 # What starts Flower's servers; a worker starts its SuperLink of simulations once.
@@ -41,13 +25,13 @@ SERVERS = {"simulate", "deployment"}
 MEMORY, ROOM = Path("/dev/shm"), 8 << 30
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """Temporary folders lie in memory, where there is room."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers():
     """One worker more than there are cores, as some tests wait for processes that they start."""
     from fedapp.kernels import n_cores
 
@@ -55,13 +39,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Tests that train FedXGBllr bear its name, in a file's or a parameter's; those on Flower's
     servers come first, as they take longest. Of a test whose parameters' values need not all be
     combined, cases in which each value stands once stay, or those that it names; the others are
     slow."""
     for marker, beyond in (("each_value_once", beyond_each_value), ("by_default", beyond_named)):
-        thinned: dict[str, list[pytest.Item]] = {}
+        thinned = {}
         for item in items:
             if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
                 thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -74,14 +58,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not SERVERS & set(getattr(item, "fixturenames", ())))
 
 
-def beyond_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
+def beyond_each_value(cases):
     """Cases that can be left away: each of their parameters' values stands in another one."""
-    values = [
-        {(name, id(value)) for name, value in case.callspec.params.items()}  # type: ignore[attr-defined]
-        for case in cases
-    ]
-    missing: set[tuple[str, int]] = set().union(*values)
-    kept: set[int] = set()
+    values = [{(name, id(value)) for name, value in case.callspec.params.items()} for case in cases]
+    missing = set().union(*values)
+    kept = set()
     while missing:
         best = max(range(len(cases)), key=lambda number: len(values[number] & missing))
         missing -= values[best]
@@ -89,14 +70,14 @@ def beyond_each_value(cases: list[pytest.Item]) -> list[pytest.Item]:
     return [case for number, case in enumerate(cases) if number not in kept]
 
 
-def beyond_named(cases: list[pytest.Item]) -> list[pytest.Item]:
+def beyond_named(cases):
     """Cases whose ids the marker's patterns do not name; none where they name no case at all, as
     where only others were asked for."""
     unnamed = [
         case
         for case in cases
         if not any(
-            fnmatchcase(case.callspec.id, pattern)  # type: ignore[attr-defined]
+            fnmatchcase(case.callspec.id, pattern)
             for marker in case.iter_markers("by_default")
             for pattern in marker.args
         )
@@ -104,19 +85,19 @@ def beyond_named(cases: list[pytest.Item]) -> list[pytest.Item]:
     return unnamed if len(unnamed) < len(cases) else []
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """What was imported stays: no garbage collection need look through it again."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDAPP_DATA", raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _brief_runs() -> Iterator[None]:
+def _brief_runs():
     """A run in this process stores every checkpoint, also those of brief rounds, waits for no
     further simulated node, and draws few samples for its scores' intervals."""
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +108,7 @@ def _brief_runs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_core() -> Iterator[None]:
+def _one_core():
     """A run in this process starts no other ones for big integers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedapp.kernels.n_cores", lambda: 1)
@@ -135,15 +116,15 @@ def _one_core() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainOnce:
+def trained_once(tmp_path_factory):
     """``trained_once(settings)``: a run by the local engine, made for the first test that asks."""
-    from tests.trained import train_once
+    from tests.federated import train_once
 
     return train_once(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture(scope="session")
-def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SuperLink, Path]]:
+def _superlink(tmp_path_factory):
     """Flower's SuperLink for all simulations of a session, and its sites' home."""
     from fedapp.runs.flower import superlink
     from tests.unpacked import unpack_compiled
@@ -162,9 +143,7 @@ def _superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Super
 
 
 @pytest.fixture
-def simulate(
-    _own_home: None, _superlink: tuple[SuperLink, Path], monkeypatch: pytest.MonkeyPatch
-) -> Simulate:
+def simulate(_own_home, _superlink, monkeypatch):
     """``simulate(settings)``: a run in Flower's simulation; models trained in process are kept at
     the same sites."""
     from fedapp.runs.flower import run_simulated
@@ -175,7 +154,7 @@ def simulate(
 
 
 @pytest.fixture
-def real_data(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def real_data(_own_home, monkeypatch):
     """The folder of the registry's files, for the tests that read them."""
     if not REAL_DATA:
         pytest.skip("needs $FEDAPP_DATA")
@@ -184,13 +163,13 @@ def real_data(_own_home: None, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path, monkeypatch):
     """The working folder, to which runs go, is the test's."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
-def _pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _pages(request, monkeypatch):
     """Runs' pages are empty, but in tests/report and where their figures are undrawn: to write
     one takes longer than a short run."""
     if "undrawn" not in request.fixturenames:
@@ -198,7 +177,7 @@ def _pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def undrawn(monkeypatch):
     """The figures of a page are made, but not drawn, which takes most of its time."""
     monkeypatch.setattr(
         "fedapp.report.plots.Figure.savefig",
@@ -207,13 +186,11 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def write_table(tmp_path: Path) -> WriteTable:
+def write_table(tmp_path):
     """``write_table(name, n_rows, seed, **columns)``: a CSV file of a, b and a label y that follows
     them; a column given replaces the one of its name, or goes last, and None leaves one out."""
 
-    def write(
-        name: str = "rows", n_rows: int = 40, seed: int = 0, **columns: Iterable[object] | None
-    ) -> Path:
+    def write(name="rows", n_rows=40, seed=0, **columns):
         rng = np.random.default_rng(seed)
         a, b = rng.normal(size=(2, n_rows)).round(3)
         noise = rng.normal(size=n_rows)
@@ -229,12 +206,12 @@ def write_table(tmp_path: Path) -> WriteTable:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> MakeSettings:
+def settings(tmp_path):
     """``settings(**overrides)``: a short run into a new folder; _ stands for -, __ for a dot."""
 
     from fedapp.settings import load_settings
 
-    def make(**overrides: object) -> Settings:
+    def make(**overrides):
         n_runs = len(list(tmp_path.glob("run-*")))
         given = {
             "run_dir": str(tmp_path / f"run-{n_runs + 1}"),
@@ -254,29 +231,11 @@ def settings(tmp_path: Path) -> MakeSettings:
 
 
 @pytest.fixture
-def boosted(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
-    """``boosted(strategy, objective, **overrides)``: trees of depth 3 on 400 rows with missing
-    values, a table an objective."""
-    from tests.trees.test_exactness import made_table
-
-    def make(strategy: str, objective: str = "binary:logistic", **more: object) -> Settings:
-        data = tmp_path / f"{objective[:5]}.csv"
-        if not data.exists():
-            made_table(data, objective, n_values=40, n_rows=400)
-        n_runs = len(list(tmp_path.glob("boosted-*")))
-        (folder := tmp_path / f"boosted-{n_runs + 1}").mkdir()
-        given = {"run_dir": str(folder), "data": str(data), "label": "y", "max_depth": 3, **more}
-        return settings(strategy=strategy, objective=objective, **given)
-
-    return make
-
-
-@pytest.fixture
-def vertical(settings: MakeSettings) -> MakeSettings:
+def vertical(settings):
     """``settings`` of a SecureBoost run under a small key on rows in order, whose model is joined
     at the end."""
 
-    def make(**overrides: object) -> Settings:
+    def make(**overrides):
         given = {
             "strategy": "secureboost",
             "parties": 2,
@@ -293,45 +252,41 @@ def vertical(settings: MakeSettings) -> MakeSettings:
 
 
 @pytest.fixture
-def sites() -> MakeSites:
-    """``sites({"name": ..., "data": ...}, ...)``: contexts of parties with tables of their own; the
-    label is y where nothing else is said, every method is allowed, and small keys will do."""
+def made(settings, vertical, tmp_path):
+    """``made(strategy, objective, n_rows, columns, **overrides)``: a run of trees of depth 3 into a
+    folder of its own, on a table of an objective or of the columns given; SecureBoost's under a
+    small key."""
+    from tests.tables import made_columns, write_rows
 
-    from flwr.app import Context, RecordDict
-
-    def make(*nodes: dict[str, object]) -> list[Context]:
-        return [
-            Context(
-                run_id=0,
-                node_id=node_id,
-                node_config={
-                    "label": "y",
-                    "allow-insecure": "true",
-                    "allow": ",".join(all_methods()),
-                    **{
-                        key: value if isinstance(value, bool) else str(value)
-                        for key, value in node.items()
-                    },
-                },
-                state=RecordDict(),
-                run_config={},
-            )
-            for node_id, node in enumerate(nodes, start=2)
-        ]
+    def make(strategy="pax", objective="binary:logistic", n_rows=400, columns=None, **more):
+        table = write_rows(tmp_path / "made.csv", columns or made_columns(objective, n_rows))
+        table = table.rename(tmp_path / f"{sha256(table.read_bytes()).hexdigest()[:8]}.csv")
+        (folder := tmp_path / f"made-{len(list(tmp_path.glob('made-*'))) + 1}").mkdir()
+        given = {"run_dir": str(folder), "data": str(table), "label": "y", "max_depth": 3, **more}
+        kind = vertical if strategy == "secureboost" else settings
+        return kind(strategy=strategy, objective=objective, **given)
 
     return make
 
 
 @pytest.fixture
-def three(sites: MakeSites, write_table: WriteTable) -> Callable[..., list[Context]]:
-    """``three(bank={...})``: sites with tables of their own; what more their node configs say."""
+def sites():
+    """``sites({"name": ..., "data": ...}, ...)``: see ``tests.sites.site_contexts``."""
+    from tests.sites import site_contexts
 
-    def make(**more: dict[str, object]) -> list[Context]:
-        names = ("bank", "insurer", "shop")
-        return sites(
+    return site_contexts
+
+
+@pytest.fixture
+def three(write_table):
+    """``three(bank={...})``: sites with rows of their own; what more their node configs say."""
+    from tests.sites import site_contexts
+
+    def make(**more):
+        return site_contexts(
             *(
                 {"name": name, "data": write_table(name, seed=place), **more.get(name, {})}
-                for place, name in enumerate(names)
+                for place, name in enumerate(("bank", "insurer", "shop"))
             )
         )
 

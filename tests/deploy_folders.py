@@ -1,26 +1,23 @@
 """Folders of a coordinator and of a site, as the commands write them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import tomli_w
-from click.testing import Result
 from typer.testing import CliRunner
 
 from fedapp.commands.site import federation_app, site_app
 from fedapp.site.settings import parse_node_config
 
 
-def init_federation(parent: Path, *options: str) -> tuple[Path, str]:
+def init_federation(parent, *options):
     """A coordinator's folder, and what the command prints."""
     folder = parent / "coordinator"
     given = ("--host", "fed.example.org", "--sites", "bank, insurer", *options)
     return folder, invoke(federation_app, "init", str(folder), *given)
 
 
-def init_site(parent: Path, table: Path, *options: str) -> tuple[Path, str]:
+def init_site(parent, table, *options):
     """A site's folder, and what the command prints."""
     folder, ca = parent / "bank", parent / "ca.crt"
     ca.write_text("a certificate")
@@ -35,15 +32,15 @@ def init_site(parent: Path, table: Path, *options: str) -> tuple[Path, str]:
     return folder, invoke(site_app, "init", str(folder), *words)
 
 
-def invoke(app: object, *words: str) -> str:
+def invoke(app, *words):
     """What a command prints; its error is raised."""
-    result = CliRunner().invoke(app, words)  # type: ignore[arg-type]
+    result = CliRunner().invoke(app, words)
     if result.exception:
         raise result.exception
     return result.output
 
 
-def checked_site(node_config: str, *words: str) -> Result:
+def checked_site(node_config, *words):
     """``fedapp site check`` with a node config's text, as of flower-supernode."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "site.toml")

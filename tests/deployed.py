@@ -1,15 +1,10 @@
 """Sites of a deployment: their tables, and what the local engine makes of the same tables."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,13 +24,13 @@ TOUR_SECONDS = 900
 PAX = {"num-boost-round": 2, "max-depth": 1, "max-bin": 16, "parties": 3}
 
 
-def write_csv(path: Path, columns: Mapping[str, Any]) -> str:
+def write_csv(path, columns):
     rows = zip(*columns.values(), strict=True)
     path.write_text("\n".join(",".join(map(str, row)) for row in [tuple(columns), *rows]) + "\n")
     return str(path)
 
 
-def same_columns(folder: Path) -> dict[str, dict[str, str]]:
+def same_columns(folder):
     """Node configs of sites with the same columns and rows of their own."""
     nodes = {}
     for seed, name in enumerate(SITES):
@@ -47,7 +42,7 @@ def same_columns(folder: Path) -> dict[str, dict[str, str]]:
     return nodes
 
 
-def same_rows(folder: Path) -> dict[str, dict[str, str]]:
+def same_rows(folder):
     """Node configs of sites with columns of their own of the same rows; the bank has labels, which
     go by the others' columns for the most part."""
     a, b, c = np.random.default_rng(5).normal(size=(3, 60)).round(3)
@@ -66,7 +61,7 @@ def same_rows(folder: Path) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Deployment]:
+def started(folder):
     """A coordinator and three sites with the same columns, running."""
     deployment = Deployment(folder, same_columns(folder))
     unpack_compiled(deployment.coordinator / "flower")
@@ -79,7 +74,7 @@ def started(folder: Path) -> Iterator[Deployment]:
         deployment.close()
 
 
-def use_tables(deployment: Deployment, nodes: Mapping[str, Mapping[str, str]]) -> None:
+def use_tables(deployment, nodes):
     """Give the sites these node configs, unless they have them already."""
     if all(deployment.node_config(name) == {"name": name, **nodes[name]} for name in SITES):
         return
@@ -89,17 +84,17 @@ def use_tables(deployment: Deployment, nodes: Mapping[str, Mapping[str, str]]) -
     deployment.start(*SITES)
 
 
-def local_pax(deployment: Deployment, run_dir: Path) -> bytes:
+def local_pax(deployment, run_dir):
     """The PAX model of the sites' own rows."""
     use_tables(deployment, same_columns(deployment.folder))
     return model_in(deployment.locally(run_dir, PAX).path)
 
 
-def model_in(run_dir: Path) -> bytes:
+def model_in(run_dir):
     return (run_dir / "model.json").read_bytes()
 
 
-def secrets_of(deployment: Deployment) -> list[bytes]:
+def secrets_of(deployment):
     """Paths, ids, labels and keys of all sites, in the forms in which they could be written."""
     found = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
     for name in SITES:
@@ -112,7 +107,7 @@ def secrets_of(deployment: Deployment) -> list[bytes]:
     return found
 
 
-def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> None:
+def no_secret_is_at_the_coordinator(deployment, *run_dirs):
     files = [*deployment.coordinators_files()]
     files += [(path, path.read_bytes()) for run_dir in run_dirs for path in run_dir.iterdir()]
     assert any(b"fleet" in content for _, content in files)
@@ -121,7 +116,7 @@ def no_secret_is_at_the_coordinator(deployment: Deployment, *run_dirs: Path) -> 
         assert [path.name for path, content in files if secret in content] == []
 
 
-def tour_commands() -> str:
+def tour_commands():
     """The commands of docs/tutorials/three-sites.md, without those that approve a run."""
     shown = blocks(app_folder() / "docs" / "tutorials" / "three-sites.md")
     (tables,) = (text for kind, text in shown if kind == "python")
@@ -145,7 +140,7 @@ done > approvals.log 2>&1
 """
 
 
-def take_the_tour(folder: Path, environment: Mapping[str, str]) -> None:
+def take_the_tour(folder, environment):
     """Run the commands of docs/tutorials/three-sites.md, whose programs ``environment`` finds."""
     started, waiting, rest = tour_commands().partition(". coordinator/env.sh\n")
     with subprocess.Popen(

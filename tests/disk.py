@@ -1,10 +1,7 @@
 """A disk that is full."""
 
-from __future__ import annotations
-
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import pytest
 
 
 @contextmanager
-def full_disk(name: str = "", after: int = 0, share: float = 0.0) -> Iterator[list[bytes]]:
+def full_disk(name="", after=0, share=0.0):
     """The disk is full once a file was written `after` times.
 
     Parameters
@@ -26,7 +23,7 @@ def full_disk(name: str = "", after: int = 0, share: float = 0.0) -> Iterator[li
     """
     honest, n_writes, torn = os.pwrite, 0, list[bytes]()
 
-    def pwrite(descriptor: int, data: bytes, place: int) -> int:
+    def pwrite(descriptor, data, place):
         nonlocal n_writes
         if name in ("", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name):
             n_writes += 1

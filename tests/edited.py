@@ -1,9 +1,6 @@
 """A fedapp that is not the one that is installed."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 from fedapp.home import app_folder
 
@@ -12,7 +9,7 @@ ANSWER = "reply = answered(config, kind, envelope, content, self.stores)"
 TABLE = "raise FedappError(open(config.data).read())"
 
 
-def edited_app(folder: Path, changed: str) -> Path:
+def edited_app(folder, changed):
     """A copy of the installed app.
 
     Parameters
@@ -33,7 +30,7 @@ def edited_app(folder: Path, changed: str) -> Path:
     return folder
 
 
-def _replace(path: Path, old: str, new: str) -> None:
+def _replace(path, old, new):
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))

@@ -1,67 +1,55 @@
 """Federated forests put together from their parts, and the same forest grown in one place."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedapp.home import home
-from fedapp.run_folder import RunFolder
-from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE, read_part, write_part
 from fedapp.trees.categories import side_by_side
-from fedapp.trees.divided import PARTS, ActivePart, Part
+from fedapp.trees.divided import PARTS, ActivePart
 from fedapp.trees.forest.bagged import BaggedForest
-from fedapp.trees.forest.levels import Rows
-from fedapp.trees.sets import CategorySets, Members
+from fedapp.trees.sets import CategorySets
 from simulations.study import pooled_forest
-from tests.pooled import Pooled, made_columns, write_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
+from tests.pooled import Pooled
+from tests.tables import made_columns, write_rows
 
 
-def part_of(party: str, model_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (home() / "sites" / party / model_id / PART_FILE).read_text()
-    )
-    return found
+def part_of(party, model_id):
+    return json.loads((home() / "sites" / party / model_id / PART_FILE).read_text())
 
 
-def read_part_of(party: str, model_id: str) -> Part:
+def read_part_of(party, model_id):
     return read_part(home() / "sites" / party / model_id, *PARTS)
 
 
-def move_thresholds(folder: Path) -> None:
+def move_thresholds(folder):
     """Change the thresholds of a party's part; its checksum is right."""
     part = read_part(folder, *PARTS)
     lookup = replace(part.lookup, thresholds=part.lookup.thresholds + 1)
     write_part(folder, replace(part, lookup=lookup))
 
 
-def parts_of(folder: RunFolder) -> list[dict[str, Any]]:
+def parts_of(folder):
     """What each party keeps of a run, without salt."""
     summary = summary_of(folder)
     names = [party["name"] for party in summary["parties"]]
     return [without_salt(part_of(name, summary["model_id"])) for name in names]
 
 
-def without_salt(part: dict[str, Any]) -> dict[str, Any]:
+def without_salt(part):
     """A part of a model without what differs each time: salt, and digests of parts with salt."""
     digests = dict.fromkeys(part.get("digests", {}), "")
     return {**part, "salt": "", **({"digests": digests} if digests else {})}
 
 
-def forest_settings(
-    make_settings: Callable[..., Settings], folder: Path, n_rows: int, **usual: Any
-) -> Callable[..., Settings]:
+def forest_settings(make_settings, folder, n_rows, **usual):
     """``make(objective, parties, **more)``: settings of a forest of depth 3; words after ``own_``
     are the method's own."""
 
-    def make(objective: str = "binary:logistic", parties: int = 2, **more: Any) -> Settings:
+    def make(objective="binary:logistic", parties=2, **more):
         data = folder / f"{objective[:5]}.csv"
         if not data.exists():
             write_rows(data, made_columns(objective, n_rows))
@@ -73,15 +61,13 @@ def forest_settings(
     return make
 
 
-def encrypted_forest(
-    make_settings: Callable[..., Settings], folder: Path
-) -> Callable[..., Settings]:
+def encrypted_forest(make_settings, folder):
     """`forest_settings` of 3 trees, labels under a small key."""
     own = {"own_labels": "paillier", "own_key_bits": 256, "own_insecure_small_key": True}
     return forest_settings(make_settings, folder, 200, own_trees=3, max_bin=16, **own)
 
 
-def joined(folder: RunFolder) -> BaggedForest:
+def joined(folder):
     """The whole forest of a run, from the parts that lie with its parties."""
     summary = summary_of(folder)
     parties = [party["name"] for party in summary["parties"]]
@@ -93,7 +79,7 @@ def joined(folder: RunFolder) -> BaggedForest:
     firsts = dict(
         zip(parties, np.cumsum([0, *(len(p.columns) for p in parts.values())]), strict=False)
     )
-    members: list[Members] = []
+    members = []
     for number, (tree, records) in enumerate(zip(model.trees, active.records, strict=True)):
         owners = active.owners(number)
         for node in np.flatnonzero(tree["left"] >= 0):
@@ -110,7 +96,7 @@ def joined(folder: RunFolder) -> BaggedForest:
     return BaggedForest(model.objective, names, model.classes, *found)
 
 
-def pooled(settings: Settings) -> tuple[BaggedForest, Rows, Any]:
+def pooled(settings):
     """The forest of the joined table by the same draws; what it grew from, and where rows ended."""
     whole = Pooled(settings)
     given = (array[whole.train] for array in (whole.values, whole.labels, whole.weights))

@@ -1,24 +1,13 @@
 """A group of messages that only a test has."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
-
-import pytest
 
 from fedapp.messages import methods
-from fedapp.messages.fields import Request
 from fedapp.site import account
 
 
-def declare_group(
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    handlers: Mapping[type[Request], Callable[..., Any]],
-) -> None:
+def declare_group(monkeypatch, name, handlers):
     """Add a method's messages and their handlers; its runs have any rounds and restarts."""
     module = ModuleType(f"clients.{name}")
     vars(module)["HANDLERS"] = handlers

@@ -1,19 +1,14 @@
 """What parties of a vertical run wrote each other: the letters in the parcels that were carried."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from flwr.app import Message
 
 from fedapp.crypto.sealed import unseal
 from fedapp.messages.vertical import Parcels, unpack_parcels
 from fedapp.messages.wire import Content, from_bytes
 from fedapp.site.mail import HEAD, address_of
-from tests.transcript import Listener, arrays_of, scalars_of
+from tests.transcript import arrays_of, scalars_of
 
 
 @dataclass(frozen=True)
@@ -26,14 +21,14 @@ class Opened:
     raw: bytes
 
     @property
-    def name(self) -> str:
+    def name(self):
         return self.content.name
 
-    def __getitem__(self, field: str) -> Any:
+    def __getitem__(self, field):
         return {**self.content.scalars, **self.content.arrays}[field]
 
 
-def parcels_of(message: Message) -> list[tuple[str, bytes]]:
+def parcels_of(message):
     """Peer and content of each parcel of a message."""
     arrays, scalars = arrays_of(message), scalars_of(message)
     if "peers" not in scalars:
@@ -42,7 +37,7 @@ def parcels_of(message: Message) -> list[tuple[str, bytes]]:
     return unpack_parcels(Parcels(peers, arrays["parcel_ends"], arrays["parcels"]))
 
 
-def letters_sent(app: Listener) -> list[Opened]:
+def letters_sent(app):
     """All letters in the order in which they were sent, each opened with its receiver's key."""
     hellos = [reply for _, reply in app.of_kind("hello")]
     nodes = {hello.metadata.src_node_id: str(scalars_of(hello)["name"]) for hello in hellos}
@@ -56,7 +51,7 @@ def letters_sent(app: Listener) -> list[Opened]:
     return found
 
 
-def raw_of(message: Message) -> bytes:
+def raw_of(message):
     """All that a message carries, as the server sees it."""
     records = message.content
     data = [array.data for record in records.array_records.values() for array in record.values()]
@@ -66,7 +61,7 @@ def raw_of(message: Message) -> bytes:
     return b"".join(data) + "".join([*texts, repr(scalars_of(message))]).encode()
 
 
-def written(values: Any, n_run: int) -> set[bytes]:
+def written(values, n_run):
     """Runs of so many neighbouring values that vary, as whoever leaks them may write them."""
     found = set()
     for dtype in ("<f4", "<f8", ">f4", ">f8", "<i4", "<i8", "u1"):
@@ -78,7 +73,7 @@ def written(values: Any, n_run: int) -> set[bytes]:
     return found
 
 
-def texts_of(values: Iterable[float]) -> set[bytes]:
+def texts_of(values):
     """Numbers as text, where they have digits enough to be told from others."""
     texts = {text for value in values for text in (repr(float(value)), str(np.float32(value)))}
     return {text.encode() for text in texts if len(text) >= 6}

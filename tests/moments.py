@@ -1,28 +1,22 @@
 """Messages of a run, kept with what their receiver knew: each can be changed and answered again."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from fedapp.messages.fields import Message, Reply, Request
+from fedapp.messages.fields import Reply, Request
 from fedapp.messages.wire import Content, from_content, to_content
 from fedapp.records.journal import Stored
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site import answer
 from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from tests.network import run
-from tests.pooled import write_rows
-
-Change = Callable[[Any], Any]
+from tests.tables import write_rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Moment:
     reply: Reply
     sent: Letters
 
-    def answer(self, folder: Path, message: str, changes: Mapping[str, Change]) -> Any:
+    def answer(self, folder, message, changes):
         """What the party answers where fields of the request, or of letters of a class, differ."""
         store = Store(folder, role=self.role, last=self.last, _values=dict(self.values))
         site = Site(self.config, store)
@@ -60,18 +54,18 @@ class Moment:
         return self.handler(site, request, *([Mail(self.config.name, letters)] if carries else []))
 
 
-def changed(content: Content, message: str, changes: Mapping[str, Change]) -> Content:
+def changed(content, message, changes):
     """A message of a class with other fields, any other message as it is."""
     if content.name != message:
         return content
     arrays, scalars = dict(content.arrays), dict(content.scalars)
     for name, change in changes.items():
-        fields: dict[str, Any] = arrays if name in arrays else scalars
+        fields = arrays if name in arrays else scalars
         fields[name] = change(fields[name])
     return Content(content.name, scalars, arrays)
 
 
-def changed_reply(reply: Message, changes: Mapping[str, Change]) -> Any:
+def changed_reply(reply, changes):
     """A reply with other fields, as the server reads it."""
     kind = type(reply)
     content = changed(to_content(reply, "a party"), kind.__name__, changes)
@@ -86,19 +80,19 @@ class Listener:
     patch : puts the listener between the sites and their handlers.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.moments: list[Moment] = []
+    def __init__(self, patch):
+        self.moments = []
         self.model = ""  # as the server writes it
         honest = answer.find_handler
 
-        def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
+        def find_handler(kind, party):
             request, handler = honest(kind, party)
             return request, self._listening(handler)
 
         patch.setattr(answer, "find_handler", find_handler)
 
-    def _listening(self, handler: Handler) -> Handler:
-        def heard(site: Site, request: Request, *mails: Mail) -> Any:
+    def _listening(self, handler):
+        def heard(site, request, *mails):
             store = site.store
             state = store.role, store.last, dict(store._values)
             letters = tuple(pair for mail in mails for pair in mail._letters)
@@ -110,7 +104,7 @@ class Listener:
 
         return heard
 
-    def first(self, message: str, has: str) -> Moment:
+    def first(self, message, has):
         """Of a class of requests, letters or replies, the first that has something in a field."""
         for moment in self.moments:
             request = to_content(moment.request, "listener")
@@ -122,7 +116,7 @@ class Listener:
 
 
 WIDTHS = {"few": 3, "some": 5, "many": 11}  # categories of the columns of text
-RUNS: dict[str, dict[str, Any]] = {
+RUNS = {
     "pax": {},
     "bagging": {},
     "cyclic": {},
@@ -146,7 +140,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def text_columns(n_rows: int = 160) -> dict[str, Any]:
+def text_columns(n_rows=160):
     """Numbers a and b, text, some of it with missing values, and a label that follows them all."""
     rng = np.random.default_rng(6)
     a, b = rng.integers(0, 9, (2, n_rows))
@@ -159,7 +153,7 @@ def text_columns(n_rows: int = 160) -> dict[str, Any]:
     return {**text, "a": a, "b": b, "y": (signal > np.median(signal)).astype(int)}
 
 
-def text_settings(folder: Path, method: str) -> Settings:
+def text_settings(folder, method):
     """A short run of two parties on ``text_columns``."""
     given = {"data": str(write_rows(folder / "text.csv", text_columns())), "label": "y"}
     given |= {"strategy": method, "parties": 2, "run-dir": str(folder / method)}
@@ -169,7 +163,7 @@ def text_settings(folder: Path, method: str) -> Settings:
     return load_settings({**given, "objective": "binary:logistic", **RUNS[method]})
 
 
-def listen(folder: Path, method: str) -> Listener:
+def listen(folder, method):
     """What the parties of a run of a method received."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))

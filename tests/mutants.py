@@ -10,15 +10,12 @@ sizes of sources. Kernels need no care: the folder of compiled ones is named by 
 sources that may be part of one (``fedapp.kernels``), so a fault in any of them compiles them again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +44,7 @@ class Mutant:
     new: str
     tests: tuple[str, ...]  # files, or tests as ``file::function``
 
-    def staleness(self, root: Path = ROOT) -> str:
+    def staleness(self, root=ROOT):
         """Why the mutant does not fit the code any more; empty if it does."""
         path = root / self.file
         if not path.is_file():
@@ -67,13 +64,13 @@ class Mutant:
         return ""
 
 
-def load_mutants() -> list[Mutant]:
+def load_mutants():
     """The mutants of the list, in its order."""
     listed = tomllib.loads(LIST.read_text(encoding="utf-8"))["mutant"]
     return [Mutant(**{**one, "tests": tuple(one["tests"])}) for one in listed]
 
 
-def copy_tracked(target: Path) -> Path:
+def copy_tracked(target):
     """Copy all tracked files, as they are in the checkout; returns the folder of the copy."""
     listed = subprocess.run(
         ("git", "ls-files", "-z"), cwd=ROOT, check=True, capture_output=True, text=True
@@ -85,7 +82,7 @@ def copy_tracked(target: Path) -> Path:
     return target
 
 
-def run_tests(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run_tests(copy, tests):
     """Run tests in a copy, whose modules come before those of an editable installation."""
     return subprocess.run(
         (*PYTEST, *tests),
@@ -99,7 +96,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[s
     )
 
 
-def attempt(copies: SimpleQueue[Path], mutant: Mutant) -> str:
+def attempt(copies, mutant):
     """Plant a mutant in one of the copies and run its tests; returns what came of it."""
     if staleness := mutant.staleness():
         return f"STALE: {staleness}"
@@ -121,12 +118,12 @@ def attempt(copies: SimpleQueue[Path], mutant: Mutant) -> str:
     return f"NOT FOUND: pytest ended with {ended.returncode}\n{ended.stdout}"
 
 
-def _write(path: Path, source: str) -> None:
+def _write(path, source):
     path.write_text(source, encoding="utf-8")
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def main(words: Sequence[str]) -> int:
+def main(words):
     """Try the mutants whose names contain one of `words`; returns the exit status."""
     listed = load_mutants()
     mutants = [one for one in listed if any(word in one.name for word in words)] or listed

@@ -1,27 +1,23 @@
 """A federation in process whose messages get lost, whose parties fail, whose server dies."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 
 from fedapp.client_app import SiteApp
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, simulated_contexts
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from strategies.run import train
 
 NODE = 3  # party-2
 
 
-def step_of(message: Message) -> int:
-    return int(message.content.config_records["envelope"]["step"])  # type: ignore[arg-type]
+def step_of(message):
+    return int(message.content.config_records["envelope"]["step"])
 
 
 class Network(LocalGrid):
@@ -36,13 +32,13 @@ class Network(LocalGrid):
     dies_before_sending: int | None = None
     dies_before_reading: int | None = None
 
-    def __init__(self, contexts: Iterable[Context], app: SiteApp) -> None:
+    def __init__(self, contexts, app):
         super().__init__(contexts, app)
-        self._sent: Counter[int] = Counter()
-        self._muted: set[str] = set()
+        self._sent = Counter()
+        self._muted = set()
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids: list[str] = []
+    def push_messages(self, messages):
+        ids = []
         for message in messages:
             step = step_of(message)
             if step == self.dies_before_sending:
@@ -58,7 +54,7 @@ class Network(LocalGrid):
                 self._muted.add(ids[-1])
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids):
         ids = [one for one in message_ids if one not in self._muted]
         if self.dies_before_reading in self._steps(ids):
             for one in ids:
@@ -67,7 +63,7 @@ class Network(LocalGrid):
         replies = list(super().pull_messages(ids))
         return replies * 2 if self.repeats_replies else replies
 
-    def _steps(self, ids: Iterable[str]) -> set[int]:
+    def _steps(self, ids):
         return {max(self._sent)} if self._sent and list(ids) else set()
 
 
@@ -79,23 +75,18 @@ class FaultyApp(SiteApp):
     fault : the step, the request and the reply to the reply that is sent.
     """
 
-    def __init__(self, fault: Callable[[int, Message, Message], Message]) -> None:
+    def __init__(self, fault):
         super().__init__()
         self._fault = fault
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         reply = super().__call__(message, context)
         if context.node_id != NODE:
             return reply
         return self._fault(step_of(message), message, reply)
 
 
-def run(
-    settings: Settings,
-    contexts: Iterable[Context] | None = None,
-    app: SiteApp | None = None,
-    **faults: Any,
-) -> RunFolder:
+def run(settings, contexts=None, app=None, **faults):
     grid = Network(contexts or simulated_contexts(settings), app or SiteApp())
     for name, fault in faults.items():
         setattr(grid, name, fault)
@@ -105,7 +96,7 @@ def run(
         grid.close()
 
 
-def fails_from(step: int, code: int = 1001, reason: str | None = "party-2: broke") -> FaultyApp:
+def fails_from(step, code=1001, reason="party-2: broke"):
     """Party-2 answers an error from a step on."""
     return FaultyApp(
         lambda now, request, reply: (
@@ -114,7 +105,7 @@ def fails_from(step: int, code: int = 1001, reason: str | None = "party-2: broke
     )
 
 
-def die(settings: Settings, contexts: Iterable[Context] | None = None, **how: int) -> None:
+def die(settings, contexts=None, **how):
     with pytest.raises(KeyboardInterrupt):
         run(settings, contexts, **how)
     folder = Path(settings.resume or settings.run_dir)
@@ -122,7 +113,7 @@ def die(settings: Settings, contexts: Iterable[Context] | None = None, **how: in
     assert json.loads((folder / "failure.json").read_text())["error"] == "KeyboardInterrupt"
 
 
-def one_of_each_kind(kinds: Mapping[int, str]) -> list[int]:
+def one_of_each_kind(kinds):
     """The last step of each kind of message in a run."""
     return sorted({kind: step for step, kind in kinds.items()}.values())
 
@@ -135,10 +126,9 @@ DEATHS = pytest.mark.parametrize(
         pytest.param(sorted, id="each step", marks=pytest.mark.slow),
     ],
 )
-StepsOf = Callable[[Mapping[int, str]], list[int]]
 
 
-def ways_to_die(*by_default: object) -> pytest.MarkDecorator:
+def ways_to_die(*by_default):
     """How many parties a run has whose server dies, and how it does; all but one are slow."""
     ways = [
         (parties, f"dies_before_{what}") for parties in (2, 3) for what in ("sending", "reading")
@@ -149,11 +139,11 @@ def ways_to_die(*by_default: object) -> pytest.MarkDecorator:
     )
 
 
-def kinds_of_steps(folder: RunFolder) -> dict[int, str]:
+def kinds_of_steps(folder):
     """What was asked at each step of a run."""
     lines = map(json.loads, folder.ledger.read_text().splitlines())
     return {line["step"]: line["type"] for line in lines}
 
 
-def resumed(settings: Settings) -> Settings:
+def resumed(settings):
     return load_settings({"resume": settings.resume or settings.run_dir})

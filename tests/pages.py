@@ -1,25 +1,22 @@
 """Blocks of code and the commands that pages of the documentation show."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from textwrap import dedent
 
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
+def blocks(page):
     """Language and text of each block, also of those in a list."""
     return [(kind, dedent(text)) for _, kind, text in BLOCK.findall(page.read_text())]
 
 
-def commands_in(text: str) -> list[str]:
+def commands_in(text):
     """The commands of a console's block, without what they print."""
     return re.findall(r"^\$ (.*)$", text.replace("\\\n", ""), re.MULTILINE)
 
 
-def files_in(page: Path) -> dict[str, str]:
+def files_in(page):
     """The Python files that a page shows, each by the path that the paragraph before it names."""
     parts = re.split(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     paragraphs = [text.strip().rpartition("\n\n")[2] for text in parts[:-1:2]]

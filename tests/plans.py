@@ -1,14 +1,9 @@
 """Plans of openings that tests write by hand, at sites that share this process's home."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
-
 from fedapp.site.trust import site_fingerprint
 
 
-def planned(names: Iterable[str], **fields: Any) -> dict[str, Any]:
+def planned(names, **fields):
     """Fields of a plan between these parties; room for what tests ask, unless ``fields`` differ."""
     parties = tuple(names)
     fingerprints = tuple(site_fingerprint(name) for name in parties)

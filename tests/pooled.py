@@ -1,11 +1,7 @@
 """XGBoost on the joined table of vertical parties, its rows in the order of their run."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xgboost
@@ -17,9 +13,7 @@ from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
-from fedapp.settings import Settings
 from fedapp.site.table import (
     Holdout,
     common_order,
@@ -34,33 +28,11 @@ from fedapp.trees.xgboost import typed_columns
 from tests.reference import compare_trees
 
 
-def write_rows(path: Path, columns: Mapping[str, Any]) -> Path:
-    """A CSV of these columns, NaN as nothing."""
-    rows = zip(*columns.values(), strict=True)
-    lines = [",".join("" if value != value else str(value) for value in row) for row in rows]
-    path.write_text("\n".join([",".join(columns), *lines]) + "\n")
-    return path
-
-
-def made_columns(objective: str, n_rows: int = 400, seed: int = 3) -> dict[str, Any]:
-    """Six columns with ties and missing values, all of which say something of the label y."""
-    rng = np.random.default_rng(seed)
-    values = rng.integers(0, 40, (n_rows, 6)).astype(np.float64)
-    values[rng.random(values.shape) < 0.1] = np.nan
-    signal = np.nan_to_num(values) @ [1, -1, 1, -1, 1, 1] - 39 + rng.normal(0, 3, n_rows)
-    labels = {
-        "binary:logistic": (signal > 0).astype(int),
-        "multi:softprob": np.digitize(signal, [-12, 12]),
-        "reg:squarederror": signal.round(3),
-    }[objective]
-    return {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
-
-
-def tables_of(settings: Settings) -> list[Table]:
+def tables_of(settings):
     """Tables of the simulated parties of a run, coded as theirs, their rows in the order of the
     first one's."""
 
-    def coded(table: Table) -> Table:
+    def coded(table):
         values, categories = in_secret_order(table.values, table.categories, settings.seed)
         return replace(table, values=values, categories=categories)
 
@@ -100,10 +72,10 @@ def tables_of(settings: Settings) -> list[Table]:
     ]
 
 
-def in_order(tables: Sequence[Table], left: bool = False) -> list[Table]:
+def in_order(tables, left=False):
     """The rows that all tables have, in the order of the first one's; or all of the first one's,
     with missing values of those that others lack."""
-    lists: list[list[str]] = []
+    lists = []
     for table in tables:
         assert table.ids is not None
         lists.append(table.ids.tolist())
@@ -129,7 +101,7 @@ class Pooled:
         simulated parties, which share one table or have files of their own.
     """
 
-    def __init__(self, settings: Settings, tables: Sequence[Table] = ()) -> None:
+    def __init__(self, settings, tables=()):
         self.settings, self.tables = settings, tables or tables_of(settings)
         self.columns = tuple(name for table in self.tables for name in table.columns)
         self.values = np.concatenate([table.values for table in self.tables], axis=1)
@@ -159,7 +131,7 @@ class Pooled:
             settings, self.labels, self.weights[self.train], self.labels[self.train], self.columns
         )
 
-    def matrix(self, values: Any) -> Any:
+    def matrix(self, values):
         """The training rows, with ``values`` in place of the table's."""
         widths = category_counts(self.categories, len(self.columns))
         given = {"max_bin": self.settings.max_bin, **typed_columns(widths)}
@@ -173,29 +145,29 @@ class Pooled:
             **given,
         )
 
-    def code_as(self, model: Ensemble) -> None:
+    def code_as(self, model):
         """Put the codes of a model's categories, which occur in training rows, in place of the
         tables'."""
         self.values, _ = recoded(self.values, self.categories, model.categories)
         self.categories = model.categories
 
-    def booster(self, **more: Any) -> xgboost.Booster:
+    def booster(self, **more):
         """Trained by the settings of the run."""
         n_rounds = self.settings.num_boost_round
         return xgboost.train(self.parameters, self.matrix(self.values), n_rounds, **more)
 
-    def owners(self, columns: Any) -> Any:
+    def owners(self, columns):
         """Number of the party that has each column."""
         ends = np.cumsum([len(table.columns) for table in self.tables])
         return np.searchsorted(ends, columns, side="right")
 
 
-def splits_of(model: Ensemble) -> Any:
+def splits_of(model):
     """All nodes of a model that are split."""
     return np.concatenate([tree[tree["left"] != LEAF] for tree in model.trees])
 
 
-def assert_xgboosts(folder: RunFolder, whole: Pooled, booster: Any = None) -> None:
+def assert_xgboosts(folder, whole, booster=None):
     """The joined model of a run, to which all parties add, is XGBoost's, node for node."""
     model = load(folder.path / "model.json", Ensemble)
     whole.code_as(model)

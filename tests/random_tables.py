@@ -1,20 +1,13 @@
 """Random tables and settings, and XGBoost on the same rows."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Collection
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from pyarrow import csv, table
 
 from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
-from fedapp.settings import Settings
 from fedapp.trees.categories import recoded
 from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
@@ -29,14 +22,14 @@ TIMES = ("survival:aft", "survival:cox")  # from seed 210 on; of PAX the first
 RANKED = ("rank:ndcg", "rank:pairwise")  # from seed 240 on
 
 
-def seeds(n: int, default: Collection[int]) -> list[Any]:
+def seeds(n, default):
     """Cases 0 to n - 1; those beyond the default ones are slow."""
     return [
         pytest.param(seed, marks=() if seed in default else pytest.mark.slow) for seed in range(n)
     ]
 
 
-def objective_of(seed: int) -> str:
+def objective_of(seed):
     """The objective of a seed below 1000, or that plus 1000."""
     if seed % 1000 >= 240:
         return RANKED[seed % len(RANKED)]
@@ -45,7 +38,7 @@ def objective_of(seed: int) -> str:
     return (*OBJECTIVES, *NEWTON)[seed % 7 if seed % 1000 < 150 else 7 + seed % 3]
 
 
-def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
+def random_labels(objective, signal, rng):
     """Labels of an objective, shape (n_rows,), that follow a signal in part."""
     noisy = signal + rng.normal(0, 1, len(signal))
     if objective in RANKED:
@@ -66,7 +59,7 @@ def random_labels(objective: str, signal: Any, rng: np.random.Generator) -> Any:
     }[objective]
 
 
-def random_column(kind: str, n_rows: int, rng: np.random.Generator) -> Any:
+def random_column(kind, n_rows, rng):
     """Numbers of a kind, shape (n_rows,)."""
     if kind == "few":
         return rng.integers(0, rng.integers(2, 12), n_rows).astype(float)
@@ -77,7 +70,7 @@ def random_column(kind: str, n_rows: int, rng: np.random.Generator) -> Any:
     return rng.normal(0, 1, n_rows).round(rng.integers(1, 7))
 
 
-def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
+def random_case(path, seed, strategy):
     """Write a table; returns settings of a run on it, all by draws from the seed."""
     rng = np.random.default_rng(seed)
     objective = objective_of(seed)
@@ -97,7 +90,7 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
             empty = rng.random(n_rows) < rng.choice([0.05, 0.3, 0.9])
             columns[name] = np.where(empty, None if name == "kind" else np.nan, column)
     columns["y"] = random_labels(objective, signal, rng)
-    settings: dict[str, Any] = {
+    settings = {
         "data": str(path),
         "label": "y",
         "objective": objective,
@@ -132,7 +125,7 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
     if objective == "binary:logistic" and rng.random() < 0.3:
         settings["scale-pos-weight"] = 2.5
     names = [name for name in columns if name.startswith("x")]
-    shared: dict[str, Any] = {}
+    shared = {}
     if monotone:
         chosen = rng.choice(names, 2, replace=False)
         shared["monotone-constraints"] = f"{chosen[0]}:1,{chosen[1]}:-1"
@@ -147,7 +140,7 @@ def random_case(path: Path, seed: int, strategy: str) -> dict[str, Any]:
     return {**settings, **shared, **told, **layout, "num-boost-round": 2, "max-depth": 3}
 
 
-def is_rounded(trees: list[dict[str, Any]]) -> bool:
+def is_rounded(trees):
     """Whether rounding chooses splits of XGBoost's trees.
 
     A child's sums are the parent's less its sibling's. In float64 fewer than a float32's 24 bits
@@ -156,7 +149,7 @@ def is_rounded(trees: list[dict[str, Any]]) -> bool:
     return any(sums.min() < sums[0] * 2.0**-29 for sums in hessians)
 
 
-def differences(settings: Settings, folder: RunFolder) -> list[str]:
+def differences(settings, folder):
     """How a run differs from XGBoost on its joined rows; nothing where it does not.
 
     Skips the test where rounding chooses XGBoost's splits."""

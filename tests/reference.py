@@ -1,27 +1,22 @@
 """Slow and obvious forms of what the app does fast, and XGBoost as the judge."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import xgboost
 
-from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.model import LEAF
 from fedapp.trees.sets import NO_SET
 from fedapp.trees.xgboost import in_xgboosts_order
 
 
-def xgboost_trees(booster: xgboost.Booster) -> list[dict[str, Any]]:
+def xgboost_trees(booster):
     """The trees of a booster as its JSON has them."""
     document = json.loads(booster.save_raw("json"))
-    trees: list[dict[str, Any]] = document["learner"]["gradient_booster"]["model"]["trees"]
-    return trees
+    return document["learner"]["gradient_booster"]["model"]["trees"]
 
 
-def xgboost_sets(tree: dict[str, Any]) -> dict[int, list[int]]:
+def xgboost_sets(tree):
     """The categories that each categorical split of a tree of ``xgboost_trees`` sends right."""
     kept = ("categories_nodes", "categories_segments", "categories_sizes")
     return {
@@ -47,7 +42,7 @@ class Agreement:
     leaf_error: float
 
 
-def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
+def compare_trees(model, booster):
     """Hold a model against XGBoost's, node for node."""
     others = xgboost_trees(booster)
     assert len(model.trees) == len(others)
@@ -85,9 +80,7 @@ def compare_trees(model: Ensemble, booster: xgboost.Booster) -> Agreement:
     return Agreement(len(others), n_nodes, differing, leaf_error)
 
 
-def naive_histogram(
-    codes: Any, missing_code: int, gradients: Any, in_node: Any, n_bins: int
-) -> tuple[Any, int]:
+def naive_histogram(codes, missing_code, gradients, in_node, n_bins):
     """Sums of one column, row by row, and the number of missing values."""
     sums, missing = np.zeros((n_bins, 2)), 0
     for code, pair, inside in zip(codes, gradients, in_node, strict=True):

@@ -1,9 +1,6 @@
 """The forest of parties with different rows, grown in one place from their pooled rows."""
 
-from __future__ import annotations
-
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -11,8 +8,6 @@ from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
-from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
@@ -22,9 +17,9 @@ from fedapp.trees.sets import category_counts
 from strategies.run import load_strategy
 
 
-def pooled_rows(settings: Settings) -> tuple[Any, Any, Any, Any]:
+def pooled_rows(settings):
     """Values, labels and weights of all parties' training rows, and how often trees draw each."""
-    section: Any = load_strategy(settings.strategy).section_settings(settings)
+    section = load_strategy(settings.strategy).section_settings(settings)
     table = read_source(settings.data, Roles(settings.label, weight=settings.weight))
     assert table.labels is not None
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
@@ -40,9 +35,9 @@ def pooled_rows(settings: Settings) -> tuple[Any, Any, Any, Any]:
     return table.values[rows], labels[rows], weights[rows], np.concatenate(draws, axis=1)
 
 
-def pooled_forest(settings: Settings, model: BaggedForest) -> tuple[BaggedForest, Any]:
+def pooled_forest(settings, model):
     """The forest of the same draws from all rows, a bin each value; and where their rows end."""
-    section: Any = load_strategy(settings.strategy).section_settings(settings)
+    section = load_strategy(settings.strategy).section_settings(settings)
     values, labels, weights, draws = pooled_rows(settings)
     n_classes, n_columns = len(model.classes), values.shape[1]
     bins = bin_columns(values, 65535, category_counts(model.categories, n_columns))
@@ -62,7 +57,7 @@ def pooled_forest(settings: Settings, model: BaggedForest) -> tuple[BaggedForest
     return BaggedForest(*run, trees, leaves, sets, model.categories), nodes
 
 
-def assert_pooled(settings: Settings, folder: RunFolder) -> BaggedForest:
+def assert_pooled(settings, folder):
     """The run's forest is the pooled one, node for node: columns, sides, drawn rows and values."""
     model = load(folder.path / "model.json", BaggedForest)
     expected, nodes = pooled_forest(settings, model)

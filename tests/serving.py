@@ -1,50 +1,45 @@
 """Asks an application for scores, with a socket or without one."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import fedapp
 from fedapp.runs.predict import predict_table
 
-SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
+SHORT = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
 TOWNS = ["Oslo", "Rome", "Bern", ""]
 
 
 class AppClient:
     """Asks an application as a server hands it requests (ASGI), without a socket."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app):
         self.app, self.host = app, b"localhost:8000"
-        self.headers: dict[bytes, bytes] = {}
+        self.headers = {}
         self.stalls = False  # before the end of a body
 
-    def ask(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+    def ask(self, method, path, content=None):
         """Status and content: of JSON, a text, or else bytes."""
         return asyncio.run(asyncio.wait_for(self.asked(method, path, content), 60))
 
-    async def asked(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+    async def asked(self, method, path, content=None):
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        sent: list[dict[str, Any]] = []
+        sent = []
         # In pieces, as a network delivers a body.
         chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
 
-        async def receive() -> dict[str, Any]:
+        async def receive():
             if self.stalls and len(chunks) < 2:
                 await asyncio.Event().wait()
             chunk = chunks.pop(0) if chunks else b""
             return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
 
-        async def send(message: Any) -> None:
+        async def send(message):
             sent.append(message)
 
         scope = {
@@ -71,10 +66,10 @@ class AppClient:
         readers = {b"application/json": json.loads, b"application/octet-stream": bytes}
         return sent[0]["status"], readers.get(kind, bytes.decode)(found)
 
-    def score(self, content: Any) -> tuple[int, Any]:
+    def score(self, content):
         return self.ask("POST", "/score", content)
 
-    def infer(self, model: str, content: Any, length: int | None = None) -> tuple[int, Any]:
+    def infer(self, model, content, length=None):
         """By the Open Inference Protocol; with the length of the JSON before binary data."""
         name = b"inference-header-content-length"
         self.headers = {} if length is None else {name: str(length).encode()}
@@ -84,7 +79,7 @@ class AppClient:
 class Client(AppClient):
     """Asks the application of a run's model."""
 
-    def __init__(self, run: Path, **limits: Any) -> None:
+    def __init__(self, run, **limits):
         from fedapp.serve.app import make_app
         from fedapp.serve.scorer import open_scorer
 
@@ -92,10 +87,10 @@ class Client(AppClient):
         super().__init__(make_app(self.scorer, **limits))
 
 
-def rows_of(path: Path, without: str = "y") -> list[dict[str, Any]]:
+def rows_of(path, without="y"):
     """The rows of a table as a client writes them."""
 
-    def value(name: str, text: str) -> Any:
+    def value(name, text):
         if text == "":
             return None
         if name in ("day", "town"):
@@ -109,7 +104,7 @@ def rows_of(path: Path, without: str = "y") -> list[dict[str, Any]]:
         ]
 
 
-def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
+def predicted(run, path):
     """What `fedapp predict` writes, by column."""
     from pyarrow import parquet
 
@@ -118,7 +113,7 @@ def predicted(run: fedapp.Run, path: Path) -> dict[str, list[float]]:
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app):
     """The address of a real server on a free port."""
     import uvicorn
 

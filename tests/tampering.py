@@ -1,45 +1,36 @@
 """What a dishonest party sends, and that the run ends by its name."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedapp.errors import FedappError
-from fedapp.messages.fields import Request
 from fedapp.messages.wire import from_bytes, to_bytes, with_parcels
-from fedapp.settings import Settings
-from fedapp.site.mail import Letters, write_letters
+from fedapp.site.mail import write_letters
 from strategies.flower import FlowerStrategy
 from tests.network import run
 
 
-def refuses(
-    match: str, settings: Settings, contexts: Iterable[Context] | None = None, **how: Any
-) -> None:
+def refuses(match, settings, contexts=None, **how):
     """Hold that a run ends with this error, and without a model."""
     with pytest.raises(FedappError, match=match):
         run(settings, contexts, **how)
     assert not (Path(settings.run_dir) / "model.json").exists()
 
 
-def rewrite_letters(
-    monkeypatch: pytest.MonkeyPatch, letter: str, field: str, change: Callable[[Any], Any]
-) -> None:
+def rewrite_letters(monkeypatch, letter, field, change):
     """Have the parties change a field of their letters of one class before these are sealed."""
 
-    def changed(sender: str, letters: Letters) -> Letters:
+    def changed(sender, letters):
         return [
             (
                 receiver,
-                replace(each, **{field: change(getattr(each, field))})  # type: ignore[type-var]
+                replace(each, **{field: change(getattr(each, field))})
                 if type(each).__name__ == letter
                 else each,
             )
@@ -49,9 +40,7 @@ def rewrite_letters(
     rewrite_all_letters(monkeypatch, changed)
 
 
-def rewrite_all_letters(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Letters], Letters]
-) -> None:
+def rewrite_all_letters(monkeypatch, change):
     """Have the parties send others than the handlers wrote; ``change`` gets sender and letters."""
     monkeypatch.setattr(
         "fedapp.site.answer.write_letters",
@@ -59,9 +48,7 @@ def rewrite_all_letters(
     )
 
 
-def keep_letters_back(
-    monkeypatch: pytest.MonkeyPatch, request: type[Request], receiver: str, first: int = 0
-) -> None:
+def keep_letters_back(monkeypatch, request, receiver, first=0):
     """Have the server carry nothing to a party by requests of this class.
 
     Parameters
@@ -70,7 +57,7 @@ def keep_letters_back(
     """
     honest, n_seen = FlowerStrategy._laid_out, itertools.count()
 
-    def laid_out(self: FlowerStrategy, party: str, sent: Request, known: dict[int, bytes]) -> bytes:
+    def laid_out(self, party, sent, known):
         found = honest(self, party, sent, known)
         if isinstance(sent, request) and party == receiver and next(n_seen) >= first:
             return to_bytes(with_parcels(from_bytes(found, party), []))
@@ -79,17 +66,17 @@ def keep_letters_back(
     monkeypatch.setattr(FlowerStrategy, "_laid_out", laid_out)
 
 
-def set_last_bit(packed: Any) -> Any:
+def set_last_bit(packed):
     """Bits with the last one set, which stands for no row unless their number is whole bytes."""
     changed = packed.copy()
     changed[-1] |= 1
     return changed
 
 
-def first_row(value: int) -> Callable[[Any], Any]:
+def first_row(value):
     """Overwrites the first ciphertext, byte by byte."""
 
-    def change(rows: Any) -> Any:
+    def change(rows):
         changed = rows.copy()
         changed[0] = value
         return changed

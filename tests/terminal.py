@@ -4,8 +4,6 @@ As a program it imports what commands do, once, and forks a command for each lin
 standard input. ``Terminal`` is that program, for a test.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -17,8 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedapp.home import app_folder
 
@@ -39,7 +36,7 @@ class Ended(NamedTuple):
 class Terminal:
     """A process that forks commands."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.terminal"],
             cwd=app_folder(),
@@ -48,24 +45,24 @@ class Terminal:
             text=True,
         )
 
-    def interrupted(self, spot: str, number: int, *words: object) -> Ended:
+    def interrupted(self, spot, number, *words):
         """Press Ctrl-C, twice, in the ``number``-th call of ``module:function`` by a command."""
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps([spot, number, *map(str, words)]), file=self._process.stdin, flush=True)
         return Ended(*json.loads(self._process.stdout.readline()))
 
-    def close(self) -> None:
+    def close(self):
         """End the process."""
         self._process.communicate()
 
 
-def _wait_at(spot: str, number: int) -> None:
+def _wait_at(spot, number):
     """Print ``READY`` at a call in the main thread, and wait there until a signal has come."""
     module, function = spot.split(":")
     n_calls = 0
 
-    def profile(frame: FrameType, event: str, _: object) -> None:
+    def profile(frame, event, _):
         nonlocal n_calls
         if event != "call" or frame.f_code.co_name != function:
             return
@@ -79,7 +76,7 @@ def _wait_at(spot: str, number: int) -> None:
     sys.setprofile(profile)
 
 
-def _answer(spot: str, number: int, *words: str) -> tuple[int, str]:
+def _answer(spot, number, *words):
     child, terminal = pty.fork()
     if not child:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -112,7 +109,7 @@ def _answer(spot: str, number: int, *words: str) -> tuple[int, str]:
     return status, ESCAPES.sub("", text.decode(errors="replace"))
 
 
-def _main() -> None:
+def _main():
     import onnx  # noqa: F401
     import pandas  # noqa: F401
     import uvicorn.server  # noqa: F401
@@ -127,7 +124,7 @@ def _main() -> None:
 
     strategies.drive.CHECKPOINT_SECONDS = 0.0  # a brief run too has checkpoints
     for line in sys.stdin:
-        asked: list[Any] = json.loads(line)
+        asked = json.loads(line)
         print(json.dumps(_answer(*asked)), flush=True)
 
 

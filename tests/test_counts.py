@@ -6,21 +6,15 @@ sites. A change that costs 15 % fails here, on a busy machine too; after one tha
 ``python -m tests.test_counts`` prints the lines of the table.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
-from flwr.app import Context, Message
 
 from fedapp.client_app import SiteApp
 from fedapp.runs.local import LocalGrid, simulated_contexts
@@ -52,19 +46,19 @@ class Costs:
 class Counter:
     """Counts what the main thread does, at a party or at the server."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.costs = {"party": Costs(), "server": Costs()}
         self.at = "server"
         self.n_messages = 0
         self._written = written()
 
-    def enter(self, side: str) -> None:
+    def enter(self, side):
         """From here on, another side is at work."""
         before, self._written = self._written, written()
         self.costs[self.at].bytes += self._written - before
         self.at = side
 
-    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+    def profile(self, frame, event, argument):
         """For ``sys.setprofile``."""
         costs = self.costs[self.at]
         if event == "call":
@@ -83,7 +77,7 @@ class Counter:
                 costs.files += 1
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
+    def counting(self):
         """Count during the block."""
         sys.setprofile(self.profile)
         try:
@@ -93,7 +87,7 @@ class Counter:
             self.enter("server")
 
 
-def written() -> int:
+def written():
     """Bytes that this process has written so far, also to pipes."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["wchar"])
@@ -102,12 +96,12 @@ def written() -> int:
 class Serial:
     """Calls at once, in the caller's thread."""
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, function, *arguments):
+        future = Future()
         future.set_result(function(*arguments))
         return future
 
-    def shutdown(self, **options: bool) -> None:
+    def shutdown(self, **options):
         """Nothing."""
 
 
@@ -116,7 +110,7 @@ class CountedApp(SiteApp):
 
     counter: Counter
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         self.counter.enter("party")
         reply = super().__call__(message, context)
         self.counter.enter("server")
@@ -125,7 +119,7 @@ class CountedApp(SiteApp):
         return reply
 
 
-def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
+def costs_of(plan, monkeypatch):
     """What a message of a plan costs, at a party and at the server."""
     for name in ON_TIME:  # what is done now and then is not done again within the run
         monkeypatch.setattr(name, 1e9)
@@ -139,7 +133,7 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
             app = CountedApp()
             app.counter = counter = Counter()
             grid = LocalGrid(simulated_contexts(settings), app)
-            grid._pool = Serial()  # type: ignore[assignment]
+            grid._pool = Serial()
             if is_warm:
                 with counter.counting():
                     train(grid, settings)
@@ -151,7 +145,7 @@ def costs_of(plan: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Costs, Costs]:
     return counter.costs["party"], counter.costs["server"]
 
 
-COSTS: Mapping[str, tuple[Costs, Costs]] = {
+COSTS = {
     # plan: at a party, at the server
     "pax": (Costs(293, 877, 13, 13, 22289), Costs(218, 1006, 3, 17, 1220)),
     "fedxgbllr": (Costs(412, 3000, 14, 50, 47060), Costs(267, 1732, 5, 28, 5355)),
@@ -165,7 +159,7 @@ COSTS: Mapping[str, tuple[Costs, Costs]] = {
 @pytest.mark.by_default("pax", "federated-forest, encoded")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions count other calls")
 @pytest.mark.parametrize("plan", COSTS)
-def test_a_message_costs_what_it_did(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_costs_what_it_did(plan, monkeypatch):
     for due, costs in zip(COSTS[plan], costs_of(plan, monkeypatch), strict=True):
         for each in fields(costs):
             before, now = getattr(due, each.name), getattr(costs, each.name)

@@ -1,12 +1,9 @@
 """The rules of the house: who may import what, and names on both sides."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import importlib
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -75,7 +72,7 @@ FILES = {method: module_of_group(method).__name__.rpartition(".")[2] for method 
 
 
 @cache
-def texts_of_all() -> Mapping[str, str]:
+def texts_of_all():
     """Every source's text, read once."""
     return MappingProxyType(
         {
@@ -94,7 +91,7 @@ ASKED_FOR = (
 
 
 @cache
-def nodes_of(code: str) -> tuple[ast.AST, ...]:
+def nodes_of(code):
     """The nodes of code that rules ask for, parsed once."""
     gc.disable()  # which would look for garbage among all trees again and again
     try:
@@ -103,12 +100,12 @@ def nodes_of(code: str) -> tuple[ast.AST, ...]:
         gc.enable()
 
 
-def imports(source: str) -> set[str]:
+def imports(source):
     """Modules a source imports, anywhere in it."""
     return imported(texts_of_all()[source])
 
 
-def imported(code: str) -> set[str]:
+def imported(code):
     """Modules that code imports, anywhere in it."""
     found = set()
     for node in nodes_of(code):
@@ -119,11 +116,11 @@ def imported(code: str) -> set[str]:
     return found
 
 
-def begins(module: str, *packages: str) -> bool:
+def begins(module, *packages):
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-def test_flower_is_imported_where_the_house_allows_it() -> None:
+def test_flower_is_imported_where_the_house_allows_it():
     found = {
         source
         for source in texts_of_all()
@@ -133,7 +130,7 @@ def test_flower_is_imported_where_the_house_allows_it() -> None:
     assert not [source for source in found if not source.startswith(MAY_IMPORT_FLOWER)]
 
 
-def test_a_method_at_the_server_knows_neither_flower_nor_files() -> None:
+def test_a_method_at_the_server_knows_neither_flower_nor_files():
     places = {f"strategies/{file}.py" for file in FILES.values()}
     places |= {"strategies/pax_sums.py", "strategies/pax_dp.py", "strategies/drive.py"}
     imported_by = {
@@ -143,7 +140,7 @@ def test_a_method_at_the_server_knows_neither_flower_nor_files() -> None:
     assert not {place: modules for place, modules in imported_by.items() if modules}
 
 
-def test_kernels_are_where_a_change_of_their_sources_is_noticed() -> None:
+def test_kernels_are_where_a_change_of_their_sources_is_noticed():
     rooms = tuple(f"fedapp/{room}/" for room in kernels.ROOMS)
     texts = texts_of_all()
     found = [
@@ -167,7 +164,7 @@ FORBIDDEN = {
 }
 
 
-def drawn_floors() -> dict[str, int]:
+def drawn_floors():
     """The floor of each room in the drawing of ARCHITECTURE.md."""
     floor, floors = 0, {}
     for number, room in DRAWN.findall((ROOT / "ARCHITECTURE.md").read_text().split("```")[1]):
@@ -176,7 +173,7 @@ def drawn_floors() -> dict[str, int]:
     return floors
 
 
-def room_of(source: str) -> str:
+def room_of(source):
     """The room of a source: a folder of fedapp, one of its loose files, or a top-level folder."""
     top, *rest = source.split("/")
     if top != "fedapp":
@@ -184,13 +181,13 @@ def room_of(source: str) -> str:
     return f"{top}/{rest[0]}/" if len(rest) > 1 else source
 
 
-def import_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
+def import_graph(texts):
     """The sources that each source imports, anywhere in it."""
     modules = {
         source.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
         for source in texts
     }
-    graph: dict[str, set[str]] = {}
+    graph = {}
     for source, text in texts.items():
         names = set()
         for node in nodes_of(text):
@@ -204,7 +201,7 @@ def import_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
     return graph
 
 
-def faults_of(texts: Mapping[str, str], floors: Mapping[str, int]) -> list[str]:
+def faults_of(texts, floors):
     """Imports that run up, and circles of files and of rooms."""
     graph = import_graph(texts)
     faults = [
@@ -213,7 +210,7 @@ def faults_of(texts: Mapping[str, str], floors: Mapping[str, int]) -> list[str]:
         for other in sorted(others)
         if room_of(source) != room_of(other) and floors[room_of(source)] <= floors[room_of(other)]
     ]
-    rooms: dict[str, set[str]] = {}
+    rooms = {}
     for source, others in graph.items():
         rooms.setdefault(room_of(source), set()).update(map(room_of, others))
     for each in (graph, {room: others - {room} for room, others in rooms.items()}):
@@ -224,7 +221,7 @@ def faults_of(texts: Mapping[str, str], floors: Mapping[str, int]) -> list[str]:
     return faults
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
+def test_every_file_that_the_architecture_names_exists():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     named = {name for name in re.findall(r"`([\w/]+\.(?:py|toml|md))`", text) if "NAME" not in name}
     paths = [
@@ -236,7 +233,7 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     assert not [name for name in named if not any(end.endswith(f"/{name}") for end in ends)]
 
 
-def test_imports_go_down_and_never_in_a_circle() -> None:
+def test_imports_go_down_and_never_in_a_circle():
     texts, floors = texts_of_all(), drawn_floors()
     assert {room_of(source) for source in texts} == floors.keys()
     assert max(floors.values()) <= MOST_FLOORS
@@ -254,18 +251,18 @@ def test_imports_go_down_and_never_in_a_circle() -> None:
         ("fedapp/site/store.py", "from fedapp.site import answer", "circle"),
     ],
 )
-def test_a_planted_import_is_found(source: str, code: str, fault: str) -> None:
+def test_a_planted_import_is_found(source, code, fault):
     texts = dict(texts_of_all())
     texts[source] = f"{texts.get(source, '')}\n{code}\n"
     assert [found for found in faults_of(texts, drawn_floors()) if fault in found]
 
 
-def forbidden_to(source: str) -> tuple[str, ...]:
+def forbidden_to(source):
     """Packages that a source must not import though they are below it."""
     return next((names for room, names in FORBIDDEN.items() if source.startswith(room)), ())
 
 
-def test_rooms_know_nothing_of_what_is_none_of_their_business() -> None:
+def test_rooms_know_nothing_of_what_is_none_of_their_business():
     found = {
         source: [module for module in imports(source) if begins(module, *forbidden_to(source))]
         for source in texts_of_all()
@@ -274,7 +271,7 @@ def test_rooms_know_nothing_of_what_is_none_of_their_business() -> None:
     assert begins("fedapp.site.store", *forbidden_to("strategies/pax.py"))
 
 
-def test_no_role_imports_another() -> None:
+def test_no_role_imports_another():
     roles = ("active", "passive")
     found = [
         (source, module)
@@ -291,16 +288,14 @@ def test_no_role_imports_another() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(
-    method: str,
-) -> None:
+def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(method):
     file = FILES[method]
     for place in (f"strategies/{file}", f"clients/{file}", f"fedapp/messages/{file}"):
         assert (ROOT / f"{place}.py").exists() or (ROOT / place / "__init__.py").exists()
     assert (ROOT / f"tests/strategies/test_{method}.py").exists()
 
 
-def test_every_group_of_messages_is_one_methods_or_shared_by_families() -> None:
+def test_every_group_of_messages_is_one_methods_or_shared_by_families():
     families = {method.family for method in all_methods().values()}
     groups = _groups()
     assert {module.__name__.rpartition(".")[2] for module, _ in groups.values()} == set(ANSWERING)
@@ -316,7 +311,7 @@ def test_every_group_of_messages_is_one_methods_or_shared_by_families() -> None:
         assert ("InferenceStrategy" in bases) == method.uses_model, name
 
 
-def methods_known(source: str, code: str) -> list[str]:
+def methods_known(source, code):
     """Methods that a source knows by name: whose modules it imports, or whose names it compares."""
     own = {Path(source).stem, Path(source).parent.name}  # a module, or a folder of them
     own |= {method for method, file in FILES.items() if file in own}
@@ -339,7 +334,7 @@ def methods_known(source: str, code: str) -> list[str]:
     ]
 
 
-def test_no_module_but_its_own_knows_a_method_by_name() -> None:
+def test_no_module_but_its_own_knows_a_method_by_name():
     known = {
         source: names
         for source in texts_of_all()
@@ -349,7 +344,7 @@ def test_no_module_but_its_own_knows_a_method_by_name() -> None:
     assert known == DEFAULTS
 
 
-def test_families_are_known_by_what_methods_declare() -> None:
+def test_families_are_known_by_what_methods_declare():
     known = {
         source: sorted(classes)
         for source in texts_of_all()
@@ -372,13 +367,13 @@ def test_families_are_known_by_what_methods_declare() -> None:
         "EXTRAS = {'fedavg-linear': 'torch'}",
     ],
 )
-def test_a_method_known_by_name_is_found(code: str) -> None:
+def test_a_method_known_by_name_is_found(code):
     assert len(methods_known("fedapp/site/answer.py", code)) == 1
     assert not methods_known("clients/pax_rows.py", code) or "fedavg" in code
 
 
 @pytest.mark.parametrize("module", ANSWERING)
-def test_messages_say_what_they_reveal_and_have_handlers(module: str) -> None:
+def test_messages_say_what_they_reveal_and_have_handlers(module):
     messages = importlib.import_module(f"fedapp.messages.{module}")
     handlers = importlib.import_module(f"clients.{module}").HANDLERS
     assert "Reveals" in (messages.__doc__ or "")
@@ -404,14 +399,14 @@ WRITERS = {  # what sources import of such a module, and no more
 }
 
 
-def dotted(called: ast.expr) -> str:
+def dotted(called):
     """A called name with its modules, as it is written; empty where it is an expression."""
     if isinstance(called, ast.Attribute):
         return f"{dotted(called.value)}.{called.attr}"
     return called.id if isinstance(called, ast.Name) else ""
 
 
-def unsafe(source: str, code: str) -> list[str]:
+def unsafe(source, code):
     """What a source does that may run what it reads."""
     code = code.replace(WRITERS.get(source, code), "pass") if source in WRITERS else code
     found = [module for module in imported(code) if begins(module, *UNPICKLERS)]
@@ -433,7 +428,7 @@ def unsafe(source: str, code: str) -> list[str]:
     return found
 
 
-def test_a_request_of_a_round_declares_which_fields_begin_and_train() -> None:
+def test_a_request_of_a_round_declares_which_fields_begin_and_train():
     """A site reads them by that: of a name alone it reads nothing."""
     rounds = {kind: rule for kind in kinds() for rule in getattr(kind, "rounds", {}).values()}
     assert len(rounds) > 5
@@ -444,7 +439,7 @@ def test_a_request_of_a_round_declares_which_fields_begin_and_train() -> None:
         assert numbers & {"level", "n_rounds", "epochs"} <= named, kind
 
 
-def test_a_site_reads_no_field_of_a_message_by_a_name_of_its_own() -> None:
+def test_a_site_reads_no_field_of_a_message_by_a_name_of_its_own():
     """It reads what the message declares (``RoundId``, ``ReadAs``, limits), or its class."""
     sources = (path.read_text() for path in (ROOT / "fedapp/site").glob("*.py"))
     calls = list(chain.from_iterable(map(guessed, sources)))
@@ -452,7 +447,7 @@ def test_a_site_reads_no_field_of_a_message_by_a_name_of_its_own() -> None:
     assert list(guessed("n = getattr(asked, 'level', 0)")) == ["getattr(asked, 'level', 0)"]
 
 
-def guessed(source: str) -> Iterator[str]:
+def guessed(source):
     """Calls that ask an object for an attribute by a text, whatever class it is of."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -461,7 +456,7 @@ def guessed(source: str) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
-def test_no_source_unpickles_or_evaluates() -> None:
+def test_no_source_unpickles_or_evaluates():
     found = {source: unsafe(source, texts_of_all()[source]) for source in texts_of_all()}
     assert not {source: calls for source, calls in found.items() if calls}
 
@@ -480,7 +475,7 @@ def test_no_source_unpickles_or_evaluates() -> None:
         "from multiprocessing.connection import Client",
     ],
 )
-def test_what_may_run_what_it_reads_is_found(code: str) -> None:
+def test_what_may_run_what_it_reads_is_found(code):
     assert len(unsafe("fedapp/new.py", code)) == 1
     assert not unsafe("fedapp/new.py", "np.load(path, allow_pickle=False)")
     assert not unsafe("fedapp/new.py", "torch.load(path, weights_only=True)")
@@ -497,7 +492,7 @@ VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a v
 DIALECT = {"told", "untold", "oddities", "alike", "heard"}  # in any name
 
 
-def dialect_in(code: str) -> list[str]:
+def dialect_in(code):
     """Words of docstrings, comments and names that plain English has better ones for."""
     words = []
     for node in nodes_of(code):
@@ -515,7 +510,7 @@ def dialect_in(code: str) -> list[str]:
     return words
 
 
-def test_words_are_plain() -> None:
+def test_words_are_plain():
     found = {source: dialect_in(text) for source, text in texts_of_all().items()}
     assert not {source: words for source, words in found.items() if words}
 
@@ -529,7 +524,7 @@ def test_words_are_plain() -> None:
         "def told_codes() -> None: ...",
     ],
 )
-def test_dialect_is_found(code: str) -> None:
+def test_dialect_is_found(code):
     assert len(dialect_in(code)) == 1
     assert not dialect_in('"""What the server learns."""\nsplits = search()')
 
@@ -537,19 +532,19 @@ def test_dialect_is_found(code: str) -> None:
 RUN_ON = re.compile(r"\S\n *(\w+)\n *-{3,}$", re.MULTILINE)
 
 
-def sections_run_on(code: str) -> list[str]:
+def sections_run_on(code):
     """Headings in docstrings without a blank line above them, which numpydoc does not see."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     texts = [ast.get_docstring(n) or "" for n in nodes_of(code) if isinstance(n, documented)]
     return [match.group(1) for text in texts for match in RUN_ON.finditer(text)]
 
 
-def test_a_blank_line_is_above_each_section_of_a_docstring() -> None:
+def test_a_blank_line_is_above_each_section_of_a_docstring():
     sections = {source: sections_run_on(text) for source, text in texts_of_all().items()}
     assert not {source: names for source, names in sections.items() if names}
 
 
-def test_a_section_that_runs_on_is_found() -> None:
+def test_a_section_that_runs_on_is_found():
     code = (
         'def mean() -> float:\n    """The mean.\n{}\n    Returns\n    -------\n    float\n    """'
     )
@@ -561,7 +556,7 @@ MATHEMATICS = ("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")
 SAME_IN_BOTH = {"check_known_answers"}  # of the kernels of a module
 
 
-def public_names(source: str, code: str) -> set[str]:
+def public_names(source, code):
     """A module's name, and those of its public functions and classes."""
     defined = (ast.FunctionDef, ast.ClassDef)
     names = {node.name for node in ast.parse(code).body if isinstance(node, defined)}
@@ -569,10 +564,10 @@ def public_names(source: str, code: str) -> set[str]:
     return {name for name in names if not name.startswith("_")} - SAME_IN_BOTH
 
 
-def test_a_public_name_of_the_mathematics_has_one_meaning() -> None:
+def test_a_public_name_of_the_mathematics_has_one_meaning():
     texts = texts_of_all().items()
     sources = [(source, text) for source, text in texts if source.startswith(MATHEMATICS)]
-    homes: dict[str, list[str]] = {}
+    homes = {}
     for source, text in sources:
         for name in public_names(source, text):
             homes.setdefault(name, []).append(source)
@@ -582,14 +577,14 @@ def test_a_public_name_of_the_mathematics_has_one_meaning() -> None:
 # What a site and a server refuse is tested by default
 
 
-def marks_of(node: ast.AST) -> set[str]:
+def marks_of(node):
     """Names of pytest's marks of a function."""
     decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
     marks = (ast.unparse(each).partition("(")[0] for each in decorators)
     return {mark.rpartition(".")[2] for mark in marks if mark.startswith("pytest.mark.")}
 
 
-def test_a_case_that_a_refusal_names_by_default_runs_by_default() -> None:
+def test_a_case_that_a_refusal_names_by_default_runs_by_default():
     """``slow`` on the whole test would leave it out."""
     paths = [path for room in ("site", "serve") for path in (ROOT / "tests" / room).glob("*.py")]
     marks = [marks_of(node) for path in paths for node in ast.parse(path.read_text()).body]
@@ -597,7 +592,7 @@ def test_a_case_that_a_refusal_names_by_default_runs_by_default() -> None:
     assert not [each for each in marks if {"slow", "by_default"} <= each]
 
 
-def test_every_key_of_a_sites_policy_is_in_a_default_test() -> None:
+def test_every_key_of_a_sites_policy_is_in_a_default_test():
     """Limits that messages declare are all in ``tests/site/test_refusals.py``, by the messages."""
     names = set[str]()
     for path in (ROOT / "tests").rglob("test_*.py"):

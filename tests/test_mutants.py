@@ -1,9 +1,6 @@
 """The listed faults still fit the code, and one that does not is noticed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from tests.mutants import Mutant, load_mutants
 FITS = Mutant("a sum is a difference", "code.py", "a + b", "a - b", ("test_code.py::test_sum",))
 
 
-def test_no_listed_mutant_is_stale() -> None:
+def test_no_listed_mutant_is_stale():
     listed = load_mutants()
     assert len({one.name for one in listed}) == len(listed)
     reasons = {one.name: one.staleness() for one in listed}
@@ -32,9 +29,7 @@ def test_no_listed_mutant_is_stale() -> None:
         ({"tests": ("test_code.py::test_su",)}, "test_code.py has no test_su"),
     ],
 )
-def test_a_mutant_that_does_not_fit_the_code_is_stale(
-    change: dict[str, object], reason: str, tmp_path: Path
-) -> None:
+def test_a_mutant_that_does_not_fit_the_code_is_stale(change, reason, tmp_path):
     (tmp_path / "code.py").write_text("a = a + b\n")
     (tmp_path / "test_code.py").write_text("def test_sum():\n    assert a == 3\n")
     assert replace(FITS, **change).staleness(tmp_path) == reason

@@ -1,12 +1,8 @@
 """Real tables with their text columns, as CSV files that anybody might have."""
 
-from __future__ import annotations
-
 import csv
 import gzip
-from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 
 from fedapp.data.schema import REGISTRY
 
@@ -18,7 +14,7 @@ LATE = 15  # minutes
 KDDCUP_ROWS, AIRLINE_ROWS = 494_021, 183_527
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
+def write_csv(path, columns, rows):
     """A CSV of these rows; ``?`` is missing."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -27,7 +23,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]])
     return path
 
 
-def adult(folder: Path, real: Path, n_rows: int) -> Path:
+def adult(folder, real, n_rows):
     """Census rows: eight text columns, three of them with missing values; label income."""
     columns = REGISTRY["adult"].reader.columns
     with gzip.open(real / "adult.txt.gz", "rt") as file:
@@ -35,7 +31,7 @@ def adult(folder: Path, real: Path, n_rows: int) -> Path:
     return write_csv(folder / "adult.csv", columns, rows)
 
 
-def kddcup(folder: Path, real: Path, n_rows: int) -> Path:
+def kddcup(folder, real, n_rows):
     """Network connections: three text columns, up to 23 classes, one text missing in every 11th
     row; label label."""
     columns, every = REGISTRY["kddcup99"].reader.columns, KDDCUP_ROWS // n_rows
@@ -48,7 +44,7 @@ def kddcup(folder: Path, real: Path, n_rows: int) -> Path:
     return write_csv(folder / "kddcup.csv", columns, rows)
 
 
-def airline(folder: Path, real: Path, n_rows: int) -> Path:
+def airline(folder, real, n_rows):
     """Flights with carrier, origin and destination (hundreds of airports; the last missing in every
     13th row); labels late (1 is more than 15 minutes) and ArrDelay in minutes."""
     with gzip.open(real / "airline-delayed-2008-01.csv.gz", "rt") as file:

@@ -1,29 +1,20 @@
 """What crosses the wire in a run, message by message, and what a run leaves behind."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message
 
 from fedapp.client_app import SiteApp
 from fedapp.home import home
 from fedapp.messages import handshake, vertical
-from fedapp.messages.fields import Message as Declared
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcels, SentReply
 from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, simulated_contexts
-from fedapp.settings import Settings
 from fedapp.site.mail import Session, session_secret
 from fedapp.site.store import Store
 from strategies.run import train
+from tests.federated import summary_of
 
 # How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
 ORDERED = {
@@ -34,15 +25,6 @@ ORDERED = {
     "query.alignment_order": (vertical.OrderRequest, SentReply),
 }
 ALIGNED = {**ORDERED, "query.alignment_mask": (vertical.MaskRequest, SentReply)}
-
-
-def summary_of(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.path / "summary.json").read_text())
-    return found
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 HEAD = {"format", "model-id", "step", "checkpoint", "attempt", "gap", "method"}
@@ -57,13 +39,13 @@ class Listener(SiteApp):
     sites : the app that answers; may have faults.
     """
 
-    def __init__(self, sites: SiteApp | None = None) -> None:
+    def __init__(self, sites=None):
         super().__init__()
-        self.heard: list[tuple[str, Message, Message]] = []
-        self.sessions: dict[str, bytes] = {}
+        self.heard = []
+        self.sessions = {}
         self._sites = sites or SiteApp()
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         reply = self._sites(message, context)
         self.heard.append((message.metadata.message_type, message, reply))
         if message.metadata.message_type.endswith("vertical_hello") and not reply.has_error():
@@ -73,19 +55,19 @@ class Listener(SiteApp):
             self.sessions[name] = store.get(Session).private_key
         return reply
 
-    def store(self, name: str) -> Store:
+    def store(self, name):
         """What a site kept of the last run, with its private key of the run."""
         envelope, _ = from_records(self.heard[-1][1].content, "server")
         store = Store.open(home() / "sites" / name / envelope.model_id)
         store.put(replace(store.get(Session), private_key=self.sessions[name]))
         return store
 
-    def secret(self, receiver: str, sender: str) -> bytes:
+    def secret(self, receiver, sender):
         """What two parties shared in the last run."""
         envelope, _ = from_records(self.heard[-1][1].content, "server")
         return session_secret(receiver, self.store(receiver), envelope, sender)
 
-    def of_kind(self, name: str) -> list[tuple[Message, Message]]:
+    def of_kind(self, name):
         """Requests and replies whose message type ends like this; errors are excluded."""
         return [
             (request, reply)
@@ -94,7 +76,7 @@ class Listener(SiteApp):
         ]
 
 
-def listen(run: Settings, contexts: Iterable[Context] | None = None) -> tuple[RunFolder, Listener]:
+def listen(run, contexts=None):
     app = Listener()
     grid = LocalGrid(contexts or simulated_contexts(run), app)
     try:
@@ -103,27 +85,27 @@ def listen(run: Settings, contexts: Iterable[Context] | None = None) -> tuple[Ru
         grid.close()
 
 
-def arrays_of(message: Message) -> dict[str, np.ndarray]:
+def arrays_of(message):
     return dict(from_records(message.content, "sender")[1].arrays)
 
 
-def scalars_of(message: Message) -> dict[str, Any]:
+def scalars_of(message):
     return dict(from_records(message.content, "sender")[1].scalars)
 
 
-def masked_in(app: Listener) -> list[np.ndarray]:
+def masked_in(app):
     """What replies hold under masks."""
     told = [arrays_of(reply) for _, _, reply in app.heard]
     return [one["masked"] for one in told if "masked" in one]
 
 
-def label_ranges(app: Listener) -> set[float]:
+def label_ranges(app):
     """Sizes of the labels that replies to ``hello`` tell."""
     told = [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
     return {abs(one[name]) for one in told for name in ("label_low", "label_high")}
 
 
-def rewrite(message: Message, **arrays: np.ndarray) -> None:
+def rewrite(message, **arrays):
     """Put other arrays in the place of fields of a message, as a relay could."""
     envelope, content = from_records(message.content, "sender")
     assert set(arrays) <= set(content.arrays)
@@ -131,7 +113,7 @@ def rewrite(message: Message, **arrays: np.ndarray) -> None:
     message.content = to_records(changed, envelope)
 
 
-def check_declared(app: Listener, kinds: Iterable[str]) -> None:
+def check_declared(app, kinds):
     """Messages of all these kinds were sent, with the fields of their classes and nothing else."""
     requests = {one.kind: one for one in declared(Request) if hasattr(one, "kind")}
     replies = list(declared(Reply))
@@ -151,7 +133,7 @@ def check_declared(app: Listener, kinds: Iterable[str]) -> None:
             assert names in [set(names_of(one)) for one in classes], content.name
 
 
-def declared(kind: type[Declared]) -> Iterator[type[Any]]:
+def declared(kind):
     """All classes of messages below one, but for what others only build on."""
     for one in kind.__subclasses__():
         yield from declared(one)
@@ -160,13 +142,13 @@ def declared(kind: type[Declared]) -> Iterator[type[Any]]:
             yield one
 
 
-def names_of(kind: type[Any]) -> list[str]:
+def names_of(kind):
     """The fields of a message, those of its parcels too."""
     beside = fields(Parcels) if kind.carries_letters else ()
     return [field.name for field in (*fields(kind), *beside)]
 
 
-def check_no_rows(app: Listener, summary: Mapping[str, Any]) -> None:
+def check_no_rows(app, summary):
     """No reply has an array as long as some party's rows."""
     n_rows = {party["rows"] for party in summary["parties"]}
     for kind, _, reply in app.heard:
@@ -174,7 +156,7 @@ def check_no_rows(app: Listener, summary: Mapping[str, Any]) -> None:
             assert not n_rows & set(array.shape), (kind, name)
 
 
-def predicted_rows(folder: RunFolder) -> np.ndarray:
+def predicted_rows(folder):
     """Predictions of a divided model as the active party has them."""
     summary = summary_of(folder)
     path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"

@@ -1,10 +1,7 @@
 """The app where Flower unpacks it, with what has been compiled of it here."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,21 +14,21 @@ from fedapp.site.bundle import copy_sources
 
 
 @contextmanager
-def app_sources() -> Iterator[Path]:
+def app_sources():
     """A temporary folder with the sources of the app's bundle."""
     with TemporaryDirectory(prefix="fedapp-") as folder:
         copy_sources(Path(folder))
         yield Path(folder)
 
 
-def unpack_compiled(flower_home: Path) -> None:
+def unpack_compiled(flower_home):
     """Unpack the app as Flower would, unchanged, with what is compiled of it here."""
     with app_sources() as app:
         unpacked = install_from_fab(build_fab_from_disk(app), flower_home, skip_prompt=True)
     copy_compiled(unpacked, app_folder())
 
 
-def copy_compiled(folder: Path, compiled: Path) -> None:
+def copy_compiled(folder, compiled):
     """Copy bytecode of a folder to a copy of its sources; it is known by its source's time and
     size."""
     for source in [*folder.rglob("*.py")]:

@@ -1,11 +1,6 @@
 """An audit of a run: figures of every method, in its folder, report and card; what it refuses."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +10,20 @@ from fedapp.audit.labels import unguided
 from fedapp.audit.run import Auditing, at_site
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
-from fedapp.findings import AUDIT, Audit, Finding, read_audit
+from fedapp.findings import AUDIT, read_audit
 from fedapp.home import home
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
-from tests.conftest import MakeSettings, MakeSites, TrainOnce, WriteTable
 from tests.forests import move_thresholds
 
 SUMS, TREES, BINS = "rows rebuilt from sums", "values rebuilt from trees", "bins solved from sums"
 GUESSED, GROUPED = "labels guessed from shared nodes", "labels grouped by unsplit nodes"
 NONE, SOME = f"{GUESSED}, none known", f"{GUESSED}, 40 known"
 MEMBERS = {"membership (LiRA), at 1% false alarms", "membership (LiRA), AUC"}
-PAX: dict[str, Any] = {"parties": 3, "max_bin": 128, "max_depth": 3, "num_boost_round": 4}
+PAX = {"parties": 3, "max_bin": 128, "max_depth": 3, "num_boost_round": 4}
 KEY = {"key_bits": 512, "insecure_small_key": True}
-DIVIDED: dict[str, Any] = {"parties": 2, "align": "ordered"}
+DIVIDED = {"parties": 2, "align": "ordered"}
 BOOSTED = {**DIVIDED, **{f"secureboost__{name}": value for name, value in KEY.items()}}
 FOREST = {**DIVIDED, "federated_forest__trees": 4}
 ENCRYPTED = {**FOREST, "federated_forest__labels": "paillier", "max_bin": 8}
@@ -39,7 +32,7 @@ MASKED = {**PAX, "pax__aggregation": "secure"}
 FEW = {"trees": 3, "rounds": 2, "epochs": 1, "channels": 4, "max_depth": 2}
 SLOWEST = "fedxgbllr"
 # Settings of each way, and the attacks that have figures.
-WAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+WAYS = {
     "pax": ("pax", PAX, {SUMS, TREES}),
     "pax, masked": ("pax", MASKED, {SUMS, TREES}),
     "pax, private": ("pax", {**MASKED, "privacy__epsilon": 20.0}, {TREES}),
@@ -57,11 +50,9 @@ WAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "forest, encrypted": ("federated-forest", ENCRYPTED, {GROUPED, NONE, SOME}),
 }
 
-Train = Callable[..., RunFolder]
-
 
 @pytest.fixture(autouse=True)
-def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_draws(monkeypatch):
     monkeypatch.setattr("fedapp.audit.attacks.DRAWS", 20)
     monkeypatch.setattr("fedapp.audit.attacks.SHADOWS", 8)
     monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
@@ -69,25 +60,25 @@ def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def train(settings: MakeSettings, trained_once: TrainOnce) -> Train:
+def train(settings, trained_once):
     """``train(way, **more)``: a short run on breast-cancer, trained for the first that asks."""
 
-    def run(way: str, **more: object) -> RunFolder:
+    def run(way, **more):
         strategy, usual, _ = WAYS[way]
         return trained_once(settings(strategy=strategy, data="breast-cancer", **{**usual, **more}))
 
     return run
 
 
-def audited(run: RunFolder) -> Audit:
+def audited(run):
     return Auditing.of(run.path, quick=True).carry_out()
 
 
-def figures(run: RunFolder) -> dict[str, Finding]:
+def figures(run):
     return {finding.attack: finding for finding in audited(run).findings}
 
 
-def files() -> set[str]:
+def files():
     return {str(path) for path in home().rglob("*")}
 
 
@@ -96,9 +87,7 @@ def files() -> set[str]:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.slow) if way == SLOWEST else way for way in WAYS]
 )
-def test_an_audit_of_each_method_gives_figures_and_leaves_nothing_at_the_sites(
-    train: Train, way: str
-) -> None:
+def test_an_audit_of_each_method_gives_figures_and_leaves_nothing_at_the_sites(train, way):
     run = train(way)
     before = files()
     found = audited(run)
@@ -116,7 +105,7 @@ def test_an_audit_of_each_method_gives_figures_and_leaves_nothing_at_the_sites(
 
 
 @pytest.mark.slow
-def test_rows_are_rebuilt_unless_bins_have_a_minimum_of_rows(train: Train) -> None:
+def test_rows_are_rebuilt_unless_bins_have_a_minimum_of_rows(train):
     plain, masked = figures(train("pax")), figures(train("pax, masked"))
     assert plain[SUMS].low > 0.01 > plain[SUMS].chance
     assert masked[SUMS].success < plain[SUMS].success
@@ -132,7 +121,7 @@ def test_rows_are_rebuilt_unless_bins_have_a_minimum_of_rows(train: Train) -> No
 
 
 @pytest.mark.slow
-def test_bins_are_solved_and_labels_grouped_unless_labels_are_randomised(train: Train) -> None:
+def test_bins_are_solved_and_labels_grouped_unless_labels_are_randomised(train):
     assert (bins := figures(train("secureboost"))[BINS]).low > bins.chance + 0.05
     plain, private = (
         figures(train("forest, encrypted", federated_forest__trees=10, **more))[GROUPED]
@@ -144,21 +133,19 @@ def test_bins_are_solved_and_labels_grouped_unless_labels_are_randomised(train: 
 
 
 @pytest.mark.slow
-def test_members_are_recognised_in_a_model_that_has_learned_its_rows(train: Train) -> None:
+def test_members_are_recognised_in_a_model_that_has_learned_its_rows(train):
     learned = train("bagging", num_boost_round=20, max_depth=6)
     assert figures(learned)["membership (LiRA), AUC"].low > 0.5
 
 
-def test_the_smaller_cluster_is_guessed_to_be_the_rarer_class() -> None:
+def test_the_smaller_cluster_is_guessed_to_be_the_rarer_class():
     rows = np.array([[-0.1, 0.0], [-0.2, 0.1], [-0.1, 0.0], [2.0, 0.0]])
     assert unguided(rows, rarer=1).argmax() == unguided(rows, rarer=0).argmin() == 3
 
 
 @pytest.mark.slow
-def test_shadow_models_that_cannot_be_trained_are_named(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(settings: object) -> None:
+def test_shadow_models_that_cannot_be_trained_are_named(train, monkeypatch):
+    def fail(settings):
         raise ConfigError("privacy.epsilon must be larger for so few rows")
 
     run = train("bagging")
@@ -174,7 +161,7 @@ def test_shadow_models_that_cannot_be_trained_are_named(
 # What an audit refuses
 
 
-def test_a_changed_table_is_refused(settings: MakeSettings, write_table: WriteTable) -> None:
+def test_a_changed_table_is_refused(settings, write_table):
     data = write_table(n_rows=60)
     run = run_local(settings(strategy="pax", data=str(data), label="y", parties=2))
     write_table(n_rows=60, seed=1)
@@ -184,7 +171,7 @@ def test_a_changed_table_is_refused(settings: MakeSettings, write_table: WriteTa
 
 
 @pytest.mark.slow
-def test_a_changed_part_of_a_model_is_refused(train: Train) -> None:
+def test_a_changed_part_of_a_model_is_refused(train):
     run = train("secureboost")
     move_thresholds(home() / "sites" / "party-2" / run.summary["model_id"])
     with pytest.raises(DataError, match="run must give the same model"):
@@ -192,7 +179,7 @@ def test_a_changed_part_of_a_model_is_refused(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_without_its_parts_is_refused(train: Train) -> None:
+def test_a_model_without_its_parts_is_refused(train):
     run = train("secureboost")
     forget_model(run.summary["model_id"])
     with pytest.raises(DataError, match="run must have the parts of its model on this machine"):
@@ -206,16 +193,14 @@ def test_a_model_without_its_parts_is_refused(train: Train) -> None:
         ({"strategy": "interactive"}, "run must be one that trains, got one of interactive"),
     ],
 )
-def test_runs_that_cannot_be_audited_are_refused(
-    train: Train, fields: dict[str, Any], error: str
-) -> None:
+def test_runs_that_cannot_be_audited_are_refused(train, fields, error):
     run = train("bagging")
     run.add_to_summary(fields)
     with pytest.raises(ConfigError, match=error):
         Auditing.of(run.path)
 
 
-def test_a_damaged_audit_is_named(train: Train) -> None:
+def test_a_damaged_audit_is_named(train):
     run = train("bagging")
     (run.path / AUDIT).write_text('{"format": 3, "kind": "audit"}')
     with pytest.raises(DataError, match=r"audit\.json must be as fedapp audit wrote it"):
@@ -226,9 +211,7 @@ def test_a_damaged_audit_is_named(train: Train) -> None:
 
 
 @pytest.mark.slow
-def test_a_site_audits_its_own_rows(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable, tmp_path: Path
-) -> None:
+def test_a_site_audits_its_own_rows(settings, sites, write_table, tmp_path):
     tables = {name: write_table(name, 90, seed) for seed, name in enumerate(("bank", "shop"))}
     contexts = sites(*({"name": name, "data": path} for name, path in tables.items()))
     how = settings(strategy="pax", parties=2, num_boost_round=20, max_depth=6, max_bin=256)
@@ -246,7 +229,7 @@ def test_a_site_audits_its_own_rows(
 
 
 @pytest.mark.slow
-def test_a_site_cannot_audit_a_part_of_a_model(train: Train, tmp_path: Path) -> None:
+def test_a_site_cannot_audit_a_part_of_a_model(train, tmp_path):
     with pytest.raises(ConfigError, match="run must have a whole model, which --site can score"):
         at_site(train("secureboost").path, 'name="bank" data="rows.csv"')
 
@@ -256,7 +239,7 @@ def test_a_site_cannot_audit_a_part_of_a_model(train: Train, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train: Train) -> None:
+def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train):
     run = train("pax")
     done = CliRunner().invoke(cli, ["audit", str(run.path), "--quick"])
     assert done.exit_code == 0, done.output
@@ -274,7 +257,7 @@ def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train: Trai
     assert {one["attack"] for one in document["findings"]} == {SUMS, TREES} | MEMBERS
 
 
-def test_more_models_are_trained_without_quick(train: Train) -> None:
+def test_more_models_are_trained_without_quick(train):
     run = train("pax")
     quick, whole = (Auditing.of(run.path, quick) for quick in (True, False))
     assert quick.seconds < whole.seconds

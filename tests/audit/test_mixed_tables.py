@@ -1,11 +1,5 @@
 """Attacks on tables with gaps, yes and no, dates and names; which zeros are believed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,11 +10,8 @@ from fedapp.audit.membership import ScoredRows
 from fedapp.audit.pax_rows import MISSING, CuriousPAX, Level, Sender, senders_of, true_rows
 from fedapp.audit.run import Auditing
 from fedapp.audit.timberstrike import Leaves
-from fedapp.findings import Audit
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from strategies.run import load_strategy
-from tests.conftest import MakeSettings
 from tests.random_tables import RANKED, TIMES, random_labels
 
 TOWNS = np.array(["Oslo", "Bergen", "Rome", "Turin"])
@@ -28,7 +19,7 @@ FIRST_DAY = np.datetime64("2002-11-09")
 KEY = {"key_bits": 512, "insecure_small_key": True}
 DIVIDED = {"align": "ordered"}
 FEW = {"trees": 2, "rounds": 1, "epochs": 1, "channels": 4, "max_depth": 2}
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "pax": {},
     "pax, masked": {"pax__aggregation": "secure"},
     "bagging": {},
@@ -63,16 +54,14 @@ OBJECTIVES += (RANKED[0], "reg:absoluteerror", "binary:hinge")
 SLOWEST = "fedxgbllr"
 FAULTS = ("it failed", "it could not", "it did not find", "it gave no number")
 
-MakeMixed = Callable[..., str]
 
-
-def supports(way: str, objective: str) -> bool:
+def supports(way, objective):
     strategy = load_strategy(way.partition(",")[0])
     return objective in strategy.objectives
 
 
 @pytest.fixture(autouse=True)
-def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_draws(monkeypatch):
     monkeypatch.setattr(attacks, "DRAWS", 10)
     monkeypatch.setattr(attacks, "SHADOWS", 8)
     monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
@@ -80,18 +69,14 @@ def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> MakeMixed:
+def mixed(tmp_path):
     """``mixed(objective, recoded=False)``: a table with gaps, yes and no, names and dates, or the
     same with numbers for them."""
 
-    def write(
-        objective: str = "binary:logistic",
-        recoded: bool = False,
-        n_rows: int = 110,
-        n_towns: int = len(TOWNS),
-    ) -> str:
+    def write(objective="binary:logistic", recoded=False, n_rows=110, n_towns=None):
         rng = np.random.default_rng(1)
         amount, gaps = rng.normal(size=n_rows).round(2), rng.random(n_rows) < 0.1
+        n_towns = n_towns or len(TOWNS)
         owner, town = rng.integers(0, 2, n_rows), rng.integers(0, n_towns, n_rows)
         days = rng.integers(0, 900, n_rows)
         signal = 2 * amount + owner - 2 * (town == 1)
@@ -101,7 +86,7 @@ def mixed(tmp_path: Path) -> MakeMixed:
             labels = (signal + rng.normal(size=n_rows) > 0).astype(int)
         else:
             labels = random_labels(objective, signal, rng)
-        columns: dict[str, Any] = {
+        columns = {
             "amount": ["" if gap else number for gap, number in zip(gaps, amount, strict=True)],
             "owner": owner if recoded else np.array(["no", "yes"])[owner],
             "town": town if recoded else TOWNS[town],
@@ -119,13 +104,13 @@ def mixed(tmp_path: Path) -> MakeMixed:
 
 
 @pytest.fixture
-def audited(settings: MakeSettings, mixed: MakeMixed) -> Callable[..., Audit]:
+def audited(settings, mixed):
     """``audited(way, objective)``: the audit of a short run on a mixed table."""
 
-    def audit(way: str, objective: str = "binary:logistic", **more: Any) -> Audit:
+    def audit(way, objective="binary:logistic", **more):
         return Auditing.of(run(way, objective, **more).path, quick=True).carry_out()
 
-    def run(way: str, objective: str, **more: Any) -> RunFolder:
+    def run(way, objective, **more):
         usual = {"qid": "q"} if objective in RANKED else {}
         rows = {"data": mixed(objective), "label": "y", "parties": 2, "max_bin": 64}
         method = {"strategy": way.partition(",")[0], "objective": objective, **WAYS[way]}
@@ -144,9 +129,7 @@ def audited(settings: MakeSettings, mixed: MakeMixed) -> Callable[..., Audit]:
         if supports(way, objective)
     ],
 )
-def test_every_attack_measures_on_a_mixed_table_or_says_what_it_is_for(
-    audited: Callable[..., Audit], way: str, objective: str
-) -> None:
+def test_every_attack_measures_on_a_mixed_table_or_says_what_it_is_for(audited, way, objective):
     found = audited(way, objective)
     assert [one for one in found.unmeasured if one.why.startswith(FAULTS)] == []
     for one in found.findings:
@@ -163,10 +146,10 @@ ROWS = {"max_bin": 256, "max_depth": 4, "num_boost_round": 8, "label": "y", "str
 
 
 @pytest.fixture
-def heard(settings: MakeSettings) -> Callable[..., CuriousPAX]:
+def heard(settings):
     """``heard(table)``: what the coordinator of a run of PAX has heard."""
 
-    def hear(data: str, **more: Any) -> CuriousPAX:
+    def hear(data, **more):
         how = settings(**{**ROWS, "data": data, "parties": 3, **more})
         coordinator = CuriousPAX.of_run(how)
         with trained(how, coordinator=coordinator):
@@ -175,7 +158,7 @@ def heard(settings: MakeSettings) -> Callable[..., CuriousPAX]:
     return hear
 
 
-def found_and_wrong(coordinator: CuriousPAX) -> tuple[set[tuple[int, ...]], int]:
+def found_and_wrong(coordinator):
     """Training rows that are rebuilt, and how many rebuilt rows do not exist."""
     senders = senders_of(coordinator)
     truth = true_rows(coordinator, senders)
@@ -185,9 +168,7 @@ def found_and_wrong(coordinator: CuriousPAX) -> tuple[set[tuple[int, ...]], int]
     return found & existing, len(found - existing)
 
 
-def test_as_many_rows_are_rebuilt_as_of_the_same_table_in_numbers(
-    heard: Callable[..., CuriousPAX], mixed: MakeMixed
-) -> None:
+def test_as_many_rows_are_rebuilt_as_of_the_same_table_in_numbers(heard, mixed):
     # By two names, splits are those by two numbers, so that trees and gradients are the same.
     (names, wrong), (numbers, _) = (
         found_and_wrong(heard(mixed(recoded=recoded, n_towns=2))) for recoded in (False, True)
@@ -209,9 +190,7 @@ def test_as_many_rows_are_rebuilt_as_of_the_same_table_in_numbers(
     ],
     ids=lambda more: ", ".join(map(str, more.values())),
 )
-def test_no_way_to_sum_ends_in_an_error_or_in_rows_that_are_nobodys(
-    heard: Callable[..., CuriousPAX], mixed: MakeMixed, more: dict[str, Any]
-) -> None:
+def test_no_way_to_sum_ends_in_an_error_or_in_rows_that_are_nobodys(heard, mixed, more):
     coordinator = heard(mixed(n_rows=60), **more)
     assert found_and_wrong(coordinator)[1] == 0
     assert all(sender.finds_planted() for sender in senders_of(coordinator).values())
@@ -220,22 +199,22 @@ def test_no_way_to_sum_ends_in_an_error_or_in_rows_that_are_nobodys(
 # A zero is believed of an attack that finds what is planted
 
 
-def no_rows(sender: Sender) -> set[Any]:
+def no_rows(sender):
     return set()
 
 
-def flat(model: ScoredRows, _: Any) -> ScoredRows:
+def flat(model, _):
     return ScoredRows(np.zeros(len(model.members)), model.members)
 
 
-def other_weights(sender: Sender, *rows: Any) -> Iterator[Level]:
+def other_weights(sender, *rows):
     """Sums that no attack by gradients can read."""
     for level in honest_sums(sender, *rows):
         yield Level(level.request, 2 * level.histograms, level.missing, 2 * level.roots)
 
 
 honest_sums = Sender.sums_of
-BROKEN: dict[str, tuple[str, str, list[tuple[Any, str, Any]]]] = {
+BROKEN = {
     "rows": (
         "pax",
         SUMS,
@@ -257,8 +236,8 @@ BROKEN: dict[str, tuple[str, str, list[tuple[Any, str, Any]]]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_an_attack_that_is_broken_has_measured_nothing_and_the_others_have(
-    audited: Callable[..., Audit], monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
+    audited, monkeypatch, case
+):
     way, name, patches = BROKEN[case]
     for owner, attribute, value in patches:
         monkeypatch.setattr(owner, attribute, value)

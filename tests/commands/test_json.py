@@ -1,15 +1,11 @@
 """`--json`: standard output is one document of numbers and texts, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
@@ -49,7 +45,7 @@ COMMANDS = [
 ]
 
 
-def invoked(*words: str) -> Result:
+def invoked(*words):
     """A command that succeeds, in this process."""
     app = {"data": data_app, "site": site_app}.get(words[0], cli)
     done = CliRunner().invoke(app, words if app is cli else words[1:])
@@ -58,10 +54,9 @@ def invoked(*words: str) -> Result:
     return done
 
 
-def document(*words: str) -> dict[str, Any]:
+def document(*words):
     """What a command with ``--json`` prints to standard output."""
-    content: dict[str, Any] = json.loads(invoked(*words, "--json").stdout)
-    return content
+    return json.loads(invoked(*words, "--json").stdout)
 
 
 @pytest.mark.slow

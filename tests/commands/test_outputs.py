@@ -1,9 +1,6 @@
 """Outputs of commands: no file is overwritten that the same command did not write before."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +32,7 @@ FOLDERS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs")
     (folder / "table.csv").write_text(ROWS)
     given = {"id": "id", "num_boost_round": 2, "max_depth": 2, "run_dir": str(folder / "run")}
@@ -43,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.setattr("fedapp.report.page.run_page", lambda run: page("run", "", {}))
     (folder := tmp_path / "here").mkdir()
     monkeypatch.chdir(folder)
@@ -51,27 +48,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def invoked(run: Path, words: tuple[str, ...], output: str) -> str:
+def invoked(run, words, output):
     """The error of a command; empty if it did what it should."""
     given = [{"RUN": str(run), "OUT": output}.get(word, word) for word in words]
     done = CliRunner().invoke(cli, given)
     return f"{type(done.exception).__name__}: {done.exception}" if done.exit_code else ""
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _of_another(output: Path) -> None:
+def _of_another(output):
     output.write_text('id,income\n"learner",{"version": 1}\n<html>')
 
 
-def _linked(output: Path) -> None:
+def _linked(output):
     _of_another(Path("other" + output.suffix))
     output.symlink_to("other" + output.suffix)
 
 
-FAULTS: dict[str, Callable[[Path], object]] = {
+FAULTS = {
     "a new file, or a": _of_another,
     "a new file, or an? ": _linked,
     "a file, got ": Path.mkdir,
@@ -80,9 +77,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("rule", FAULTS)
 @pytest.mark.parametrize("suffix", FILES)
-def test_only_a_file_of_its_own_kind_is_replaced(
-    run: Path, here: Path, suffix: str, rule: str
-) -> None:
+def test_only_a_file_of_its_own_kind_is_replaced(run, here, suffix, rule):
     FAULTS[rule](Path("out" + suffix))
     before = contents(here)
     with pytest.raises(ConfigError, match=f"output must be {rule}"):
@@ -91,7 +86,7 @@ def test_only_a_file_of_its_own_kind_is_replaced(
 
 
 @pytest.mark.parametrize("suffix", FILES)
-def test_a_missing_folder_and_another_ending_are_named(run: Path, here: Path, suffix: str) -> None:
+def test_a_missing_folder_and_another_ending_are_named(run, here, suffix):
     before = contents(here)
     text = invoked(run, FILES[suffix], f"no/where/out{suffix}")
     rule = f"output must be in a folder that exists, got no/where/out{suffix}: mkdir -p "
@@ -102,7 +97,7 @@ def test_a_missing_folder_and_another_ending_are_named(run: Path, here: Path, su
 
 
 @pytest.mark.parametrize("suffix", FILES)
-def test_what_the_same_command_wrote_is_replaced(run: Path, here: Path, suffix: str) -> None:
+def test_what_the_same_command_wrote_is_replaced(run, here, suffix):
     output = Path("out" + suffix)
     output.touch()  # of mktemp
     assert invoked(run, FILES[suffix], str(output)) == ""
@@ -114,9 +109,7 @@ def test_what_the_same_command_wrote_is_replaced(run: Path, here: Path, suffix: 
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink, None])
-def test_the_table_is_never_the_output(
-    run: Path, here: Path, link: Callable[[str, str], None] | None
-) -> None:
+def test_the_table_is_never_the_output(run, here, link):
     assert invoked(run, PREDICT, "scores.csv") == ""
     # With a table of predictions, only its being read keeps it.
     words = tuple("scores.csv" if word == "table.csv" else word for word in PREDICT)
@@ -128,7 +121,7 @@ def test_the_table_is_never_the_output(
     assert contents(here) == before
 
 
-def test_a_file_of_explanations_is_checked_too(run: Path, here: Path) -> None:
+def test_a_file_of_explanations_is_checked_too(run, here):
     Path("out-explanation.csv").write_text(ROWS)
     before = contents(here)
     text = invoked(run, (*PREDICT, "--explain", "all"), "out.csv")
@@ -140,7 +133,7 @@ def test_a_file_of_explanations_is_checked_too(run: Path, here: Path) -> None:
 
 
 @pytest.mark.parametrize("command", FOLDERS)
-def test_a_folder_of_other_files_is_no_output(run: Path, here: Path, command: str) -> None:
+def test_a_folder_of_other_files_is_no_output(run, here, command):
     for name in ("report.html", "notes.txt", "threat-model.md"):
         (here / "mine").mkdir(exist_ok=True)
         (here / "mine" / name).write_text("mine")
@@ -151,13 +144,11 @@ def test_a_folder_of_other_files_is_no_output(run: Path, here: Path, command: st
     assert contents(here) == before
 
 
-def test_what_is_interrupted_leaves_the_file_before(
-    run: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_interrupted_leaves_the_file_before(run, here, monkeypatch):
     assert invoked(run, PREDICT, "out.csv") == ""
     before = contents(here)
 
-    def fails(table: object, file: object) -> None:
+    def fails(table, file):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pyarrow.csv.write_csv", fails)

@@ -1,9 +1,6 @@
 """Ports of commands: from 1 to 65535, and one in use names the way out."""
 
-from __future__ import annotations
-
 import socket
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -27,7 +24,7 @@ CASES.remove((PORTS[0], "0"))  # a free one
 
 
 @pytest.mark.parametrize(("words", "port"), CASES, ids=lambda value: value[-1])
-def test_a_port_beyond_its_range_is_refused(tmp_path: Path, words: list[str], port: str) -> None:
+def test_a_port_beyond_its_range_is_refused(tmp_path, words, port):
     (table := tmp_path / "table.csv").write_text("id,y\n1,0\n")
     value = f"localhost:{port}" if words[-1] == "--superlink" else port
     places = {"FOLDER": str(tmp_path / "new"), "TABLE": str(table)}
@@ -40,9 +37,7 @@ def test_a_port_beyond_its_range_is_refused(tmp_path: Path, words: list[str], po
 
 
 @pytest.mark.parametrize("way", ["--metrics", "RUN_DIR"])
-def test_a_port_in_use_names_the_way_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
-) -> None:
+def test_a_port_in_use_names_the_way_out(monkeypatch, tmp_path, way):
     monkeypatch.setattr("fedapp.serve.scorer.open_scorer", lambda folder: None)
     monkeypatch.setattr("fedapp.serve.app.make_app", lambda *words: None)
     with socket.create_server(("127.0.0.1", 0)) as other:

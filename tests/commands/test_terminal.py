@@ -1,14 +1,10 @@
 """Texts of tables, sites and coordinators on a terminal: no control character reaches it raw."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys
 import unicodedata
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import click
 import pytest
@@ -30,33 +26,33 @@ CONTROLS = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160)))) + BI
 HOSTILE = st.text(st.sampled_from(CONTROLS + "[]2Jm;\\:/a ü"), min_size=1, max_size=30)
 
 
-def _raised(error: Callable[[str], Exception]) -> Callable[[str], None]:
-    def door(text: str) -> None:
+def _raised(error):
+    def door(text):
         raise error(text)
 
     return door
 
 
-def _logged(text: str) -> None:
+def _logged(text):
     log = logging.Logger("fedapp")
     log.addHandler(logging.StreamHandler(sys.stderr))
     log.error("%s", text)
 
 
-def _framed(text: str) -> None:
+def _framed(text):
     grid = Table(text, title=escape(text))
     grid.add_row(escape(text))
     console.print(grid)
 
 
-def _followed(text: str) -> None:
+def _followed(text):
     with Follower(console).alive() as follower:
         follower.begin(text)
         follower.tell(text)
 
 
 # Whatever prints a text that somebody else wrote.
-DOORS: dict[str, Callable[[str], Any]] = {
+DOORS = {
     "say": say,
     "print": print,
     "standard error": lambda text: print(text, file=sys.stderr),
@@ -77,7 +73,7 @@ DOORS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, door: Callable[[str], Any], text: str) -> str:
+def printed(monkeypatch, door, text):
     """What a command prints that passes a text to a door."""
     out = io.StringIO()
     with monkeypatch.context() as patch:
@@ -95,15 +91,13 @@ def printed(monkeypatch: pytest.MonkeyPatch, door: Callable[[str], Any], text: s
 @pytest.mark.parametrize("door", DOORS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(text=HOSTILE)
-def test_no_control_character_reaches_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, door: str, text: str
-) -> None:
+def test_no_control_character_reaches_a_terminal(monkeypatch, door, text):
     seen = printed(monkeypatch, DOORS[door], f"x{text}x")
     assert "x" in seen
     assert {letter for letter in seen if letter in CONTROLS} == set()
 
 
-def test_a_text_without_them_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_them_is_shown_as_it_is(monkeypatch):
     text = "größe :heart: [b] \N{NO-BREAK SPACE}µg/l"
     assert all(unicodedata.category(letter) != "Cc" for letter in text)
     for door in ("say", "print", "standard error", "error"):

@@ -1,10 +1,6 @@
 """Runs of each method: made for a test, or once for all tests that only look at them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +13,14 @@ from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site import sums
 from strategies.run import load_strategy
-from tests.conftest import TrainOnce
-from tests.contract.methods import METHODS, ROUNDS, Method, Result
+from tests.contract.methods import METHODS, ROUNDS
+from tests.federated import lines_of, summary_of, train_once
 from tests.network import run
-from tests.pooled import made_columns, write_rows
-from tests.trained import train_once
-from tests.transcript import Listener, lines_of, summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import Listener
 
 N_ROWS = 120
 NUMBERS = "reg:squarederror"
-MakeRun = Callable[..., Settings]
-Trained = Callable[[str, str], tuple[Settings, RunFolder]]
 
 
 @dataclass(frozen=True)
@@ -42,36 +35,31 @@ class Recorded:
     settings: Settings
     folder: RunFolder
     app: Listener
-    result: Result
+    result: object
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
     sites: dict[str, bytes]
 
     @property
-    def steps(self) -> dict[int, str]:
+    def steps(self):
         """What was asked at each step."""
         return {line["step"]: line["type"] for line in lines_of(self.folder.ledger)}
 
     @property
-    def last_step(self) -> int:
+    def last_step(self):
         """The last step but one at which party-2 was asked."""
         asked = {line["step"] for line in lines_of(self.folder.ledger) if line["to"] == "party-2"}
         return sorted(asked)[-2]
 
 
-Record = Callable[[str], Recorded]
-
-
 @pytest.fixture(autouse=True)
-def _silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def _silent(monkeypatch):
     """Noise is 0 and nobody expects any, so that private runs can be compared."""
     monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, np.int64))
     monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
 
 
-def settings_of(
-    method: Method, folder: Path, trained_once: TrainOnce, objective: str, **more: Any
-) -> Settings:
+def settings_of(method, folder, trained_once, objective, **more):
     """A short run of a method into a new folder; what it predicts with is trained first."""
     data = folder / f"{objective[:5]}.csv"
     if not data.exists():
@@ -106,21 +94,21 @@ def settings_of(
 
 
 @pytest.fixture
-def made(tmp_path: Path, trained_once: TrainOnce) -> MakeRun:
+def made(tmp_path, trained_once):
     """``made(name, objective, **overrides)``: settings of a short run of a method."""
 
-    def make(name: str, objective: str = NUMBERS, **more: Any) -> Settings:
+    def make(name, objective=NUMBERS, **more):
         return settings_of(METHODS[name], tmp_path, trained_once, objective, **more)
 
     return make
 
 
 @pytest.fixture
-def trained(made: MakeRun, trained_once: TrainOnce) -> Trained:
+def trained(made, trained_once):
     """``trained(name, objective)``: settings and folder of a short run, trained for the first test
     that asks; one that predicts is run at once, at the sites of its model."""
 
-    def train(name: str, objective: str) -> tuple[Settings, RunFolder]:
+    def train(name, objective):
         settings = made(name, objective)
         return settings, (run_local if METHODS[name].trained else trained_once)(settings)
 
@@ -128,11 +116,11 @@ def trained(made: MakeRun, trained_once: TrainOnce) -> Trained:
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Record:
+def recorded(tmp_path_factory):
     """``recorded(name)``: a method's run of three parties, made for the first test that asks."""
-    runs: dict[str, Recorded] = {}
+    runs = {}
 
-    def record(name: str) -> Recorded:
+    def record(name):
         if name not in runs:
             method, folder = METHODS[name], tmp_path_factory.mktemp("recorded")
             with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,5 @@
 """What the contract asks about: a row for each way to train and to predict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +22,15 @@ from fedapp.trees.linear import LinearModel, predict_linear, standardised
 from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
+from tests.federated import summary_of
 from tests.forests import joined, parts_of, pooled
 from tests.pooled import Pooled, assert_xgboosts, tables_of
 from tests.reference import compare_trees
 from tests.row_forests import assert_pooled
-from tests.transcript import predicted_rows, summary_of
+from tests.transcript import predicted_rows
 from tests.trees.test_exactness import pooled_booster
 
 # What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.
-Result = Any
 ROUNDS = 2
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 HELLO = {"query.greet", "query.hello"}
@@ -78,51 +76,51 @@ class Method:
     counts_all: bool = False
     is_vertical: bool = False
 
-    def result(self, folder: RunFolder) -> Result:
+    def result(self, folder):
         """What a run gives."""
         if self.trained:
             return predicted_rows(folder).tolist()
         return parts_of(folder) if self.keeps_divided else model_bytes(folder)
 
 
-def own(section: str, **values: Any) -> dict[str, Any]:
+def own(section, **values):
     """Settings of a method's own section."""
     return {f"{section}__{name}": value for name, value in values.items()}
 
 
-def model_bytes(folder: RunFolder) -> bytes:
+def model_bytes(folder):
     return (folder.path / "model.json").read_bytes()
 
 
 # References
 
 
-def is_xgboosts_for_one_party(settings: Settings, folder: RunFolder) -> None:
+def is_xgboosts_for_one_party(settings, folder):
     """Of one party that has all rows the trees are XGBoost's."""
     alone = alone_of(settings, subsample=1.0)
     check_trees(load(run_local(alone).path / "model.json", Ensemble), pooled_booster(alone))
 
 
-def check_trees(model: Ensemble, booster: Any) -> None:
+def check_trees(model, booster):
     found = compare_trees(model, booster)
     assert (found.differing, found.n_trees) == (0, len(model.trees))
     assert found.n_nodes > 2 * found.n_trees
     assert found.leaf_error <= 1e-6
 
 
-def alone_of(settings: Settings, **more: Any) -> Settings:
+def alone_of(settings, **more):
     """The same run of one party that has all rows."""
     given = {"parties": 1, "run-dir": settings.run_dir + "-alone", **more}
     return load_settings({**settings.as_config(), **given})
 
 
-def is_that_of_one_party(settings: Settings, folder: RunFolder) -> None:
+def is_that_of_one_party(settings, folder):
     """Sums have no order: the model is, byte for byte, that of one party with all rows."""
     fewest = 2 if settings.sections["privacy"]["epsilon"] else 1  # noise must be of others too
     assert model_bytes(folder) == model_bytes(run_local(alone_of(settings, parties=fewest)))
 
 
-def has_xgboosts_trees_of_one_party(settings: Settings, folder: RunFolder) -> None:
+def has_xgboosts_trees_of_one_party(settings, folder):
     """Of one party that has all rows, the trees under the head are XGBoost's."""
     alone = alone_of(settings)
     section = alone.sections["fedxgbllr"]
@@ -138,7 +136,7 @@ def has_xgboosts_trees_of_one_party(settings: Settings, folder: RunFolder) -> No
     np.testing.assert_allclose(predict_margins(ensemble, values), theirs, rtol=1e-5, atol=1e-5)
 
 
-def scores_as_scikit_learn(settings: Settings, folder: RunFolder) -> None:
+def scores_as_scikit_learn(settings, folder):
     """After more rounds the loss on the training rows is that of scikit-learn's solver."""
     section = {**settings.sections["fedavg-linear"], "rounds": 40}
     update = {"sections": {**settings.sections, "fedavg-linear": section}}
@@ -149,7 +147,7 @@ def scores_as_scikit_learn(settings: Settings, folder: RunFolder) -> None:
         assert ours[name] <= theirs[name] * 1.01
 
 
-def scikit_learn_scores(settings: Settings, model: LinearModel) -> tuple[dict[str, float], ...]:
+def scikit_learn_scores(settings, model):
     """Scores of a model on the rows it was trained on, and of scikit-learn's."""
     values, truth = train_rows(settings)
     inputs, ones = standardised(values, model.means, model.scales), np.ones(len(values), np.float32)
@@ -164,7 +162,7 @@ def scikit_learn_scores(settings: Settings, model: LinearModel) -> tuple[dict[st
     return tuple(metrics.pooled(settings.objective, found, truth, ones) for found in (ours, theirs))
 
 
-def train_rows(settings: Settings) -> tuple[Any, Any]:
+def train_rows(settings):
     """Values and labels of all parties' training rows."""
     table = read_source(settings.data, Roles(label=settings.label))
     assert table.labels is not None
@@ -175,24 +173,24 @@ def train_rows(settings: Settings) -> tuple[Any, Any]:
     return table.values[rows], class_ids(table.labels, names)[rows]
 
 
-def is_xgboosts_joined(settings: Settings, folder: RunFolder) -> None:
+def is_xgboosts_joined(settings, folder):
     """The joined model is XGBoost's on the joined columns."""
     assert_xgboosts(folder, Pooled(settings))
 
 
-def is_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
+def is_the_joined_forest(settings, folder):
     """The parts are those of the forest that one place grows from the joined columns."""
     model = pooled(settings)[0]
     assert sum(map(len, model.trees)) > 2 * len(model.trees)
     assert to_text(joined(folder)) == to_text(model)
 
 
-def is_the_pooled_forest(settings: Settings, folder: RunFolder) -> None:
+def is_the_pooled_forest(settings, folder):
     """The forest is that of the same draws from all rows, in one place."""
     assert_pooled(settings, folder)
 
 
-def predicts_as_the_joined_forest(settings: Settings, folder: RunFolder) -> None:
+def predicts_as_the_joined_forest(settings, folder):
     """The scores are those of the joined forest."""
     model = joined(RunFolder(Path(settings.run_dir).parent / "trained"))
     tables = tables_of(settings.model_copy(update={"label": "y"}))
@@ -202,10 +200,8 @@ def predicts_as_the_joined_forest(settings: Settings, folder: RunFolder) -> None
     assert summary_of(folder)["matched_rows"] == {"predicted": len(values)}
 
 
-BOOSTED: Mapping[str, Any] = dict.fromkeys(
-    ("exports", "may_lose", "stops_early", "counts_all"), True
-)
-PREDICTED: Mapping[str, Any] = {
+BOOSTED = dict.fromkeys(("exports", "may_lose", "stops_early", "counts_all"), True)
+PREDICTED = {
     "is_vertical": True,
     "equals_pooled": predicts_as_the_joined_forest,
     "depth": "federated_forest__max_depth",

@@ -1,12 +1,8 @@
 """What every method must do, whatever it trains or predicts with."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +15,13 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import LOCK, home
 from fedapp.messages.methods import all_methods
-from fedapp.records.codec import Array, Codec, fields_of
+from fedapp.records.codec import Array, fields_of
 from fedapp.records.document import load
 from fedapp.report.page import run_page
 from fedapp.run_files import read_run
-from fedapp.run_folder import Checkpoints, RunState
+from fedapp.run_folder import Checkpoints
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings
 from fedapp.site.log import LOG
 from fedapp.site.store import PART_FILE, STATE, Store
 from fedapp.site.table import Holdout, share_rows
@@ -34,25 +29,24 @@ from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import all_strategies
-from tests.conftest import MakeSettings, MakeSites, Simulate, WriteTable
-from tests.contract.conftest import MakeRun, Record, Trained
-from tests.contract.methods import METHODS, ROUNDS, Method
+from tests.contract.methods import METHODS, ROUNDS
+from tests.federated import lines_of, summary_of
 from tests.forests import move_thresholds
 from tests.letters import raw_of, written
-from tests.network import StepsOf, die, fails_from, one_of_each_kind, resumed, run
+from tests.network import die, fails_from, one_of_each_kind, resumed, run
 from tests.stored import store_of, with_arrays
-from tests.transcript import check_declared, check_no_rows, lines_of, summary_of
+from tests.transcript import check_declared, check_no_rows
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SLOW = pytest.mark.slow
 
 
-def methods(where: Callable[[Method], object] = lambda row: True) -> pytest.MarkDecorator:
+def methods(where=lambda row: True):
     """A test for each method, or for those of which something holds."""
     return pytest.mark.parametrize("name", [name for name, row in METHODS.items() if where(row)])
 
 
-def mostly(*names: str) -> pytest.MarkDecorator:
+def mostly(*names):
     """A test for each method; those of other names are slow."""
     values = [pytest.param(name, marks=() if name in names else SLOW) for name in METHODS]
     return pytest.mark.parametrize("name", values)
@@ -64,7 +58,7 @@ predicts = methods(lambda row: row.trained)
 horizontal = methods(lambda row: not row.is_vertical)
 
 
-def test_every_method_has_a_row() -> None:
+def test_every_method_has_a_row():
     computing = {name for name, method in all_methods().items() if method.trains or method.predicts}
     assert {row.strategy for row in METHODS.values()} == computing
 
@@ -83,7 +77,7 @@ def test_every_method_has_a_row() -> None:
         if (name, objective) != ("fedxgbllr", "multi:softprob")
     ],
 )
-def test_a_run_equals_its_pooled_reference(trained: Trained, name: str, objective: str) -> None:
+def test_a_run_equals_its_pooled_reference(trained, name, objective):
     METHODS[name].equals_pooled(*trained(name, objective))
 
 
@@ -91,9 +85,7 @@ def test_a_run_equals_its_pooled_reference(trained: Trained, name: str, objectiv
     "pax, secure", "fedxgbllr", "cyclic", "secureboost", "federated-forest, encoded", "eini"
 )
 @every_method
-def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(
-    made: MakeRun, recorded: Record, name: str
-) -> None:
+def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(made, recorded, name):
     settings = made(name)
     again = run(settings, reversed(simulated_contexts(settings)))
     assert METHODS[name].result(again) == recorded(name).result
@@ -102,14 +94,14 @@ def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(
 
 @pytest.mark.by_default("pax", "fedxgbllr", "horizontal-forest", "secureboost")
 @trains
-def test_another_seed_gives_another_model(made: MakeRun, recorded: Record, name: str) -> None:
+def test_another_seed_gives_another_model(made, recorded, name):
     other = run_local(made(name, seed=7))
     assert METHODS[name].result(other) != recorded(name).result
 
 
 @pytest.mark.by_default("pax", "cyclic", "fedavg-linear", "secureboost")
 @methods(lambda row: row.stops_early)
-def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
+def test_early_stopping_keeps_the_best_round(made, name):
     is_linear = name == "fedavg-linear"
     slowly = {"fedavg_linear__rounds": 200, "fedavg_linear__local_epochs": 30}
     more = slowly if is_linear else {"eta": 1.0, "num_boost_round": 40}
@@ -124,7 +116,7 @@ def test_early_stopping_keeps_the_best_round(made: MakeRun, name: str) -> None:
 
 @pytest.mark.by_default("pax", "secureboost")
 @methods(lambda row: row.stops_early)
-def test_the_best_round_is_kept_where_rounds_run_out(made: MakeRun, name: str) -> None:
+def test_the_best_round_is_kept_where_rounds_run_out(made, name):
     given = {"early_stopping_rounds": 3, "valid_fraction": 0.3}
     folder = run_local(made(name, "binary:logistic", **given))
     summary, lines = summary_of(folder), lines_of(folder.rounds)
@@ -135,9 +127,7 @@ def test_the_best_round_is_kept_where_rounds_run_out(made: MakeRun, name: str) -
 
 @methods(lambda row: not row.is_vertical and "privacy__epsilon" not in row.settings)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_summary_scores_the_model_that_was_written(
-    trained: Trained, tmp_path: Path, name: str, objective: str
-) -> None:
+def test_the_summary_scores_the_model_that_was_written(trained, tmp_path, name, objective):
     """Also by the predictions that are written of the rows, those of the test rows among them."""
     settings, folder = trained(name, objective)
     predict_table(folder.path, settings.data, "", tmp_path / "predictions.csv")
@@ -164,9 +154,7 @@ def test_the_summary_scores_the_model_that_was_written(
 
 @methods(lambda row: row.exports)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_stock_xgboost_predicts_the_same_from_the_export(
-    trained: Trained, name: str, objective: str
-) -> None:
+def test_stock_xgboost_predicts_the_same_from_the_export(trained, name, objective):
     settings, folder = trained(name, objective)
     model = load(folder.path / "model.json", Ensemble)
     table = read_source(settings.data, Roles(label="y"))
@@ -189,9 +177,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
 @every_method
 @pytest.mark.each_value_once
 @pytest.mark.parametrize(("parties", "depth"), [(2, 3), (3, 1)])
-def test_a_run_takes_the_exchanges_it_is_known_for(
-    made: MakeRun, name: str, parties: int, depth: int
-) -> None:
+def test_a_run_takes_the_exchanges_it_is_known_for(made, name, parties, depth):
     folder = run_local(made(name, parties=parties, depth=depth))
     expected = METHODS[name].exchanges(parties, depth)
     found = summary_of(folder)["exchanges"]
@@ -204,12 +190,12 @@ def test_a_run_takes_the_exchanges_it_is_known_for(
 
 
 @every_method
-def test_messages_have_their_declared_fields(recorded: Record, name: str) -> None:
+def test_messages_have_their_declared_fields(recorded, name):
     check_declared(recorded(name).app, METHODS[name].kinds)
 
 
 @every_method
-def test_nothing_of_rows_leaves_a_party_in_the_clear(recorded: Record, name: str) -> None:
+def test_nothing_of_rows_leaves_a_party_in_the_clear(recorded, name):
     """No message has an array as long as a party's rows, or neighbouring values of a column."""
     run = recorded(name)
     if not METHODS[name].trained:
@@ -220,7 +206,7 @@ def test_nothing_of_rows_leaves_a_party_in_the_clear(recorded: Record, name: str
     assert not [secret for secret in secrets if secret in sent]
 
 
-def secrets_of(settings: Settings, is_vertical: bool) -> set[bytes]:
+def secrets_of(settings, is_vertical):
     """Some values of neighbouring rows of each column and of the labels, as they may be written."""
     table = read_source(settings.data, Roles(label="y"))
     assert table.labels is not None
@@ -236,7 +222,7 @@ def secrets_of(settings: Settings, is_vertical: bool) -> set[bytes]:
 
 
 @every_method
-def test_the_ledger_has_every_byte_of_the_summary(recorded: Record, name: str) -> None:
+def test_the_ledger_has_every_byte_of_the_summary(recorded, name):
     run = recorded(name)
     lines = lines_of(run.folder.ledger)
     to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
@@ -247,7 +233,7 @@ def test_the_ledger_has_every_byte_of_the_summary(recorded: Record, name: str) -
 
 
 @trains
-def test_rounds_are_told_with_scores_and_bytes(recorded: Record, name: str) -> None:
+def test_rounds_are_told_with_scores_and_bytes(recorded, name):
     run = recorded(name)
     assert [line["round"] for line in run.rounds] == [1, 2]
     for key, total in run.summary["bytes"].items():
@@ -258,13 +244,11 @@ def test_rounds_are_told_with_scores_and_bytes(recorded: Record, name: str) -> N
 
 
 @trains
-def test_a_checkpoint_has_all_of_the_state(
-    made: MakeRun, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_has_all_of_the_state(made, name, monkeypatch):
     """What was changed in place would be missing: only fields that were assigned are written."""
     settings, save, steps = made(name), Checkpoints.save, list[int]()
 
-    def save_and_read(checkpoints: Checkpoints, state: RunState, of_method: object) -> None:
+    def save_and_read(checkpoints, state, of_method):
         save(checkpoints, state, of_method)
         read = Checkpoints(Path(settings.run_dir)).read(type(of_method))
         for field, codec in fields_of(type(of_method)).items():
@@ -277,16 +261,14 @@ def test_a_checkpoint_has_all_of_the_state(
     assert len(steps) >= 2
 
 
-def in_bytes(codec: Codec, value: object) -> tuple[object, ...]:
+def in_bytes(codec, value):
     arrays = list[Array]()
     tree = json.dumps(codec.encode(value, arrays))
     return tree, *((one.dtype, one.shape, one.tobytes()) for one in arrays)
 
 
 @every_method
-def test_a_finished_run_leaves_no_checkpoint_and_no_rows(
-    recorded: Record, tmp_path: Path, name: str
-) -> None:
+def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded, tmp_path, name):
     run = recorded(name)
     left = {path.name for path in run.folder.path.iterdir()}
     assert not any(one.startswith(("checkpoint", "failure", ".")) for one in left - {LOCK})
@@ -300,7 +282,7 @@ def test_a_finished_run_leaves_no_checkpoint_and_no_rows(
 
 
 @horizontal
-def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
+def test_each_party_keeps_the_model(recorded, name):
     kept = [content for path, content in recorded(name).sites.items() if "/model.json" in path]
     assert len(kept) == 3
     assert set(kept) == {recorded(name).result}
@@ -311,7 +293,7 @@ def test_each_party_keeps_the_model(recorded: Record, name: str) -> None:
 )
 @every_method
 @pytest.mark.usefixtures("undrawn")
-def test_a_run_has_a_page(recorded: Record, name: str) -> None:
+def test_a_run_has_a_page(recorded, name):
     page = run_page(read_run(recorded(name).folder.path))
     assert f"<h1>{METHODS[name].strategy} on " in page
     assert ("<h2>Training</h2>" in page) == (not METHODS[name].trained)
@@ -319,15 +301,15 @@ def test_a_run_has_a_page(recorded: Record, name: str) -> None:
 
 @every_method
 def test_a_run_at_sites_that_are_not_simulated_ends_within_their_policies(
-    made: MakeRun, sites: MakeSites, write_table: WriteTable, name: str
-) -> None:
+    made, sites, write_table, name
+):
     """Only there is each request compared with the plan, and counted."""
     row, names, ids = METHODS[name], ("bank", "insurer", "shop"), [f"c{row}" for row in range(40)]
     nodes = [
         {"name": site, "id": "id", "allow": row.strategy, "most-rounds": ROUNDS} for site in names
     ]
     for seed, node in enumerate(nodes):
-        passive: dict[str, Any] = {"y": None} if row.is_vertical and seed else {}
+        passive = {"y": None} if row.is_vertical and seed else {}
         node |= {"data": write_table(names[seed], seed=seed, id=ids, **passive)}
         node |= {"label": ""} if passive else {}
         node |= {"least-parties": 3} if "secure" in row.settings.values() else {}
@@ -364,9 +346,7 @@ def test_a_run_at_sites_that_are_not_simulated_ends_within_their_policies(
 @every_method
 @pytest.mark.parametrize("steps_of", [one_of_each_kind, pytest.param(sorted, marks=SLOW)])
 @pytest.mark.parametrize("how", ["reading", pytest.param("sending", marks=SLOW)])
-def test_a_server_that_dies_goes_on_to_the_same_result(
-    made: MakeRun, recorded: Record, name: str, steps_of: StepsOf, how: str
-) -> None:
+def test_a_server_that_dies_goes_on_to_the_same_result(made, recorded, name, steps_of, how):
     whole = recorded(name)
     steps = {step: kind for step, kind in whole.steps.items() if step}
     for step in steps_of(steps):
@@ -400,9 +380,7 @@ def test_a_server_that_dies_goes_on_to_the_same_result(
     ],
     ids=["request lost", "reply lost", "reply twice"],
 )
-def test_messages_that_are_lost_once_or_come_twice_change_nothing(
-    made: MakeRun, recorded: Record, name: str, fault: dict[str, Any]
-) -> None:
+def test_messages_that_are_lost_once_or_come_twice_change_nothing(made, recorded, name, fault):
     again = {} if "repeats_replies" in fault else {"resend_after": 0.05}
     folder = run(made(name, **again), **fault)
     assert METHODS[name].result(folder) == recorded(name).result
@@ -410,7 +388,7 @@ def test_messages_that_are_lost_once_or_come_twice_change_nothing(
 
 
 @mostly("pax")
-def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, name: str) -> None:
+def test_a_silent_party_stops_the_run_by_name(made, recorded, name):
     last = recorded(name).last_step
     seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in
     settings = made(name, exchange_deadline=float(seconds), resend_after=0.2)
@@ -424,9 +402,7 @@ def test_a_silent_party_stops_the_run_by_name(made: MakeRun, recorded: Record, n
     "pax", "fedxgbllr", "cyclic", "secureboost", "federated-forest, encoded", "interactive", "eini"
 )
 @every_method
-def test_a_party_that_fails_stops_the_run_by_name(
-    made: MakeRun, recorded: Record, name: str
-) -> None:
+def test_a_party_that_fails_stops_the_run_by_name(made, recorded, name):
     last = recorded(name).last_step
     settings = made(name)
     with pytest.raises(PartyError, match=rf"^party-2 \(step {last}\): broke$"):
@@ -434,7 +410,7 @@ def test_a_party_that_fails_stops_the_run_by_name(
     assert_stopped(settings)
 
 
-def assert_stopped(settings: Settings) -> None:
+def assert_stopped(settings):
     """The run's folder has the reason, and no model."""
     names = {path.name for path in Path(settings.run_dir).iterdir()}
     assert "failure.json" in names
@@ -442,9 +418,7 @@ def assert_stopped(settings: Settings) -> None:
 
 
 @methods(lambda row: row.may_lose)
-def test_a_lost_party_is_left_out_where_others_may_go_on(
-    made: MakeRun, recorded: Record, name: str
-) -> None:
+def test_a_lost_party_is_left_out_where_others_may_go_on(made, recorded, name):
     (first,) = [min(s for s, kind in recorded(name).steps.items() if kind.startswith("train"))]
     folder = run(made(name, min_parties=2), app=fails_from(first + 1))
     summary = summary_of(folder)
@@ -457,9 +431,7 @@ def test_a_lost_party_is_left_out_where_others_may_go_on(
 
 @pytest.mark.by_default("secureboost", "eini")
 @methods(lambda row: row.is_vertical)
-def test_no_run_between_different_columns_goes_on_without_a_party(
-    made: MakeRun, recorded: Record, name: str
-) -> None:
+def test_no_run_between_different_columns_goes_on_without_a_party(made, recorded, name):
     last = recorded(name).last_step
     with pytest.raises(PartyError, match=rf"^party-2 \(step {last}\): broke$"):
         run(made(name, min_parties=2), app=fails_from(last))
@@ -476,9 +448,7 @@ def test_no_run_between_different_columns_goes_on_without_a_party(
         if name != "pax, private"  # whose noise cannot be silenced there
     ],
 )
-def test_flowers_simulation_gives_the_result_of_the_local_engine(
-    made: MakeRun, simulate: Simulate, name: str
-) -> None:
+def test_flowers_simulation_gives_the_result_of_the_local_engine(made, simulate, name):
     settings = made(name)
     local = run_local(settings)
     expected, summary = METHODS[name].result(local), summary_of(local)
@@ -492,7 +462,7 @@ def test_flowers_simulation_gives_the_result_of_the_local_engine(
 
 
 @predicts
-def test_a_part_of_another_model_is_refused(made: MakeRun, name: str) -> None:
+def test_a_part_of_another_model_is_refused(made, name):
     settings = made(name)
     path = home() / "sites" / "party-2" / settings.model / PART_FILE
     move_thresholds(path.parent)
@@ -501,7 +471,7 @@ def test_a_part_of_another_model_is_refused(made: MakeRun, name: str) -> None:
 
 
 @predicts
-def test_a_party_without_its_part_is_named(made: MakeRun, name: str) -> None:
+def test_a_party_without_its_part_is_named(made, name):
     settings = made(name)
     (home() / "sites" / "party-2" / settings.model / PART_FILE).unlink()
     with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
@@ -509,7 +479,7 @@ def test_a_party_without_its_part_is_named(made: MakeRun, name: str) -> None:
 
 
 @predicts
-def test_every_party_forgets_the_rows_it_has_predicted(made: MakeRun, name: str) -> None:
+def test_every_party_forgets_the_rows_it_has_predicted(made, name):
     summary = summary_of(run_local(made(name)))
     for party in ("party-1", "party-2", "party-3"):
         folder = home() / "sites" / party / summary["model_id"]
@@ -526,7 +496,7 @@ def test_every_party_forgets_the_rows_it_has_predicted(made: MakeRun, name: str)
 # Settings
 
 
-REFUSED: list[tuple[str, str, object, str]] = [
+REFUSED = [
     ("bagging", "local-rounds", 0, "must be >= 1, got 0"),
     ("bagging", "local-rounds", 1.5, "must be a whole number, got 1.5"),
     ("bagging", "local-rounds", "two", "must be a whole number, got 'two'"),
@@ -552,9 +522,7 @@ REFUSED: list[tuple[str, str, object, str]] = [
 
 
 @pytest.mark.parametrize(("strategy", "name", "value", "rule"), REFUSED)
-def test_a_value_that_a_method_does_not_take_is_refused(
-    settings: MakeSettings, strategy: str, name: str, value: object, rule: str
-) -> None:
+def test_a_value_that_a_method_does_not_take_is_refused(settings, strategy, name, value, rule):
     model = {"model": "0" * 16} if strategy == "interactive" else {}
     given = settings(strategy=strategy, **model, **{f"{strategy}.{name}": value})
     with pytest.raises(ConfigError) as caught:
@@ -565,15 +533,13 @@ def test_a_value_that_a_method_does_not_take_is_refused(
 @pytest.mark.parametrize(
     "strategy", [name for name, method in all_methods().items() if method.uses_model]
 )
-def test_a_prediction_without_a_model_is_refused(settings: MakeSettings, strategy: str) -> None:
+def test_a_prediction_without_a_model_is_refused(settings, strategy):
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
         all_strategies()[strategy].section_settings(settings(strategy=strategy))
 
 
 @trains
-def test_more_parties_than_rows_and_one_for_columns_of_several_are_refused(
-    made: MakeRun, name: str
-) -> None:
+def test_more_parties_than_rows_and_one_for_columns_of_several_are_refused(made, name):
     settings = made(name)
     data = Path(settings.data)
     data.write_text("\n".join(data.read_text().splitlines()[:3]) + "\n")

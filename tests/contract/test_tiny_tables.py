@@ -1,11 +1,6 @@
 """Every method trains on every table of a few rows, or says why it does not."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given
@@ -14,17 +9,15 @@ from hypothesis import strategies as st
 
 from fedapp.errors import FedappError
 from fedapp.runs.local import run_local
-from tests.contract.conftest import MakeRun
 from tests.contract.test_contract import trains
-from tests.pooled import write_rows
+from tests.tables import write_rows
 
-Cells = Sequence[float | str]
-CELLS: dict[str, Cells] = {
+CELLS = {
     "numbers": (-1.0, 0.0, 0.5, 2.0, math.nan),
     "constant": (3.0,),
     "categories": ("Bern", "Oslo", "Rome", math.nan),
 }
-LABELS: dict[str, Cells] = {
+LABELS = {
     "binary:logistic": (0, 1),
     "multi:softprob": (0, 1, 2),
     "reg:squarederror": (0.0, 1.0, 2.0),
@@ -49,16 +42,16 @@ STOPS_GROWING = (
 
 
 @st.composite
-def tiny_runs(draw: st.DrawFn) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+def tiny_runs(draw):
     """A table of 2 to 12 rows, which may have weights, and settings of a run on it."""
     n_rows, objective = draw(st.integers(2, 12)), draw(st.sampled_from(sorted(LABELS)))
 
-    def column(cells: Cells) -> list[Any]:
+    def column(cells):
         return draw(st.lists(st.sampled_from(cells), min_size=n_rows, max_size=n_rows))
 
     kinds = draw(st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=4))
     table = {f"c{index}": column(CELLS[kind]) for index, kind in enumerate(kinds)}
-    given: dict[str, Any] = {
+    given = {
         "objective": objective,
         "parties": draw(st.integers(1, 3)),
         "depth": draw(st.sampled_from((0, 2))),
@@ -77,9 +70,7 @@ def tiny_runs(draw: st.DrawFn) -> tuple[dict[str, list[Any]], dict[str, Any]]:
 @example(STOPS_GROWING)
 @examples(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tiny=tiny_runs())
-def test_a_tiny_table_trains_or_is_refused(
-    made: MakeRun, tmp_path: Path, name: str, tiny: tuple[dict[str, list[Any]], dict[str, Any]]
-) -> None:
+def test_a_tiny_table_trains_or_is_refused(made, tmp_path, name, tiny):
     table, given = tiny
     data = write_rows(tmp_path / "tiny.csv", table)
     refusal = ""

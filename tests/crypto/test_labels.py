@@ -1,7 +1,5 @@
 """Labels that are randomised: what is drawn, how often, and how well two can be told apart."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,16 +14,14 @@ KEY = bytes(range(32))
 MANY = [f"c{number}" for number in range(20_000)]
 
 
-def names(n_classes: int) -> list[str]:
+def names(n_classes):
     return [f"class {number}" for number in range(n_classes)]
 
 
 @pytest.mark.slow
 @pytest.mark.by_default("4-0.5")
 @pytest.mark.parametrize(("n_classes", "epsilon"), [(2, 1.0), (2, 3.0), (4, 0.5), (7, 2.0)])
-def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
-    n_classes: int, epsilon: float
-) -> None:
+def test_classes_stay_and_change_as_often_as_randomised_response_has_it(n_classes, epsilon):
     for label in (0, n_classes - 1):
         labels = np.full(len(MANY), label, np.float32)
         drawn = randomised_classes(labels, names(n_classes), epsilon, MANY, KEY)
@@ -40,7 +36,7 @@ def test_classes_stay_and_change_as_often_as_randomised_response_has_it(
 @pytest.mark.slow
 @pytest.mark.by_default("1.0")
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
-def test_no_guess_tells_two_labels_apart_better_than_the_bound(epsilon: float) -> None:
+def test_no_guess_tells_two_labels_apart_better_than_the_bound(epsilon):
     of_zero, of_one = (
         randomised_classes(np.full(len(MANY), label, np.float32), names(2), epsilon, MANY, KEY)
         for label in (0, 1)
@@ -49,7 +45,7 @@ def test_no_guess_tells_two_labels_apart_better_than_the_bound(epsilon: float) -
     assert advantage == pytest.approx(math.tanh(epsilon / 2), abs=0.02)
 
 
-def test_noise_of_measures_is_discrete_laplace() -> None:
+def test_noise_of_measures_is_discrete_laplace():
     epsilon, low, high = 2.0, -10.0, 30.0
     labels = np.full(len(MANY), 10.0, np.float32)
     drawn = randomised_measures(labels, low, high, epsilon, MANY, KEY)
@@ -66,7 +62,7 @@ def test_noise_of_measures_is_discrete_laplace() -> None:
         assert share == pytest.approx(expected, abs=5 * math.sqrt(expected / len(MANY)))
 
 
-def test_measures_are_clipped_to_the_range() -> None:
+def test_measures_are_clipped_to_the_range():
     ids = MANY[:1000]
     inside, outside = (
         randomised_measures(np.full(1000, value, np.float32), 0.0, 1.0, 1.0, ids, KEY)
@@ -77,9 +73,7 @@ def test_measures_are_clipped_to_the_range() -> None:
 
 @examples(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.floats(0.1, 8))
-def test_a_rows_draw_depends_on_its_id_and_label_alone(
-    seed: int, n_classes: int, epsilon: float
-) -> None:
+def test_a_rows_draw_depends_on_its_id_and_label_alone(seed, n_classes, epsilon):
     rng = np.random.default_rng(seed)
     ids = MANY[:200]
     labels = rng.integers(0, n_classes, 200).astype(np.float32)
@@ -94,13 +88,13 @@ def test_a_rows_draw_depends_on_its_id_and_label_alone(
     assert (other != randomised_classes(labels, names(n_classes), 0.1, ids, KEY)).any()
 
 
-def test_a_single_class_stays_as_it_is() -> None:
+def test_a_single_class_stays_as_it_is():
     labels = np.zeros(5, np.float32)
     np.testing.assert_array_equal(randomised_classes(labels, names(1), 0.1, MANY[:5], KEY), labels)
 
 
 @pytest.mark.slow
-def test_draws_of_two_labels_of_a_row_are_independent() -> None:
+def test_draws_of_two_labels_of_a_row_are_independent():
     for epsilon in (1.0, 3.0):
         old, new = (
             randomised_classes(np.full(len(MANY), label, np.float32), names(2), epsilon, MANY, KEY)

@@ -1,13 +1,10 @@
 """What a coordinator gets that does not ask all sites alike: refusals, or noise."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.home import home
-from fedapp.messages.fields import Array, Request, fields_of
+from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
 from fedapp.messages.pax import (
     CountRequest,
@@ -28,18 +25,18 @@ from fedapp.messages.pax import (
 )
 from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import KeysRequest
-from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.document import to_text
 from fedapp.site.answer import answer
 from fedapp.site.mail import Session
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
 from tests.stored import by_subset
 
-NAMES: tuple[str, ...] = ("bank", "insurer", "shop")
+NAMES = ("bank", "insurer", "shop")
 MODEL = "0123456789abcdef"
 N_TRAIN = 26  # of 40 rows at each
 TERMS = {
@@ -73,14 +70,14 @@ class Coordinator:
 
     def __init__(
         self,
-        configs: Mapping[str, SiteConfig],
-        threshold: int = 0,
-        method: str = "pax",
-        opens: Callable[..., Request] = OPENS_PAX,
-        changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
-        model: str = MODEL,
-        **plan: Any,
-    ) -> None:
+        configs,
+        threshold=0,
+        method="pax",
+        opens=OPENS_PAX,
+        changes=MappingProxyType({}),
+        model=MODEL,
+        **plan,
+    ):
         self._model, self.configs, self._method, names = model, configs, method, tuple(configs)
         said = {"aggregation": "secure", "threshold": threshold}
         fields = planned(names, **(said | plan))
@@ -98,14 +95,7 @@ class Coordinator:
             **TERMS,
         )
 
-    def ask(
-        self,
-        request: Request | Mapping[str, Request],
-        step: int,
-        names: Iterable[str] = NAMES,
-        attempt: int = 0,
-        **more: Any,
-    ) -> dict[str, Content]:
+    def ask(self, request, step, names=NAMES, attempt=0, **more):
         """What sites answer to the same request, or each to its own."""
         each = request if isinstance(request, Mapping) else dict.fromkeys(names, request)
         envelope = Envelope(self._model, step, attempt=attempt, method=self._method, **more)
@@ -114,7 +104,7 @@ class Coordinator:
             for name, own in each.items()
         }
 
-    def masked(self, *given: Any, **more: Any) -> dict[str, Array]:
+    def masked(self, *given, **more):
         return {name: reply.arrays["masked"] for name, reply in self.ask(*given, **more).items()}
 
 
@@ -132,7 +122,7 @@ def coordinator(configs):
     return Coordinator(configs)
 
 
-def counting(first: int = 0, digit: int = 1) -> CountRequest:
+def counting(first=0, digit=1):
     """Counts by the second digit, or a later one, of what begins with some first ones."""
     return CountRequest(digit, PREFIXES[first:], np.array([0, 256 - first, 256 - first]))
 
@@ -140,7 +130,7 @@ def counting(first: int = 0, digit: int = 1) -> CountRequest:
 UNDIVIDED = np.empty(0), np.empty(0)  # a table of times, of which there are none
 
 
-def growing() -> GrowRequest:
+def growing():
     """Sums of the first tree's root."""
     return GrowRequest(
         *(np.empty(0, dtype) for dtype in ("i4", "i4", "i4", "i4", "f4", "u1", "u1")),
@@ -150,14 +140,14 @@ def growing() -> GrowRequest:
     )
 
 
-def scoring() -> SumScoresRequest:
+def scoring():
     """The last question of a run, of a model without trees."""
     model = Ensemble("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), *NO_TREES)
     document = np.frombuffer(to_text(model).encode(), np.uint8)
     return SumScoresRequest(*UNDIVIDED, document, 16, 1.0, ())
 
 
-def is_noise(masked: Iterable[Array]) -> bool:
+def is_noise(masked):
     return chi_squared(unmasked_sum(masked, 256**2, 4).astype(np.uint32)) < MOST_CHI2
 
 
@@ -293,7 +283,7 @@ def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator):
     coordinator.ask(coordinator.opening, 3)
     way = "rows are counted by each digit once a run, before the cuts are sent"
 
-    def refused(digit: int, due: int | str, step: int) -> None:
+    def refused(digit, due, step):
         rule = f"^bank: CountRequest.digit must be {due}, got {digit}; {way}$"
         with pytest.raises(ProtocolError, match=rule):
             coordinator.ask(counting(digit=digit), step, ["bank"])
@@ -359,7 +349,7 @@ def test_categories_are_no_numbers_to_be_counted_by_digits(write_table):
 def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator):
     coordinator.ask(coordinator.opening, 3)
     model = np.zeros(1, np.uint8)
-    requests: list[Request] = [
+    requests = [
         SketchRequest(n_bins=4, **TERMS),
         LabelsRequest(**TERMS),
         EvaluateRequest(*UNDIVIDED, model, 16, 1.0),
@@ -399,7 +389,7 @@ def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator):
 # Which rows a round draws
 
 
-def public_draw(name: str, seed: int, round_id: int, share: float) -> Array:
+def public_draw(name, seed, round_id, share):
     """The rows that numbers which the coordinator knows would draw."""
     entropy = [seed, round_id, zlib.crc32(name.encode())]
     return np.random.default_rng(entropy).random(N_TRAIN) < share

@@ -1,7 +1,5 @@
 """Noise of the discrete Gaussian distribution, and what it costs."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -20,11 +18,11 @@ from fedapp.crypto.noise import (
 from fedapp.errors import ConfigError
 
 
-def source(label: bytes = b"") -> Source:
+def source(label=b""):
     return Source(bytes(32), label)
 
 
-def chi_squared(found: np.ndarray, probabilities: np.ndarray) -> float:
+def chi_squared(found, probabilities):
     """Per degree of freedom, over the numbers that are expected five times at least."""
     expected = probabilities * len(found)
     often = expected >= 5
@@ -33,7 +31,7 @@ def chi_squared(found: np.ndarray, probabilities: np.ndarray) -> float:
     return float(((counts - expected)[often] ** 2 / expected[often]).sum() / (often.sum() - 1))
 
 
-def gaussian(variance: float, most: int) -> np.ndarray:
+def gaussian(variance, most):
     weights = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * variance))
     return weights / weights.sum()
 
@@ -54,10 +52,10 @@ def test_draws_are_exact_where_float64_cannot_tell(monkeypatch):
 
 def test_a_doubtful_comparison_takes_further_digits():
     class Fixed(Source):
-        def __init__(self, *words: int) -> None:
+        def __init__(self, *words):
             self.left = list(words)
 
-        def words(self, n_words: int) -> np.ndarray:
+        def words(self, n_words):
             return np.array([self.left.pop(0) for _ in range(n_words)], dtype=np.uint64)
 
     bits = 0x5E2D58D8B3BCDF1A  # the first 64 of 1/e
@@ -93,7 +91,7 @@ def test_a_variance_out_of_range_is_refused(variance):
         discrete_gaussian(variance, 1, source())
 
 
-def summing_error(variance: int, n_draws: int) -> float:
+def summing_error(variance, n_draws):
     """How far the sum of draws is from one draw of the sum's variance: the logarithm of the ratio
     of their probabilities is within this, for every number.
 
@@ -112,7 +110,7 @@ def test_a_sum_of_draws_is_as_one_draw():
 # What it costs
 
 
-def concentrated_epsilon(multiplier: float, delta: float) -> float:
+def concentrated_epsilon(multiplier, delta):
     """Never below the accountant's: Bun and Steinke 2016 (arXiv:1605.02065), Proposition 1.3."""
     rho = 1 / (2 * multiplier**2)
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))

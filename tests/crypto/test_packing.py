@@ -1,7 +1,5 @@
 """Fixed-point numbers and packed plaintexts: round trips, head-room, refusals."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -18,13 +16,13 @@ UNIT = FixedPoint((0, 0))
 FLOATS = st.floats(-1, 1, width=32)
 
 
-def some_rows(n_rows: int, n_outputs: int = 1) -> np.ndarray:
+def some_rows(n_rows, n_outputs=1):
     rows = RNG.normal(size=(n_rows, n_outputs, 2)).astype(np.float32)
     rows[..., 1] = np.abs(rows[..., 1])
     return rows
 
 
-def side_by_side(layout: PairLayout, slots: list[int]) -> int:
+def side_by_side(layout, slots):
     """Slots in one plaintext, as ``pack_sums`` lays them under encryption."""
     return sum(slot << (layout.slot_bits * place) for place, slot in enumerate(slots))
 

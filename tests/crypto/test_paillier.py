@@ -1,7 +1,5 @@
 """Keys, ciphertexts, masks and sums, beside phe and slow obvious forms."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys
@@ -39,7 +37,7 @@ from fedapp.crypto.paillier_masks import (
     short_bits,
     square_base,
 )
-from fedapp.crypto.rings import Residues, from_bytes_array, to_bytes_array
+from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.errors import ConfigError
@@ -61,24 +59,22 @@ def two():
         yield workers
 
 
-def some_codes(n_rows: int) -> np.ndarray:
+def some_codes(n_rows):
     return RNG.integers(0, np.diff(OFFSETS), (n_rows, 3)).astype(np.uint8)
 
 
-def some_rows(n_rows: int, n_outputs: int = 1) -> np.ndarray:
+def some_rows(n_rows, n_outputs=1):
     rows = RNG.normal(size=(n_rows, n_outputs, 2)).astype(np.float32)
     rows[..., 1] = np.abs(rows[..., 1])
     return rows
 
 
-def numbers_of(key: PrivateKey, residues: Residues) -> list[mpz]:
+def numbers_of(key, residues):
     """Residues mod n^2 as integers."""
     return ring_of(key.public.n_squared).numbers(residues)
 
 
-def naive_sums(
-    fields: np.ndarray, codes: np.ndarray, nodes: np.ndarray, n_nodes: int
-) -> list[list[int]]:
+def naive_sums(fields, codes, nodes, n_nodes):
     """Sums of integers, one row after the other."""
     n_bins, flat = OFFSETS[-1], fields.reshape(len(fields), -1).tolist()
     sums = [[0] * len(flat[0]) for _ in range(n_nodes * n_bins)]
@@ -320,14 +316,7 @@ def test_ciphertexts_of_another_form_are_refused(key):
         check_ciphertexts(key.public, np.ones((2, 128), np.int64))
 
 
-def sums_read(
-    key: PrivateKey,
-    reply: np.ndarray,
-    layout: PairLayout,
-    scale: FixedPoint,
-    n_sums: int,
-    workers: Workers,
-) -> np.ndarray:
+def sums_read(key, reply, layout, scale, n_sums, workers):
     (fields,) = read_jobs(key, reply, [(layout, np.ones(n_sums, dtype=bool))], workers)
     return scale.decode(fields, layout.n_outputs)
 
@@ -394,7 +383,7 @@ def test_no_ciphertext_leaves_as_it_came_or_as_one(key):
 def test_rows_that_do_not_fit_together_are_refused(key):
     rows, codes, nodes = encrypt(key, [1, 2], HERE), some_codes(2), np.zeros(2, np.int32)
 
-    def refused(rule: str, codes: np.ndarray, nodes: np.ndarray) -> None:
+    def refused(rule, codes, nodes):
         with pytest.raises(ValueError, match=rule):
             sum_rows(key.public, rows, codes, OFFSETS, nodes, 1, HERE)
 
@@ -420,7 +409,7 @@ def test_the_self_test_passes_and_finds_a_broken_key(key):
         self_test(PrivateKey(key.p, key.q * 3))
 
 
-def fail(value: int) -> None:
+def fail(value):
     raise ValueError(f"value must be 0, got {value}")
 
 
@@ -432,7 +421,7 @@ def test_workers_keep_the_order_and_share_the_work(two):
     assert n_cores() >= 1
 
 
-def _slow_pid(seconds: float) -> int:
+def _slow_pid(seconds):
     time.sleep(seconds)
     return os.getpid()
 
@@ -456,7 +445,7 @@ def test_a_worker_that_dies_is_an_error_and_is_replaced():
         assert any(len(set(workers.run(_slow_pid, [(0.05,)] * 10))) == 2 for _ in range(60))
 
 
-def _end_if_not(process_id: int) -> None:
+def _end_if_not(process_id):
     if os.getpid() != process_id:
         os._exit(3)
     time.sleep(0.05)
@@ -473,7 +462,7 @@ def test_workers_end_with_their_owner():
         Workers(0)
 
 
-def _encrypt_in_a_daemon(pipe: object, key: PrivateKey) -> None:
+def _encrypt_in_a_daemon(pipe, key):
     with Workers(2) as workers:
         pipe.send(encrypt(key, [1, 2, 3, 4], workers))
 

@@ -1,7 +1,5 @@
 """Vectors under masks look random one by one, and add up to what they hide."""
 
-from __future__ import annotations
-
 import secrets
 
 import numpy as np
@@ -16,13 +14,13 @@ RNG = np.random.default_rng(2)
 MOST_CHI2 = 375.0
 
 
-def pairs(names: tuple[str, ...] = NAMES) -> dict[str, dict[str, bytes]]:
+def pairs(names=NAMES):
     """A secret for every pair of parties, by name of both."""
     drawn = {frozenset((a, b)): secrets.token_bytes(32) for a in names for b in names if a < b}
     return {a: {b: drawn[frozenset((a, b))] for b in names if b != a} for a in names}
 
 
-def chi_squared(words: np.ndarray) -> float:
+def chi_squared(words):
     """How far bytes are from being equally often."""
     found = np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)
     expected = found.sum() / 256

@@ -1,7 +1,5 @@
 """Points of ids, their masks and intersections, against the vectors of RFCs and against sets."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from pathlib import Path
@@ -15,7 +13,6 @@ from fedapp.crypto import psi
 from fedapp.crypto.psi import (
     DST,
     ORDER,
-    Points,
     draw_scalar,
     expander,
     hash_messages,
@@ -67,16 +64,16 @@ NO_POINTS = {
 }
 
 
-def hash_to_group(ids: list[str]) -> Points:
+def hash_to_group(ids):
     """The points that stand for ids."""
     return hash_messages([one.encode() for one in ids], DST)
 
 
-def as_point(text: str) -> Points:
+def as_point(text):
     return np.frombuffer(bytes.fromhex(text), dtype=np.uint8)
 
 
-def as_set(points: Points) -> set[bytes]:
+def as_set(points):
     return {point.tobytes() for point in points}
 
 

@@ -1,7 +1,5 @@
 """Arithmetic of many big integers at once, beside gmpy2's, whichever way the processor has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gmpy2 import mpz, powmod
@@ -36,7 +34,7 @@ MODULI = [
 ]
 
 
-def some_numbers(modulus: mpz, n: int, seed: int = 0) -> list[mpz]:
+def some_numbers(modulus, n, seed=0):
     """The edges and what is between them."""
     rng = np.random.default_rng(seed)
     width = (modulus.bit_length() + 7) // 8 + 1
@@ -132,7 +130,7 @@ def test_products_by_place_are_those_of_a_loop(kind, n):
     own, rng = kind(MODULI[5]), np.random.default_rng(n)
     values = [mpz(int(one)) for one in rng.integers(1, 2**62, 50)]
     places, rows = rng.integers(0, 7, n) * 3, rng.integers(0, 50, n)
-    wanted: dict[int, mpz] = {}
+    wanted = {}
     for place, row in zip(places.tolist(), rows, strict=True):
         wanted[place] = wanted.get(place, 1) * values[row] % own.modulus
     found, products = products_by_place(own, own.take(values), places, rows)
@@ -141,7 +139,7 @@ def test_products_by_place_are_those_of_a_loop(kind, n):
     assert rings.product(own, own.take(values[:n])) == powmod_product(values[:n], own.modulus)
 
 
-def powmod_product(values: list[mpz], modulus: mpz) -> mpz:
+def powmod_product(values, modulus):
     product = mpz(1)
     for value in values:
         product = product * value % modulus

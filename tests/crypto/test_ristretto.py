@@ -1,7 +1,5 @@
 """Points of ristretto255 eight at a time, beside libsodium's and the vectors of RFC 9496."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 
@@ -9,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedapp.crypto.lanes import ristretto
-from fedapp.crypto.lanes.field import CARRIED, LIMB, P, Slots, of_slots
+from fedapp.crypto.lanes.field import CARRIED, LIMB, P, of_slots
 from fedapp.crypto.lanes.registers import supported
-from fedapp.crypto.psi import Points, draw_scalar, mask, points_of, scale
+from fedapp.crypto.psi import draw_scalar, mask, points_of, scale
 from fedapp.crypto.rings import ORDER
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
@@ -97,15 +95,15 @@ SCALARS = [1, 2, 3, 7, 8, 15, 16, 17, 2**128, 2**252 - 1, 2**252]
 SCALARS += [ORDER // 2, ORDER // 2 + 1, ORDER - 2, ORDER - 1]
 
 
-def as_points(texts: list[str]) -> Points:
+def as_points(texts):
     return np.frombuffer(bytes.fromhex("".join(texts)), dtype=np.uint8).reshape(len(texts), -1)
 
 
-def as_scalar(number: int) -> bytes:
+def as_scalar(number):
     return number.to_bytes(32, "little")
 
 
-def some_uniform(n: int, seed: int = 0) -> Points:
+def some_uniform(n, seed=0):
     """The edges of the field, each beside all others, and what is between them."""
     edges = [0, 1, 2, P - 1, P, P + 1, 2**255 - 1, 2**255, 2**256 - 1]
     both = [
@@ -244,7 +242,7 @@ def test_what_depends_on_the_scalar_is_compiled_without_branches(formula):
 
 
 @of_slots
-def _sample(out: Slots, left: Slots, right: Slots) -> None:
+def _sample(out, left, right):
     """Each operation, on limbs as large as they may be, and on sums that must be carried first."""
     x, y = left[0], right[0]
     many = x + x + y + x + y
@@ -258,10 +256,9 @@ def _sample(out: Slots, left: Slots, right: Slots) -> None:
     out[11] = x.where((x - y).is_zero(), y + y)
 
 
-def _numbers(memory: ristretto.Words, slot: int) -> list[int]:
+def _numbers(memory, slot):
     limbs = memory[40 * slot : 40 * slot + 40].reshape(5, 8).astype(object)
-    numbers: list[int] = (limbs.T * [1 << 51 * place for place in range(5)]).sum(axis=1).tolist()
-    return numbers
+    return (limbs.T * [1 << 51 * place for place in range(5)]).sum(axis=1).tolist()
 
 
 @needs_lanes

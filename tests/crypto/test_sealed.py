@@ -1,7 +1,5 @@
 """A parcel opens for its receiver, at its address, unchanged; and in no other case."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from dataclasses import replace
@@ -28,7 +26,7 @@ OPENING = b"names, keys and settings"
 BANK, SHOP, OTHER = (Keys(new_private_key(), new_private_key()) for _ in range(3))
 
 
-def public(private: Keys) -> Keys:
+def public(private):
     return Keys(public_key(private.static), public_key(private.run))
 
 
@@ -44,12 +42,12 @@ LOW_ORDER = [
 ]
 
 
-def sealed(content: bytes = b"margins", address: Address = ADDRESS) -> bytes:
+def sealed(content=b"margins", address=ADDRESS):
     """What the bank sends the shop."""
     return seal(SECRET, address, content)
 
 
-def refused(secret: bytes, address: Address, parcel: bytes) -> bool:
+def refused(secret, address, parcel):
     """Whether a parcel does not open, with the one message there is."""
     rule = "must be sealed for this address by its sender, got"
     message = f"^parcel {rule} {len(parcel)} bytes that are not$"
@@ -222,14 +220,14 @@ def test_a_fingerprint_is_the_hash_of_the_key_in_groups_of_four():
 
 
 def test_a_parcel_is_what_its_docstring_says():
-    def prefixed(*parts: bytes) -> bytes:
+    def prefixed(*parts):
         return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
-    def product(private: bytes, peer: bytes) -> bytes:
+    def product(private, peer):
         public = X25519PublicKey.from_public_bytes(public_key(peer))
         return X25519PrivateKey.from_private_bytes(private).exchange(public)
 
-    def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
+    def hkdf(salt, secret, info):
         """RFC 5869: extract, then one block of expand."""
         return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\1", "sha256")
 

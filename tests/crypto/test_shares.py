@@ -1,9 +1,6 @@
 """Sums without a lost party: what a coordinator gets that does not unmask them as it should."""
 
-from __future__ import annotations
-
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -11,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedapp.crypto.masking import (
-    Masked,
     expand,
     mask_vector,
     new_secret,
@@ -21,14 +17,11 @@ from fedapp.crypto.masking import (
 )
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.fields import Array
 from fedapp.messages.secagg import LeftRequest, UnmaskRequest
-from fedapp.messages.wire import Content
 from fedapp.site.account import Account
 from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from strategies.secagg import _row_of
-from tests.conftest import WriteTable
 from tests.crypto.test_masks import MODEL, Coordinator, counting, scoring
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared, pairs
 
@@ -43,7 +36,7 @@ def coordinator(write_table):
     return Coordinator(_configs(write_table, {"least-parties": 2}), threshold=3)
 
 
-def _configs(write_table: WriteTable, more: Mapping[str, int]) -> dict:
+def _configs(write_table, more):
     return {
         name: site_config(
             {
@@ -59,9 +52,7 @@ def _configs(write_table: WriteTable, more: Mapping[str, int]) -> dict:
     }
 
 
-def unmasking(
-    answers: Mapping[str, Content], names: Sequence[str], holder: str, among: Sequence[str] = ALL
-) -> UnmaskRequest:
+def unmasking(answers, names, holder, among=ALL):
     """What an honest coordinator asks of a holder."""
     rows = [
         answers[name].arrays["sealed"][_row_of(tuple(among), name, holder)]
@@ -71,9 +62,7 @@ def unmasking(
     return UnmaskRequest(tuple(names), np.array(rows, np.uint8))
 
 
-def opened(
-    answers: Mapping[str, Content], told: Mapping[str, Content], names: Sequence[str]
-) -> tuple[dict[str, bytes], dict[tuple[str, str], bytes]]:
+def opened(answers, told, names):
     """Seeds of the named parties' own masks by as many shares as there are, and those of pairs."""
     shares = {ALL.index(holder) + 1: told[holder].arrays["shares"] for holder in told}
     own = {
@@ -89,12 +78,7 @@ def opened(
     return own, of_pairs
 
 
-def sum_of(
-    answers: Mapping[str, Content],
-    names: Iterable[str],
-    own: Mapping[str, bytes],
-    of_pairs: Mapping[tuple[str, str], bytes],
-) -> Array:
+def sum_of(answers, names, own, of_pairs):
     added = [own[name] for name in names] + [s for (one, gone), s in of_pairs.items() if one < gone]
     subtracted = [seed for (one, gone), seed in of_pairs.items() if one > gone]
     masked = [answers[name].arrays["masked"] for name in names]
@@ -134,7 +118,7 @@ def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer(
     shared = pairs(ALL)
     values = {name: np.arange(5000) * (place + 1) for place, name in enumerate(ALL)}
 
-    def ask(names: Sequence[str], label: bytes, own: bool) -> dict[str, Masked]:
+    def ask(names, label, own):
         return {
             name: mask_vector(
                 name,
@@ -146,7 +130,7 @@ def test_asking_the_rest_again_under_one_mask_a_pair_would_tell_the_late_answer(
             for name in names
         }
 
-    def difference(own: bool) -> Array:
+    def difference(own):
         late, again = ask(ALL, b"first", own), ask(REST, b"again", own)
         return unmasked_sum(late.values(), 5000) - unmasked_sum(again.values(), 5000)
 
@@ -169,7 +153,7 @@ def test_a_late_answer_of_a_lost_party_tells_nothing(coordinator):
     assert chi_squared(late - expand(new_secret(), N_WORDS)) < MOST_CHI2
 
 
-def smallest_sum(n_parties: int, threshold: int) -> int:
+def smallest_sum(n_parties, threshold):
     """Fewest parties of a sum that a coordinator gets which tells each of others what it likes."""
     parties = range(n_parties)
     choices = [

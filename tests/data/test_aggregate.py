@@ -1,10 +1,6 @@
 """Rows that share an id become one, by rules of a schema."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -17,14 +13,12 @@ from fedapp.data.columns import Columns
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import Declared, Reader, Roles, read_schema
-from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
+from tests.tables import write_rows
 
 NAMED = Roles(id_column="id")
 RULES = ("count", "sum", "mean", "min", "max", "last")
@@ -33,7 +27,7 @@ NUMBERS = st.sampled_from([0.1, 0.2, 0.3, 1e16, -1e16, 3.0, 2**-40, None])
 EVENTS = st.lists(st.tuples(st.integers(0, 3), NUMBERS, st.integers(0, 5)), min_size=1, max_size=12)
 
 
-def aggregated(columns: dict[str, Any], order_by: str = "", **rules: str) -> Table:
+def aggregated(columns, order_by="", **rules):
     """A table of these columns by one rule a column."""
     declared = tuple(Declared(name, aggregate=rule) for name, rule in rules.items())
     return table_of_frame(pa.table(columns), NAMED, Reader(declared=declared, order_by=order_by))
@@ -43,10 +37,8 @@ def aggregated(columns: dict[str, Any], order_by: str = "", **rules: str) -> Tab
 @pytest.mark.by_default("count", "last")
 @pytest.mark.parametrize("rule", RULES)
 @given(events=EVENTS, seed=st.integers(0, 100))
-def test_values_are_those_of_a_slow_reference_in_any_order(
-    rule: str, events: list[tuple[int, float | None, int]], seed: int
-) -> None:
-    def of(rows: list[tuple[int, float | None, int]]) -> dict[str, float]:
+def test_values_are_those_of_a_slow_reference_in_any_order(rule, events, seed):
+    def of(rows):
         ids, numbers, times = map(list, zip(*rows, strict=True))
         columns = {"id": ids, "v": pa.array(numbers, pa.float64()), "t": times}
         table = aggregated(columns, "t" if rule == "last" else "", v=rule, t="max")
@@ -54,7 +46,7 @@ def test_values_are_those_of_a_slow_reference_in_any_order(
         assert table.n_read == len(rows)
         return dict(zip(table.ids.tolist(), table.values[:, 0].tolist(), strict=True))
 
-    due: dict[str, float] = {}
+    due = {}
     for name in dict.fromkeys(str(each[0]) for each in events):
         rows = [each for each in events if str(each[0]) == name]
         values = [value for _, value, _ in rows if value is not None]
@@ -74,7 +66,7 @@ def test_values_are_those_of_a_slow_reference_in_any_order(
         np.testing.assert_equal(of([events[row] for row in turned]), due)
 
 
-def test_rows_keep_the_order_of_their_first_events() -> None:
+def test_rows_keep_the_order_of_their_first_events():
     table = aggregated({"id": ["c", "a", "c", "b"], "v": [1, 2, 3, 4]}, v="sum")
     assert table.ids is not None
     assert table.ids.tolist() == ["c", "a", "b"]
@@ -83,7 +75,7 @@ def test_rows_keep_the_order_of_their_first_events() -> None:
     assert [note.text(False) for note in table.notes] == [text]
 
 
-def test_large_tables_are_pandas(tmp_path: Path) -> None:
+def test_large_tables_are_pandas(tmp_path):
     rng = np.random.default_rng(1)
     frame = pandas.DataFrame({"id": rng.integers(0, 900, 5000), "v": rng.normal(size=5000)})
     frame["w"] = rng.integers(0, 9, 5000).astype(float)
@@ -96,7 +88,7 @@ def test_large_tables_are_pandas(tmp_path: Path) -> None:
     np.testing.assert_allclose(table.values, due.to_numpy(np.float32), rtol=1e-6)
 
 
-def test_kinds_follow_the_rules(tmp_path: Path) -> None:
+def test_kinds_follow_the_rules(tmp_path):
     """Of names only the number or the last, of dates no sum."""
     (tmp_path / "events.csv").write_text(
         "id,kind,when,paid,note\n1,tea,2024-01-02,yes,n1\n1,milk,2024-03-01,no,n2\n"
@@ -125,7 +117,7 @@ def test_kinds_follow_the_rules(tmp_path: Path) -> None:
         read_columns_of(str(tmp_path / "events.csv"), table.columns, Roles(), **how)
 
 
-def test_rows_of_a_request_are_as_they_come() -> None:
+def test_rows_of_a_request_are_as_they_come():
     """A served row has the features of an id already."""
     reader = Reader(declared=(Declared("v", aggregate="count"),))
     model = Columns.of_model(("v",), (), reader)
@@ -157,9 +149,7 @@ def test_rows_of_a_request_are_as_they_come() -> None:
         ({"id": [1, 1], "v": [1e39, -1e39]}, {"v": "sum"}, r"^feature columns must be finite"),
     ],
 )
-def test_values_without_a_rule_that_fits_are_refused(
-    columns: dict[str, Any], rules: dict[str, str], rule: str
-) -> None:
+def test_values_without_a_rule_that_fits_are_refused(columns, rules, rule):
     with pytest.raises(DataError, match=rule):
         aggregated(columns, **rules)
 
@@ -171,18 +161,18 @@ def test_values_without_a_rule_that_fits_are_refused(
         (["a", "b"], r"^order-by column 't' must be numbers or dates, got names of categories"),
     ],
 )
-def test_an_order_needs_numbers_or_dates(times: list[Any], rule: str) -> None:
+def test_an_order_needs_numbers_or_dates(times, rule):
     with pytest.raises(DataError, match=rule):
         aggregated({"id": [1, 1], "v": [1, 2], "t": times}, "t", v="last", t="count")
     with pytest.raises(DataError, match=r"^order-by column 't' must be in the table"):
         aggregated({"id": [1, 1], "v": [1, 2]}, "t", v="last")
 
 
-def test_labels_have_a_rule_of_their_own_or_none() -> None:
+def test_labels_have_a_rule_of_their_own_or_none():
     columns = {"id": [1, 1, 2], "v": [1, 2, 3], "y": [0, 1, 0], "w": [1.0, 2.0, 1.0]}
     roles = Roles("y", "id", "w")
 
-    def read(**rules: str) -> Table:
+    def read(**rules):
         declared = tuple(Declared(name, aggregate=each) for name, each in rules.items())
         return table_of_frame(pa.table(columns), roles, Reader(declared=declared))
 
@@ -209,18 +199,14 @@ def test_labels_have_a_rule_of_their_own_or_none() -> None:
         ('[columns.v]\ntype = "drop"\naggregate = "sum"', r"columns\.v\.aggregate must be omitted"),
     ],
 )
-def test_rules_that_cannot_be_are_refused_with_the_schema(
-    tmp_path: Path, text: str, rule: str
-) -> None:
+def test_rules_that_cannot_be_are_refused_with_the_schema(tmp_path, text, rule):
     (tmp_path / "schema.toml").write_text(text + "\n")
     with pytest.raises(ConfigError, match=rf"^schema '.*schema.toml': {rule}"):
         read_schema(tmp_path / "schema.toml")
 
 
 @pytest.mark.slow
-def test_a_model_of_events_is_that_of_the_aggregated_table(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_model_of_events_is_that_of_the_aggregated_table(settings, tmp_path):
     rng = np.random.default_rng(4)
     people = np.arange(150)
     v, y = rng.normal(size=150).round(3), rng.integers(0, 2, 150)

@@ -1,10 +1,5 @@
 """Codes, times and events that are written otherwise than a column of numbers: what is said."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -33,15 +28,13 @@ ZONES = "times with and without a zone, of which the latter are read as UTC"
         (["12 kg", "3"], MISSING),
     ],
 )
-def test_codes_among_numbers_are_categories_before_they_are_missing(
-    write_table, values: Sequence[str], first: str
-) -> None:
+def test_codes_among_numbers_are_categories_before_they_are_missing(write_table, values, first):
     path = write_table(c=[values[row % len(values)] for row in range(40)])
     with pytest.raises(DataError, match=r"first '.*' in line \d: " + first):
         load_table(path, Roles(label="y"))
 
 
-def test_codes_among_numbers_of_the_label_are_classes_before_they_are_missing(write_table) -> None:
+def test_codes_among_numbers_of_the_label_are_classes_before_they_are_missing(write_table):
     path = write_table(y=["250", "401", "V58", "272"] * 10)
     table = load_table(path, Roles(label="y"))
     with pytest.raises(DataError, match=r"as 'V58'; where they are names .*correct"):
@@ -64,9 +57,7 @@ def test_codes_among_numbers_of_the_label_are_classes_before_they_are_missing(wr
         (["2024-01-05T10:00", "2024-01-06"], ""),
     ],
 )
-def test_numbers_written_as_codes_and_times_of_two_kinds_are_noted(
-    write_table, values: Sequence[str], note: str
-) -> None:
+def test_numbers_written_as_codes_and_times_of_two_kinds_are_noted(write_table, values, note):
     path = write_table(c=[values[row % len(values)] for row in range(40)])
     table = load_table(path, Roles(label="y"))
     described = describe(str(path), Roles(label="y"), Reader())
@@ -77,7 +68,7 @@ def test_numbers_written_as_codes_and_times_of_two_kinds_are_noted(
             assert found == (text == note), notes
 
 
-def test_a_column_that_a_schema_declares_is_not_noted(write_table) -> None:
+def test_a_column_that_a_schema_declares_is_not_noted(write_table):
     path = write_table(c=["01234", "2"] * 20)
     for type, first in (("category", 0), ("number", 1234)):
         table = load_table(path, Roles(label="y"), Reader(declared=(Declared("c", type=type),)))
@@ -89,9 +80,7 @@ EVENTS = [("yes", "no"), ("dead", "alive"), ("2", "1")]
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 @pytest.mark.parametrize("values", EVENTS, ids=str)
-def test_events_in_words_come_with_the_way_to_read_them(
-    tmp_path: Path, values: tuple[str, str], suffix: str
-) -> None:
+def test_events_in_words_come_with_the_way_to_read_them(tmp_path, values, suffix):
     event, other = values
     frame = pa.table(
         {
@@ -113,7 +102,7 @@ def test_events_in_words_come_with_the_way_to_read_them(
     assert np.array_equal(table.labels > 0, np.arange(40) % 3 > 0)
 
 
-def test_a_weight_that_is_no_number_is_not_offered_as_a_category(write_table) -> None:
+def test_a_weight_that_is_no_number_is_not_offered_as_a_category(write_table):
     path = write_table(w=["heavy", 1] * 20)
     with pytest.raises(DataError, match=r"first 'heavy' in line 2: correct them$"):
         load_table(path, Roles(label="y", weight="w"))

@@ -24,7 +24,7 @@ needs_files = pytest.mark.usefixtures("real_data")
 LARGE = ("kddcup99", "cod-rna-test", "ijcnn1-test")  # seconds to read
 
 
-def sha256(content: bytes) -> str:
+def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
@@ -37,7 +37,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    def register(url: str = URL, stored: bytes = b"as it was stored", **rest: object) -> None:
+    def register(url=URL, stored=b"as it was stored", **rest):
         file = DataFile("tiny.csv.gz", sha256(stored), sha256(CONTENT), url)
         dataset = DataSet("binary", (3, 2), "rows", "here", (file,), "y", ("row",), **rest)
         monkeypatch.setitem(datasets.REGISTRY, "tiny", dataset)
@@ -48,12 +48,12 @@ def tiny(monkeypatch):
 
 @pytest.fixture
 def downloads(monkeypatch):
-    served: dict[str, bytes] = {}
+    served = {}
 
     class Reply(io.BytesIO):
         headers = Message()
 
-    def urlopen(url: str, timeout: float) -> Reply:
+    def urlopen(url, timeout):
         if url not in served:
             raise URLError("no route")
         return Reply(served[url])
@@ -74,7 +74,7 @@ def run():
     return lambda *words: CliRunner().invoke(data_app, list(words))
 
 
-def put(folder: Path, content: bytes, name: str = "tiny.csv") -> Path:
+def put(folder, content, name="tiny.csv"):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
     return folder / name
@@ -193,7 +193,7 @@ def test_a_file_with_other_content_is_refused(cache, tiny):
 def test_a_fetched_file_is_kept_plain_or_with_gzip(cache, tiny, downloads, suffix, kept, pack):
     tiny(url=URL + suffix)
     downloads[URL + suffix] = pack(CONTENT)
-    seen: list[tuple[int, int]] = []
+    seen = []
     path = fetch("tiny", lambda done, total: seen.append((done, total)))
     assert path == cache / f"tiny.csv{kept}"
     assert seen == [(len(pack(CONTENT)), 0)]
@@ -270,7 +270,7 @@ def test_an_error_passes_through_a_command(run):
         raise run("describe", "wino").exception
 
 
-LABEL_COUNTS: dict[str, dict[object, int]] = {
+LABEL_COUNTS = {
     "default-credit": {0.0: 23364, 1.0: 6636},
     "give-me-some-credit": {0.0: 139974, 1.0: 10026},
     "a9a": {-1.0: 24720, 1.0: 7841},

@@ -1,11 +1,8 @@
 """Horizontal parties whose tables have categories go by one dictionary, or are told why not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,27 +19,18 @@ from fedapp.messages.handshake import (
     unpack_categories,
 )
 from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config
-from fedapp.trees.categories import Categories
 from fedapp.trees.linear import LinearModel
 from strategies.common_table import common_table, joint_dictionary, joint_kinds, similar_names
-from tests.conftest import MakeSettings
 
 TWO = (("blue", "red"), None)
 
 
-def said(
-    party: str,
-    categories: Categories,
-    given: tuple[int, ...] = (),
-    shares: bool = True,
-    columns: tuple[str, ...] = ("color", "size"),
-) -> HelloReply:
+def said(party, categories, given=(), shares=True, columns=("color", "size")):
     """What a party with this dictionary tells."""
-    told: dict[str, Any] = pack_categories(categories)
+    told = pack_categories(categories)
     digests = tuple(
         dictionary_digest(names) if place in given else ""
         for place, names in enumerate(categories)
@@ -62,7 +50,7 @@ def said(
     )
 
 
-def joint(*replies: HelloReply) -> Categories:
+def joint(*replies):
     parties = {reply.name: reply for reply in replies}
     joint_kinds(parties)
     return joint_dictionary(parties)
@@ -72,7 +60,7 @@ def joint(*replies: HelloReply) -> Categories:
 
 
 GIVEN_TWO = (("red", "green"), None)
-JOINT: dict[str, tuple[HelloReply, HelloReply, Categories]] = {
+JOINT = {
     "the union, sorted by text": (
         said("a", TWO),
         said("b", (("Zebra", "blue", "éclair"), None)),
@@ -97,7 +85,7 @@ def test_the_dictionary_has_the_names_of_both_parties(one, other, expected):
 
 
 IS_MIXED = r"column 'color' must be of one kind at all parties, got numbers at a, names of categor"
-NOT_JOINT: dict[str, tuple[HelloReply, HelloReply, str]] = {
+NOT_JOINT = {
     "numbers at one party": (
         said("a", (None, ("s",))),
         said("b", TWO),
@@ -182,7 +170,7 @@ def colours(write_table):
     ]
 
 
-def trained(settings: MakeSettings, sites: list[Any], **more: object) -> RunFolder:
+def trained(settings, sites, **more):
     given = {"parties": 2, "strategy": "fedavg-linear", "fedavg_linear__rounds": 2, **more}
     return run_local(settings(**given), sites)
 
@@ -193,9 +181,8 @@ def of_colours(colours, sites, settings):
     return lambda strategy, **more: trained(settings, sites(*colours), strategy=strategy, **more)
 
 
-def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+def read(path):
+    return json.loads(path.read_text())
 
 
 def test_a_run_of_sites_with_other_names_goes_by_the_union(colours, sites, settings):
@@ -209,7 +196,7 @@ def test_a_run_of_sites_with_other_names_goes_by_the_union(colours, sites, setti
 # A table to predict
 
 
-def predicted(run: RunFolder, data: Path, output: Path) -> tuple[list[float], list[str]]:
+def predicted(run, data, output):
     """Predictions of a table, and what is said of it."""
     found = predict_table(run.path, str(data), "", output)
     lines = output.read_text().splitlines()[1:]
@@ -313,7 +300,7 @@ def test_what_the_given_names_lack_counts_as_missing_and_stands_in_the_summary(
 
 
 def test_a_site_that_keeps_its_names_tells_none(colours, schema):
-    node: dict[str, Any] = {**colours[1], "label": "y", "schema": str(schema)}
+    node = {**colours[1], "label": "y", "schema": str(schema)}
     config = site_config({key: str(value) for key, value in node.items()}, {})
     request = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
     told, _ = look(replace(config, shares_categories=False), request)
@@ -328,7 +315,7 @@ def test_an_objective_that_there_is_not_is_refused(colours):
 
 
 def test_a_dictionary_of_another_table_is_refused_by_the_site(colours, sites, settings):
-    def tampered(*_: Any) -> Categories:
+    def tampered(*_):
         return (None, ("red",), None)
 
     with pytest.MonkeyPatch.context() as patch:

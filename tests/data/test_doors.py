@@ -1,9 +1,7 @@
 """Every Arrow type is read alike by every door, or refused by the column's name."""
 
-from __future__ import annotations
-
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -42,23 +40,23 @@ NAMES = pa.array(["a", None, "b", "c"] * 3)
 class Unknown(pa.ExtensionType):
     """A type that no other process knows."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(pa.int64(), "tests.unknown")
 
-    def __arrow_ext_serialize__(self) -> bytes:
+    def __arrow_ext_serialize__(self):
         return b""
 
 
-def counts(values: list[int | None], unit: str) -> pa.Array:
+def counts(values, unit):
     return pa.array([None if n is None else n * UNITS[unit] for n in values], pa.int64())
 
 
-def categories(values: pa.Array, codes: str = "int8") -> pa.Array:
+def categories(values, codes="int8"):
     indices = [None if n % 4 == 3 else n % 4 % len(values) for n in range(N_ROWS)]
     return pa.DictionaryArray.from_arrays(pa.array(indices, codes), values)
 
 
-def extension(type: pa.ExtensionType, storage: pa.Array) -> pa.Array:
+def extension(type, storage):
     return pa.ExtensionArray.from_storage(type, storage)
 
 
@@ -66,7 +64,7 @@ WHOLE = [SECRET + n % 3 for n in range(N_ROWS)]
 INTS, FLAGS = pa.array(WHOLE), pa.array([True, None, False] * 4)
 DATES = pa.array([None if n is None else n // 86_400 for n in SECONDS], pa.int32())
 DECIMALS = [Decimal(n) / 8 for n in range(N_ROWS)]
-READ: dict[str, dict[str, pa.Array]] = {  # columns of a family have the same codes
+READ = {  # columns of a family have the same codes
     "timestamps": {
         f"{unit} {zone}": counts(SECONDS, unit).cast(pa.timestamp(unit, zone))
         for unit in UNITS
@@ -163,33 +161,33 @@ Make, Read = Callable[[pa.Table, Path], Any], Callable[[Any, Path], Table]
 LABEL = Roles(label="y")
 
 
-def as_parquet(frame: pa.Table, folder: Path) -> Path:
+def as_parquet(frame, folder):
     parquet.write_table(frame, folder / "t.parquet")
     return folder / "t.parquet"
 
 
-def as_csv(frame: pa.Table, folder: Path) -> Path:
+def as_csv(frame, folder):
     csv.write_csv(frame, folder / "t.csv")
     return folder / "t.csv"
 
 
-def as_pandas_csv(frame: pa.Table, folder: Path) -> Path:
+def as_pandas_csv(frame, folder):
     frame.to_pandas().to_csv(folder / "t.csv", index=False)
     return folder / "t.csv"
 
 
-def read_frame(frame: object, folder: Path) -> Table:
+def read_frame(frame, folder):
     return load_table(Path(write_tables(frame, folder)), LABEL)
 
 
-def fitted(frame: pd.DataFrame, folder: Path) -> Table:
+def fitted(frame, folder):
     """The table that an estimator's ``fit`` trains on."""
     rows = PAXRegressor()._read(frame.drop(columns="y"), reset=True)
     return read_frame(rows.append_column("y", [frame["y"]]), folder)
 
 
 # What other libraries make of an Arrow table, and how it is read.
-DOORS: Mapping[str, tuple[Make, Read]] = {
+DOORS = {
     "in memory": (lambda frame, _: frame, lambda frame, _: table_of_frame(frame, LABEL)),
     "Parquet": (as_parquet, lambda path, _: load_table(path, LABEL)),
     "CSV": (as_csv, lambda path, _: load_table(path, LABEL)),
@@ -211,11 +209,11 @@ UNLIKE = {
 }
 
 
-def frame_of(values: pa.Array) -> pa.Table:
+def frame_of(values):
     return pa.table({"x": values, "y": [0, 1] * (N_ROWS // 2)})
 
 
-def made(case: str, values: pa.Array, folder: Path) -> Iterator[tuple[str, Any, Read]]:
+def made(case, values, folder):
     """By the name of every door that has the type, a frame or file, and how it is read."""
     for name, (make, read) in DOORS.items():
         if not case.startswith(UNLIKE.get(name, "-")):
@@ -224,7 +222,7 @@ def made(case: str, values: pa.Array, folder: Path) -> Iterator[tuple[str, Any, 
                 yield name, source, read
 
 
-def in_json(values: pa.Array, table: Table) -> list[Any]:
+def in_json(values, table):
     """The rows as a request has them."""
     if table.categories[:1] != (None,) and table.categories:
         names = table.categories[0]
@@ -319,7 +317,7 @@ def test_texts_of_times_do_not_depend_on_units_or_zones():
 
 
 def test_what_else_arrow_raises_names_the_column_and_no_value(monkeypatch):
-    def raising(*_: Any) -> None:
+    def raising(*_):
         raise pa.ArrowInvalid(str(SECRET))
 
     monkeypatch.setattr("fedapp.data.convert._converted", raising)
@@ -406,7 +404,7 @@ def test_a_run_on_true_and_false_names_its_classes_and_predictions_so(own_folder
 
 N_TABLES = 2000
 OBJECTIVES = ("auto", "binary:logistic", "multi:softprob", "reg:squarederror", "count:poisson")
-VALUES: tuple[Callable[[np.random.Generator], Any], ...] = (
+VALUES = (
     lambda rng: rng.integers(0, 3, N_ROWS),
     lambda rng: rng.integers(-5, 5, N_ROWS),
     lambda rng: rng.normal(0, 1, N_ROWS),
@@ -430,12 +428,12 @@ VALUES: tuple[Callable[[np.random.Generator], Any], ...] = (
 )
 
 
-def random_type(rng: np.random.Generator) -> pa.Array:
+def random_type(rng):
     every = [*REFUSED.values(), *(one for family in READ.values() for one in family.values())]
     return every[rng.integers(len(every))]
 
 
-def random_column(rng: np.random.Generator) -> pa.Array:
+def random_column(rng):
     choose = (*(lambda rng: rng.integers(0, 2, N_ROWS),) * len(VALUES), *VALUES)  # half are right
     values = choose[rng.integers(len(choose))](rng)
     if not isinstance(values, pa.Array):
@@ -443,11 +441,11 @@ def random_column(rng: np.random.Generator) -> pa.Array:
     return values
 
 
-def random_roles(rng: np.random.Generator) -> Roles:
+def random_roles(rng):
     """Roles of some columns, now and then of one that is not there or has another role."""
     names = [f"c{n}" for n in range(5)]
 
-    def name(chance: float) -> str:
+    def name(chance):
         return (
             str(rng.choice([*names, "absent"], p=[0.19] * 5 + [0.05]))
             if rng.random() < chance

@@ -1,14 +1,10 @@
 """Horizontal parties of one machine, each with a file of its own."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
 import pytest
-from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -21,7 +17,7 @@ from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables, stacked_tables
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 
 METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
 
@@ -33,7 +29,7 @@ def files(write_table):
 
 @pytest.fixture
 def own_files(settings, files):
-    def make(strategy: str = "pax", **more: object) -> Settings:
+    def make(strategy="pax", **more):
         data = ",".join(f"{name}={path}" for name, path in files.items())
         given = {"data": data, "label": "y", "parties": 2, **more}
         return settings(strategy=strategy, **given)
@@ -41,7 +37,7 @@ def own_files(settings, files):
     return make
 
 
-def contexts_of(files: dict[str, Path]) -> list[Context]:
+def contexts_of(files):
     own = {
         "label": "y",
         "draws-secret": "none",
@@ -125,7 +121,7 @@ def test_every_party_trains_alone_on_its_file(own_files):
 
 @pytest.mark.slow
 def test_the_same_rows_and_shared_ids_of_two_parties_are_warned_of(own_files, files, write_table):
-    def warned(**more: object) -> list[str]:
+    def warned(**more):
         given = own_files(num_boost_round=1, pax__bins="equal", **more)
         warnings = run_local(given).summary["warnings"]
         found = [text for text in warnings if "rows are of the rarer class" not in text]

@@ -1,9 +1,5 @@
 """Ids of several columns: one text a row, other parts another text."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +14,8 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.runs.local import run_local
 from fedapp.site.settings import site_config
 from fedapp.site.table import row_ids
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
+from tests.tables import write_rows
 
 BOTH = Roles(id_column="branch,customer")
 # Of the letters that separate and mark, so that most pairs could be confused.
@@ -28,7 +23,7 @@ PART = st.text(st.sampled_from("a,\\b"), min_size=1, max_size=4)
 PARTS = st.lists(PART, min_size=2, max_size=3)
 
 
-def ids_of(branches: list[object], customers: list[object], path: Path | None = None) -> list[str]:
+def ids_of(branches, customers, path=None):
     """Ids of a frame, or of a CSV file at a path."""
     columns = {"branch": branches, "customer": customers, "x": list(range(len(branches)))}
     if path is None:
@@ -44,17 +39,17 @@ def ids_of(branches: list[object], customers: list[object], path: Path | None = 
 
 
 @given(PARTS, PARTS)
-def test_other_parts_are_another_id(first: list[str], second: list[str]) -> None:
+def test_other_parts_are_another_id(first, second):
     assert (joined_id(first) == joined_id(second)) == (first == second)
 
 
 @given(st.lists(st.tuples(PART, PART), min_size=1, max_size=6))
-def test_a_table_joins_parts_like_single_rows(pairs: list[tuple[str, str]]) -> None:
+def test_a_table_joins_parts_like_single_rows(pairs):
     branches, customers = map(list, zip(*pairs, strict=True))
     assert ids_of(branches, customers) == [joined_id(pair) for pair in pairs]
 
 
-def test_parts_are_spelled_as_single_ids_are(tmp_path: Path) -> None:
+def test_parts_are_spelled_as_single_ids_are(tmp_path):
     due = ["7,é", "8,b c", "9,007"]
     assert ids_of([7.0, 8.0, 9.0], ["é", " b c ", "007"]) == due
     assert ids_of([7, 8, 9], ["e\u0301", "b c", "007"]) == due
@@ -62,7 +57,7 @@ def test_parts_are_spelled_as_single_ids_are(tmp_path: Path) -> None:
     assert ids_of(["a,b", "a"], ["c", "b,c"], tmp_path / "b.csv") == ["a\\,b,c", "a,b\\,c"]
 
 
-def test_a_party_may_have_the_parts_in_one_column() -> None:
+def test_a_party_may_have_the_parts_in_one_column():
     joined = pa.table({"key": ["north,7", "south,7"], "x": [1, 2]})
     one = table_of_frame(joined, Roles(id_column="key"))
     assert one.ids is not None
@@ -77,19 +72,17 @@ def test_a_party_may_have_the_parts_in_one_column() -> None:
         (["a", "a"], [0.5, 2.0**54], r"^id column 'customer' must be .* beyond 2\^53"),
     ],
 )
-def test_rows_without_a_part_are_refused(
-    branches: list[object], customers: list[object], rule: str
-) -> None:
+def test_rows_without_a_part_are_refused(branches, customers, rule):
     with pytest.raises(DataError, match=rule):
         ids_of(branches, customers)
 
 
-def test_a_part_that_is_no_column_is_named() -> None:
+def test_a_part_that_is_no_column_is_named():
     with pytest.raises(DataError, match=r"^id column 'customer' must be in the table"):
         table_of_frame(pa.table({"branch": ["a"], "x": [1]}), BOTH)
 
 
-def test_repeated_ids_are_those_of_all_parts(tmp_path: Path) -> None:
+def test_repeated_ids_are_those_of_all_parts(tmp_path):
     path = write_rows(tmp_path / "a.csv", {"branch": "aab", "customer": "121", "x": [1, 2, 3]})
     config = site_config({"name": "a", "data": str(path), "id": "branch,customer"}, {})
     table = load_table(path, config.roles)
@@ -101,7 +94,7 @@ def test_repeated_ids_are_those_of_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_rows_are_left_out_by_all_parts_of_their_id(tmp_path: Path, suffix: str) -> None:
+def test_rows_are_left_out_by_all_parts_of_their_id(tmp_path, suffix):
     columns = {"branch": ["a", "a,b", "a"], "customer": ["b,c", "c", "x"], "v": [1.0, 2.0, 3.0]}
     path = tmp_path / f"rows{suffix}"
     if suffix == ".csv":
@@ -116,7 +109,7 @@ def test_rows_are_left_out_by_all_parts_of_their_id(tmp_path: Path, suffix: str)
     assert table.values[:, 0].tolist() == [2.0, 3.0]
 
 
-def test_a_schema_lists_the_columns(tmp_path: Path) -> None:
+def test_a_schema_lists_the_columns(tmp_path):
     for text in ('id = ["branch", "customer"]', 'id = "branch, customer"'):
         (tmp_path / "schema.toml").write_text(text + "\n")
         roles = read_schema(tmp_path / "schema.toml").roles()
@@ -124,7 +117,7 @@ def test_a_schema_lists_the_columns(tmp_path: Path) -> None:
         assert {name for _, name in roles.columns()} == {"branch", "customer"}
 
 
-def test_a_database_needs_one_column(tmp_path: Path) -> None:
+def test_a_database_needs_one_column(tmp_path):
     rows = f"sqlite:///{tmp_path / 'rows.db'}"
     query = Query(rows, "SELECT * FROM t WHERE id IN :ids", "SELECT id FROM t")
     with pytest.raises(
@@ -134,7 +127,7 @@ def test_a_database_needs_one_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parties_match_rows_by_several_columns(settings: MakeSettings, tmp_path: Path) -> None:
+def test_parties_match_rows_by_several_columns(settings, tmp_path):
     """The same customer numbers in two branches are others."""
     rng = np.random.default_rng(3)
     values = rng.normal(size=(120, 3)).round(3)
@@ -169,13 +162,13 @@ def test_parties_match_rows_by_several_columns(settings: MakeSettings, tmp_path:
     assert len(predicted_rows_of_keys(predicted)) == 100
 
 
-def predicted_rows_of_keys(folder: object) -> list[str]:
+def predicted_rows_of_keys(folder):
     """Ids in the predictions: those of several columns are one, quoted."""
     import csv
 
     from fedapp.home import home
 
-    summary = summary_of(folder)  # type: ignore[arg-type]
+    summary = summary_of(folder)
     path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
     with path.open() as file:
         rows = list(csv.reader(file))

@@ -1,12 +1,8 @@
 """Rows without a label, refused or dropped, and said; and labels of no training row."""
 
-from __future__ import annotations
-
 import csv
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +19,8 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.settings import table_settings
 from strategies.common_table import classes_without_rows
-from tests.pooled import made_columns, write_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
+from tests.tables import made_columns, write_rows
 
 DROP = Roles("y", drop_unlabelled=True)
 N_ROWS, N_WITHOUT = 400, 40
@@ -35,7 +31,7 @@ TOLD = f"{N_WITHOUT} of {N_ROWS} rows have no label in 'y' and are dropped"
 def rows(tmp_path):
     """A table where every tenth row has no label, and the table without these rows; ids on wish."""
 
-    def make(with_ids: bool = False) -> tuple[Path, Path]:
+    def make(with_ids=False):
         columns = made_columns("binary:logistic", N_ROWS)
         if with_ids:
             columns["id"] = [f"p{row}" for row in range(N_ROWS)]
@@ -62,7 +58,7 @@ def test_a_run_is_that_of_the_rows_with_a_label_and_says_how_many_were_dropped(
     settings, vertical, rows, strategy
 ):
     make = vertical if strategy == "secureboost" else settings
-    given: dict[str, Any] = {"label": "y", "objective": "binary:logistic", "num_boost_round": 1}
+    given = {"label": "y", "objective": "binary:logistic", "num_boost_round": 1}
     given |= {"max_depth": 2, "missing_label": "drop"}
     holes, kept = (run_local(make(data=str(path), **given)) for path in rows())
     texts = [(folder.path / "model.json").read_text() for folder in (holes, kept)]
@@ -184,7 +180,7 @@ def test_a_class_that_only_held_back_rows_have_is_told_with_the_way_out(
 
 
 def test_a_class_of_another_partys_training_rows_is_no_matter():
-    def hello(classes: str, untrained: str) -> Any:
+    def hello(classes, untrained):
         return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
 
     parties = {"bank": hello("ab", "b"), "shop": hello("bc", "c"), "post": hello("ac", "c")}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.data.datasets import NAME
-from fedapp.data.partition import LONGEST_NAME, Rows, partition_rows, split_rows, value_names
+from fedapp.data.partition import LONGEST_NAME, partition_rows, split_rows, value_names
 from fedapp.errors import ConfigError
 
 ROWS = np.arange(0, 600, 2, dtype=np.int64)
@@ -14,12 +14,12 @@ LABELS = np.tile([0.0, 0.0, 1.0], 200)
 GROUPS = np.array(["a"] * 300 + ["b"] * 160 + ["c"] * 100 + ["d"] * 40)
 
 
-def deal(rule: str, n_parties: int = 3, rows: Rows = ROWS, seed: int = 0) -> tuple[Rows, ...]:
+def deal(rule, n_parties=3, rows=ROWS, seed=0):
     rng = np.random.default_rng(seed)
     return partition_rows(rule, rows, n_parties, rng, LABELS, GROUPS)
 
 
-def sizes(parts: tuple[Rows, ...]) -> list[int]:
+def sizes(parts):
     return [len(part) for part in parts]
 
 
@@ -78,7 +78,7 @@ def test_iid_parties_have_equal_numbers_of_rows():
 
 
 def test_a_small_alpha_skews_labels_more_than_a_large_one():
-    def spread(rule: str) -> float:
+    def spread(rule):
         return float(np.ptp([LABELS[part].mean() for part in deal(rule)]))
 
     assert spread("dirichlet:0.1") > 0.3 > spread("dirichlet:1000")

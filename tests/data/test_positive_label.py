@@ -1,9 +1,6 @@
 """Which of two classes counts as 1: by default the later, or the one that is named."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +12,10 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
-from tests.conftest import WriteTable
 from tests.strategies.test_auto_objective import METHODS
 
 
-def labelled(write_table: WriteTable, name: str, low: str, high: str) -> Path:
+def labelled(write_table, name, low, high):
     """The same rows, whatever their two classes are called."""
     rng = np.random.default_rng(7)
     a = rng.normal(size=80).round(3)

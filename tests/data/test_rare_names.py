@@ -1,10 +1,7 @@
 """Names of categories that few rows have stay at their site, in messages and in files."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +21,6 @@ from fedapp.home import home
 from fedapp.messages.handshake import HelloRequest, unpack_categories
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import from_records, to_bytes
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model, predict_table
 from fedapp.site.check import check_site
@@ -32,16 +28,14 @@ from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import PART_FILE
 from fedapp.site.table import notes_on_classes, read_columns
 from fedapp.trees.categories import RARE, recoded, without_rare
-from tests.conftest import WriteTable
 from tests.serving import Client
 from tests.transcript import Listener
 
 SECRET = "fabry-disease"  # of one row
 SHORT = {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1}
-Nodes = list[dict[str, object]]
 
 
-def illnesses(n_rows: int = 250) -> list[str]:
+def illnesses(n_rows=250):
     """A column with two frequent categories, one of four rows, one of a single row, and gaps."""
     words = ["flu", "cold", "cold", "", "flu"] * (n_rows // 5)
     return ["measles"] * 4 + words[4:-1] + [SECRET]
@@ -51,7 +45,7 @@ def illnesses(n_rows: int = 250) -> list[str]:
 def clinics(write_table):
     """``clinics(**more)``: node configs of three sites; only that of the first has the secret."""
 
-    def make(**more: object) -> Nodes:
+    def make(**more):
         columns = [illnesses(), ["flu", "cold"] * 125, ["flu", "gout"] * 125]
         return [
             {
@@ -70,14 +64,14 @@ def clinics(write_table):
 def overheard(settings, sites):
     """A run of sites with these node configs, and every message of it."""
 
-    def run(nodes: Nodes, strategy: str, **more: object) -> tuple[RunFolder, Listener]:
+    def run(nodes, strategy, **more):
         app, given = Listener(), {"parties": len(nodes), "strategy": strategy, **more}
         return run_local(settings(**given), sites(*nodes), client_app=app), app
 
     return run
 
 
-def who_shows(text: str, run: RunFolder, app: Listener) -> set[str]:
+def who_shows(text, run, app):
     """Kinds of messages and names of the run's files in which a text is."""
     messages = {
         kind
@@ -122,7 +116,7 @@ def test_the_same_run_shows_it_where_the_site_shares_all_names(clinics, overhear
 # The names that a site sends
 
 
-def table_of(codes: Sequence[Sequence[float]], names: Sequence[str], is_given: bool) -> Table:
+def table_of(codes, names, is_given):
     """A table of one column of categories."""
     values = np.array(codes, np.float32).reshape(-1, 1)
     given = frozenset(["c"] if is_given else [])
@@ -202,7 +196,7 @@ def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
     more = {"fedavg_linear__rounds": 1} if strategy == "fedavg-linear" else deep
     run, _ = overheard(clinics(**{"share-categories": 10}), strategy, **more)
 
-    def scores(name: str) -> list[str]:
+    def scores(name):
         table = write_table("new", 20, seed=7, illness=["flu", name] * 10)
         found = predict_table(run.path, str(table), "", tmp_path / "new.csv")
         assert not found.warnings
@@ -247,7 +241,7 @@ def test_the_model_is_that_of_tables_in_which_one_word_replaces_the_rare_ones(
 # Parties with different columns
 
 
-def split_columns(write_table: WriteTable, **more: object) -> Nodes:
+def split_columns(write_table, **more):
     """Node configs of a party with labels and one without, of which each has the secret."""
     return [
         {

@@ -1,9 +1,5 @@
 """Schemas: what they say of a table, and the rules that they keep."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,7 +13,7 @@ from fedapp.site.table import read_table
 NAN = np.nan
 
 
-def config_of(folder: Path, schema: str, **settings: object) -> SiteConfig:
+def config_of(folder, schema, **settings):
     """A site with a schema for its rows.csv."""
     (folder / "rows.toml").write_text(schema)
     given = {"data": str(folder / "rows.csv"), "schema": str(folder / "rows.toml"), **settings}

@@ -1,13 +1,11 @@
 """The setting ``data``: one table to split, or one for each party."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedapp.data.datasets import party_sources
 from fedapp.errors import ConfigError
 from fedapp.settings import load_settings
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.settings import site_config
 
 
 @pytest.mark.parametrize("data", ["breast-cancer", "rows.csv", "folder/a=b.csv"])
@@ -48,7 +46,7 @@ def test_what_is_wrong_with_the_tables_of_parties_is_said(data, n_parties, match
         load_settings({"data": data, "parties": n_parties})
 
 
-def config_of(part: int, data: str) -> SiteConfig:
+def config_of(part, data):
     run = {**load_settings({"data": data, "parties": 2, "label": "y"}).as_config()}
     return site_config({"partition-id": part, "num-partitions": 2}, run)
 

@@ -4,12 +4,10 @@
 that are compared here, so hundreds of pairs of tables can be tried; some are trained with.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -45,23 +43,23 @@ class Spelling(NamedTuple):
     suffix: str = ""
     cast: bool = False  # whether Arrow must convert values to the type
 
-    def column(self, values: Sequence[Any]) -> list[Any]:
+    def column(self, values):
         return [None if value is None else self.of(value) for value in values]
 
 
-def composed(text: str) -> str:
+def composed(text):
     return unicodedata.normalize("NFC", text)
 
 
-def decomposed(text: str) -> str:
+def decomposed(text):
     return unicodedata.normalize("NFD", text)
 
 
-def day(number: int) -> date:
+def day(number):
     return FIRST_DAY + timedelta(days=number)
 
 
-SPELLINGS: dict[str, dict[str, Spelling]] = {
+SPELLINGS = {
     "whole": {
         "plain": Spelling(str),
         "decimal": Spelling(lambda n: f"{n}.0"),
@@ -107,7 +105,7 @@ SPELLINGS: dict[str, dict[str, Spelling]] = {
         "coded": Spelling(composed, pa.dictionary(pa.int8(), pa.string())),
     },
 }
-DRAWN: dict[str, st.SearchStrategy[Any]] = {
+DRAWN = {
     "whole": st.integers(0, 3) | st.integers(998, 1003) | st.sampled_from([4672, 10**5]),
     "flag": st.booleans(),
     "day": st.integers(0, 2000),
@@ -129,7 +127,7 @@ PAIRS = [
 ]
 
 
-def write(path: Path, way: Spelling, role: str, values: Sequence[Any], others: Any) -> Path:
+def write(path, way, role, values, others):
     """Write a table whose column f1, or other column of the role, is written in one way."""
     column, n_rows = way.column(values), len(values)
     labels = [str(row % 2) for row in range(n_rows)]
@@ -153,7 +151,7 @@ def write(path: Path, way: Spelling, role: str, values: Sequence[Any], others: A
         path = path.with_suffix(".csv")
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return path
-    typed: dict[str, Any] = {
+    typed = {
         "label": pa.array(map(int, labels)),
         "f1": pa.array(range(n_rows)),
         "f2": pa.array(others),
@@ -174,13 +172,13 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
-def outcome(folder: Path, ways: Sequence[Spelling], role: str, parts: Sequence[Any]) -> Outcome:
+def outcome(folder, ways, role, parts):
     """The codes of two parties whose tables are written in two ways."""
     paths = [
         write(folder / f"p{number}-{hash(way)}", way, role, values, OTHERS[at : at + N_ROWS])
         for number, (way, values, at) in enumerate(zip(ways, parts, (0, N_ROWS), strict=True), 1)
     ]
-    given: dict[str, Any] = {"data": f"p1={paths[0]},p2={paths[1]}", "label": "label"}
+    given = {"data": f"p1={paths[0]},p2={paths[1]}", "label": "label"}
     given |= {"strategy": "pax", "parties": "2", "test-fraction": "0"}
     given |= {"valid-fraction": "0"}
     if role == "category":
@@ -305,7 +303,7 @@ def in_a_folder(tmp_path, monkeypatch):
 
 HORIZONTAL = ("pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr")
 KEY = {"key_bits": 512, "insecure_small_key": True}
-OF_METHOD: dict[str, dict[str, Any]] = {
+OF_METHOD = {
     "pax": {"num_boost_round": 2, "max_depth": 2},
     "bagging": {"num_boost_round": 2, "max_depth": 2},
     "cyclic": {"num_boost_round": 2, "max_depth": 2},
@@ -314,14 +312,14 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "secureboost": {"num_boost_round": 2, "max_depth": 2, "secureboost": KEY},
     "federated-forest": {"federated_forest": {"trees": 2, "max_depth": 3}},
 }
-POOLS: dict[str, list[Any]] = {
+POOLS = {
     "flag": [True, False],
     "day": [3, 500, 1900],
     "name": ["café", "tea", "Zürich"],
 }
 
 
-def tables(folder: Path, ways: Sequence[str], meaning: str) -> dict[str, Path]:
+def tables(folder, ways, meaning):
     """A table of each party whose column f1 is written in its way."""
     rng, found = np.random.default_rng(5), {}
     for number, name in enumerate(ways):
@@ -437,7 +435,7 @@ def test_the_model_of_a_party_with_labels_alone_is_that_of_one_with_a_constant_c
 # The inputs of which people reported that they are read in two ways
 
 
-def classes_of(*columns: Sequence[str]) -> Any:
+def classes_of(*columns):
     """Classes of a run on tables whose label has these names; they follow from one feature."""
     frames = {}
     for number, names in enumerate(columns):
@@ -515,7 +513,7 @@ def test_na_is_a_name_where_a_schema_or_a_frame_says_so(tmp_path, by):
     lines = [f"{name},{row % 7},{int(name == 'NA')}" for row, name in enumerate(COUNTRIES)]
     path.write_text("\n".join(["k,x,y", *lines]) + "\n")
     schema.write_text('[columns.k]\ntype = "category"\ncategories = ["DE", "NA"]\n')
-    given: dict[str, Any] = {"data": path, "label": "y", "parties": 2, **OF_METHOD["pax"]}
+    given = {"data": path, "label": "y", "parties": 2, **OF_METHOD["pax"]}
     if by == "schema":
         given["schema"] = schema
     if by == "frame":
@@ -545,7 +543,7 @@ def test_a_name_typed_in_another_form_of_unicode_is_the_same_column(tmp_path):
 
 # Notes where a value silently becomes something else
 
-NOTED: dict[str, tuple[list[Any], str]] = {
+NOTED = {
     "marked": (["$1,200", "$800", "$2,400"] * 20, "has numbers with marks, as in $1,200, 12% or"),
     "per cent": (["12%", "7%", "30%"] * 20, "has numbers with marks"),
     "underscores": (["1_000", "2_000", "3_500"] * 20, "has numbers with marks"),
@@ -566,7 +564,7 @@ NOTED: dict[str, tuple[list[Any], str]] = {
 }
 
 
-CODES: dict[str, list[str]] = {
+CODES = {
     "letters": ["1a", "1b", "2c", "2d"] * 15,
     "one": ["3rd", "first", "last"] * 20,
     "sizes": ["S", "M", "34 L", "XL"] * 15,
@@ -600,7 +598,7 @@ def test_a_value_that_becomes_something_else_is_noted(tmp_path, case):
 @pytest.mark.parametrize("objective", ["auto", "multi:softprob"])
 def test_whole_numbers_that_become_classes_are_noted(method, objective):
     rows = np.arange(160)
-    data: Any = pa.table({"id": rows, "x": rows % 9, "z": OTHERS[0] * rows, "y": rows % 16})
+    data = pa.table({"id": rows, "x": rows % 9, "z": OTHERS[0] * rows, "y": rows % 16})
     how = {"data": {"p1": data.drop("z"), "p2": data.select(["id", "z"])}, "id": "id"}
     given = how if method == "secureboost" else {"data": data, "parties": 2, "drop_columns": "id"}
     run = fedapp.run(method, label="y", objective=objective, **given, **OF_METHOD[method])
@@ -723,7 +721,7 @@ def test_ordinals_in_another_order_are_of_another_kind(tmp_path):
 def test_sites_that_send_only_sums_do_not_tell_that_numbers_are_0_or_1(tmp_path, privacy):
     ways = [("yes", "1 or 0"), ("yes", "yes")]
     mixed, same = (tables(tmp_path, each, "flag") for each in ways)
-    given: dict[str, Any] = {"label": "label", "pax": {"aggregation": "secure"}, **OF_METHOD["pax"]}
+    given = {"label": "label", "pax": {"aggregation": "secure"}, **OF_METHOD["pax"]}
     given |= {"privacy": privacy} if privacy else {}
     three = [{**each, "p3": each["p1"]} for each in (mixed, same)]
     with pytest.raises(DataError, match="got yes or no at p3, numbers at p2: write it alike"):

@@ -1,14 +1,11 @@
 """Tables as people have them: what is read of a text, or the error that says what to do."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +19,6 @@ from fedapp.data.datasets import as_arrow
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles
-from fedapp.data.table import Table
 from fedapp.errors import WITHHELD, DataError, without_folders
 
 NAN, NOBODY = np.nan, 65534
@@ -38,7 +34,7 @@ CONSTANT = "feature column 'b' has the same value in every row"
 def write(tmp_path):
     """Writes a text, bytes, or columns as a Parquet file."""
 
-    def write_file(content: str | bytes | dict[str, Any], name: str = "rows.csv") -> Path:
+    def write_file(content, name="rows.csv"):
         path = tmp_path / name
         if isinstance(content, dict):
             path = path.with_suffix(".parquet")
@@ -51,20 +47,20 @@ def write(tmp_path):
     return write_file
 
 
-def error_of(path: Path, reader: Reader = PLAIN, **roles: Any) -> DataError:
+def error_of(path, reader=PLAIN, **roles):
     with pytest.raises(DataError) as caught:
         load_table(path, Roles(**roles), reader)
     assert str(path.parent) not in without_folders(str(caught.value))
     return caught.value
 
 
-def notes_of(table: Table) -> list[str]:
+def notes_of(table):
     return [note.text(shares_names=True) for note in table.notes]
 
 
 # What is read of a text: its roles and options; labels (y), columns and values, categories, notes.
 
-READ: dict[str, tuple[str | bytes, dict[str, Any]]] = {
+READ = {
     "commas": ("a,b\n1,red\n2,blue\n", {"values": [[1, 1], [2, 0]], "notes": []}),
     "bars": ("a|b\n1|red\n2|blue\n", {"values": [[1, 1], [2, 0]], "told": "with bars"}),
     "tabs": ("a\tb\n1\tred\n2\tblue\n", {"values": [[1, 1], [2, 0]], "told": "with tabs"}),
@@ -227,7 +223,7 @@ def test_a_table_is_read(write, case):
 
 LISTED = 'list it in a schema as missing = ["Rome"], or declare type = "category" there'
 IS_MIXED = "^feature columns must be of one type each: "
-REFUSED: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
+REFUSED = {
     "mixed types": (
         "a,b\n1,2\n2,x\n3,4\n",
         {},
@@ -484,7 +480,7 @@ def test_a_table_is_refused(write, case):
     assert not re.search(r"in line|first '", str(error.for_others(shares_names=True)))
 
 
-def balances(*bad: tuple[int, str], n_rows: int = 2000) -> str:
+def balances(*bad, n_rows=2000):
     """Lines of a table with these fields in place of a balance."""
     fields = {line: f"{line}.5" for line in range(2, n_rows + 2)} | dict(bad)
     return "age,balance\n" + "".join(f"30,{field}\n" for field in fields.values())

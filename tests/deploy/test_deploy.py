@@ -1,7 +1,5 @@
 """What `fedapp federation init` and `fedapp site init` write."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -56,7 +54,7 @@ def site(tmp_path, write_table):
     return partial(init_site, tmp_path, write_table("rows"))
 
 
-def modes(folder: Path) -> dict[str, int]:
+def modes(folder):
     return {
         path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode)
         for path in [folder, *folder.rglob("*")]
@@ -174,7 +172,7 @@ def test_a_key_that_is_not_the_certificates_is_not_used(federation):
         invoke(federation_app, "renew", str(folder))
 
 
-def shake_hands(folder: Path, ca: Path, host: str) -> None:
+def shake_hands(folder, ca, host):
     """A TLS handshake with a folder's server over a pair of sockets, as strict as Python can be."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
@@ -182,7 +180,7 @@ def shake_hands(folder: Path, ca: Path, host: str) -> None:
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     here, there = socket.socketpair()
 
-    def answer() -> None:
+    def answer():
         try:
             server.wrap_socket(there, server_side=True).close()
         except OSError:
@@ -234,7 +232,7 @@ def test_a_node_config_says_what_was_asked_for_to_flower_too(site):
     assert Path(config.data).is_absolute()
 
 
-def commands_of(script: Path, program: str) -> list[list[str]]:
+def commands_of(script, program):
     """Options with which a script starts a program, or a module."""
     text = script.read_text().replace("\\\n", " ")
     lines = [line.partition("&")[0].split() for line in text.splitlines()]
@@ -305,7 +303,7 @@ def test_a_script_starts_its_process_again_until_it_is_told_to_stop(site, tmp_pa
         os.kill(second, 0)
 
 
-def wait_for_start(starts: Path, number: int) -> int:
+def wait_for_start(starts, number):
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         lines = starts.read_text().splitlines() if starts.exists() else []

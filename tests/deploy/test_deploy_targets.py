@@ -1,13 +1,9 @@
 """What `--target` renders: compose files and systemd units."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,10 +16,9 @@ from fedapp.site.settings import parse_node_config
 from tests.deploy_folders import init_federation, init_site
 
 PARSERS = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
-Object = dict[str, Any]
 
 
-def options_of(name: str, words: Sequence[str]) -> Any:
+def options_of(name, words):
     """What Flower makes of the options with which its SuperLink or SuperNode is started."""
     assert list(words[:4]) == ["python", "-P", "-m", f"fedapp.deploy.{name}"]
     return PARSERS[name].parse_args(words[4:])
@@ -34,7 +29,7 @@ def folders(tmp_path, write_table):
     """``folders(target, *options)``: a coordinator's and a site's; options are the site's."""
     table = write_table("rows")
 
-    def init(target: str, *options: str) -> tuple[Path, Path]:
+    def init(target, *options):
         coordinator, _ = init_federation(tmp_path, "--target", target)
         return coordinator, init_site(tmp_path, table, "--target", target, *options)[0]
 
@@ -65,11 +60,11 @@ def test_a_target_that_is_none_is_refused(folders):
 # Compose
 
 
-def composed(folder: Path) -> Object:
+def composed(folder):
     return yaml.safe_load((folder / "compose.yaml").read_text())
 
 
-def mounts(service: Mapping[str, Any]) -> dict[str, str]:
+def mounts(service):
     """Path in the container -> how it is mounted."""
     found = {}
     for volume in service["volumes"]:
@@ -135,7 +130,7 @@ def test_services_are_asked_for_their_health_where_they_listen(folders):
     }
 
 
-def answers(*program: str) -> bool:
+def answers(*program):
     """Whether a program, or a plugin of it, is installed."""
     command = [*program, "version"]
     return (
@@ -175,9 +170,9 @@ def test_what_runs_a_users_app_sees_no_key_and_no_password(folders):
 # systemd
 
 
-def unit(path: Path) -> dict[str, list[str]]:
+def unit(path):
     """Key -> values, in the order of the file."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for line in path.read_text().splitlines():
         key, equals, value = line.partition("=")
         if equals:

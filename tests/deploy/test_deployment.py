@@ -3,8 +3,6 @@
 ``pytest -m slow tests/deploy/test_deployment.py`` runs the methods that take minutes.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -14,9 +12,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -30,7 +26,7 @@ from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.log import Audit
 from fedapp.site.store import PART_FILE
 from fedapp.site.trust import PINNED
@@ -40,7 +36,6 @@ from simulations.deployment import (
     SUPERLINK,
     SUPERNODE,
     WORKER,
-    Deployment,
     settings_of,
     wait_for_output,
 )
@@ -65,7 +60,7 @@ from tests.deployed import (
 )
 from tests.forests import without_salt
 
-OTHERS: dict[str, dict[str, Any]] = {
+OTHERS = {
     "fedxgbllr": {
         "fedxgbllr.trees": 3,
         "fedxgbllr.max-depth": 2,
@@ -108,9 +103,7 @@ def deployment(tmp_path_factory):
         yield deployment
 
 
-def begun(
-    deployment: Deployment, method: str, run_dir: Path, settings: Mapping[str, Any]
-) -> subprocess.Popen[str]:
+def begun(deployment, method, run_dir, settings):
     given = settings_of({**settings, "run-dir": run_dir})
     return deployment.begin("run", method, "--engine", "federation", *given)
 
@@ -162,7 +155,7 @@ def test_a_prediction_that_cannot_be_made_says_why(tmp_path, model, given, rule)
 # Sites that join, leave, or have a new key
 
 
-def shown_sites(deployment: Deployment) -> dict[str, dict[str, Any]]:
+def shown_sites(deployment):
     """What ``fedapp federation list`` shows, by name."""
     words = ["list", str(deployment.coordinator), "--json"]
     document = json.loads(CliRunner().invoke(federation_app, words).stdout)
@@ -200,7 +193,7 @@ def test_a_running_superlink_learns_of_a_new_site_of_its_new_key_and_of_its_end(
     assert (folder / "sites" / "late.pub.removed").exists()
 
 
-def certificate_of(deployment: Deployment) -> str:
+def certificate_of(deployment):
     """What the SuperLink presents, as a site sees it that has the first ``ca.crt``."""
     host, _, port = deployment.superlink.rpartition(":")
     ca = str(deployment.folder / "bank" / "ca.crt")
@@ -366,7 +359,7 @@ def test_a_site_that_has_pinned_no_keys_refuses_a_run_between_columns(deployment
     assert re.search(rule, shown.splitlines()[-1])
 
 
-def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]]:
+def parts_of(places, model):
     """What each site keeps of a model."""
     texts = {
         name: (place / "sites" / name / model / PART_FILE).read_text()
@@ -375,13 +368,7 @@ def parts_of(places: Mapping[str, Path], model: str) -> dict[str, dict[str, Any]
     return {name: without_salt(json.loads(text)) for name, text in texts.items()}
 
 
-def makes_the_same_parts(
-    deployment: Deployment,
-    method: str,
-    folder: Path,
-    settings: Mapping[str, Any],
-    killed: tuple[str, str] = ("", ""),
-) -> str:
+def makes_the_same_parts(deployment, method, folder, settings, killed=("", "")):
     """Train across sites, while a place's program is killed, and by the local engine; the id of
     the local model."""
     use_tables(deployment, same_rows(deployment.folder))
@@ -402,7 +389,7 @@ def makes_the_same_parts(
     return str(expected)
 
 
-def wait_until_growing(ledger: Path) -> None:
+def wait_until_growing(ledger):
     """Wait for the first sums of a run."""
     deadline = time.monotonic() + RUN_SECONDS
     while not ledger.exists() or "secureboost_sum" not in ledger.read_text():
@@ -410,9 +397,7 @@ def wait_until_growing(ledger: Path) -> None:
         time.sleep(0.1)
 
 
-def predicts_the_same(
-    deployment: Deployment, folder: Path, model: str, inference: str, settings: Mapping[str, Any]
-) -> None:
+def predicts_the_same(deployment, folder, model, inference, settings):
     """Predict across sites; the bank gets what it gets from the local engine."""
     bank = deployment.folder / "bank" / "home" / "sites" / "bank"
     before = set(bank.glob("*/predictions.csv"))
@@ -507,7 +492,7 @@ def test_a_process_that_answers_imports_nothing_heavy():
 def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_cost():
     code = f"{ANSWERING}; assert not {HEAVY} & set(sys.modules)"
 
-    def seconds(code: str) -> float:
+    def seconds(code):
         imports = "import flwr.supernode.cli.flwr_clientapp, flwr.clientapp, flwr.app"
         before = cpu_seconds()
         subprocess.run([sys.executable, "-c", f"{imports}\n{code}"], check=True)
@@ -520,7 +505,7 @@ def test_a_process_that_answers_imports_what_it_needs_at_less_than_flowers_own_c
 
 # What docs/explanation/exchanges-and-time.md says: at most, of a run with settings ``s`` and
 # ``n`` parties.
-EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
+EXCHANGES = {
     "pax": lambda s, n: 4 + s.num_boost_round * s.max_depth,
     "fedxgbllr": lambda s, n: 7 + s.sections["fedxgbllr"]["rounds"],
     "bagging": lambda s, n: 4 + s.num_boost_round,
@@ -536,7 +521,7 @@ EXCHANGES: Mapping[str, Callable[[Settings, int], int]] = {
 }
 
 
-def exchanges_of(run_dir: Path, nodes: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+def exchanges_of(run_dir, nodes, settings):
     """Exchanges of a run, which must not be more than the page says."""
     given = load_settings({"parties": 3, **settings, "run-dir": str(run_dir)})
     local = run_local(given, site_contexts({"name": name, **nodes[name]} for name in SITES))

@@ -3,15 +3,11 @@
 ``pytest -m slow tests/deploy/test_deployment_failures.py`` takes some 20 minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +21,6 @@ from simulations.deployment import (
     SUPEREXEC,
     SUPERNODE,
     WORKER,
-    Deployment,
     settings_of,
     wait_for_output,
 )
@@ -49,14 +44,14 @@ def local_model(deployment, tmp_path):
     return local_pax(deployment, tmp_path / "local")
 
 
-def begun(deployment: Deployment, run_dir: Path, **more: Any) -> subprocess.Popen[str]:
+def begun(deployment, run_dir, **more):
     """A PAX run."""
     changed = {name.replace("_", "-"): value for name, value in more.items()}
     settings = {**PAX, "resend-after": RESEND_SECONDS, **changed, "run-dir": run_dir}
     return deployment.begin("run", "pax", "--engine", "federation", *settings_of(settings))
 
 
-def growing(deployment: Deployment, run_dir: Path) -> subprocess.Popen[str]:
+def growing(deployment, run_dir):
     """A PAX run whose trees grow now."""
     run, deadline = begun(deployment, run_dir), time.monotonic() + START_SECONDS
     while (stage := RunFolder(run_dir).stage) is None or not stage.round:
@@ -65,7 +60,7 @@ def growing(deployment: Deployment, run_dir: Path) -> subprocess.Popen[str]:
     return run
 
 
-def last_words(run: subprocess.Popen[str]) -> str:
+def last_words(run):
     """The last line of a run that must fail."""
     try:
         shown, _ = run.communicate(timeout=RUN_SECONDS)
@@ -134,13 +129,13 @@ def test_why_a_serverapp_has_died_is_in_the_details_of_its_run(deployment, tmp_p
 # Sites that are slow, or late
 
 
-def messages(run_dir: Path, source: str, target: str) -> Counter[int]:
+def messages(run_dir, source, target):
     """How often something was sent from one to the other at each step, as the server noted it."""
     lines = map(json.loads, (run_dir / "ledger.jsonl").read_text().splitlines())
     return Counter(line["step"] for line in lines if (line["from"], line["to"]) == (source, target))
 
 
-def n_answers(deployment: Deployment) -> int:
+def n_answers(deployment):
     """Messages that the bank has answered, the same one twice among them."""
     path = deployment.home("bank") / "sites" / "bank" / LOG
     events = [line["event"] for _, line in Audit(path)] if path.exists() else []

@@ -1,7 +1,5 @@
 """What the exporter shows Prometheus of a coordinator's and a site's files."""
 
-from __future__ import annotations
-
 import os
 import re
 import ssl
@@ -31,7 +29,7 @@ from fedapp.site.log import LOG, append, drop_old
 from tests.deploy_folders import init_federation
 
 
-def page(runs: Path) -> dict[str, float]:
+def page(runs):
     """What Prometheus reads: values by name and labels."""
     text, values = generate_latest(registry_of_folders([runs])).decode(), dict[str, float]()
     for family in text_string_to_metric_families(text):
@@ -176,11 +174,11 @@ def test_a_process_is_alive_while_it_touches_its_file(tmp_path, monkeypatch, pla
 class Health(BaseHTTPRequestHandler):
     """Answers as Flower's SuperLink does."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
 

@@ -1,7 +1,5 @@
 """What the container image of a checkout is made of."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.metadata import requires, version
@@ -41,7 +39,7 @@ def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it():
     assert all((folder / name).exists() for name in wanted)
 
 
-def locked() -> dict[str, tuple[str, str, list[str]]]:
+def locked():
     """Name -> version, marker and hashes, as the lock has them."""
     text = (app_folder() / "requirements.lock").read_text()
     entries = re.sub(r" \\\n +", " ", text).splitlines()
@@ -54,7 +52,7 @@ def locked() -> dict[str, tuple[str, str, list[str]]]:
     return found
 
 
-def pinned() -> dict[str, str]:
+def pinned():
     lines = (app_folder() / "constraints.txt").read_text().splitlines()
     pins = (line.split("==") for line in lines if not line.startswith("#"))
     return {canonicalize_name(name): version for name, version in pins}

@@ -1,9 +1,5 @@
 """What a machine computes wrongly is found by known answers, before anything is computed."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from gmpy2 import mpz
@@ -37,10 +33,10 @@ KERNELS = {
 def broken(monkeypatch):
     """``broken(kernel, rows)``: from now on the lowest limb of these rows has a wrong bit."""
 
-    def break_kernel(kernel: str, rows: Any = slice(None)) -> None:
+    def break_kernel(kernel, rows=slice(None)):
         right, written = getattr(ring, kernel), KERNELS[kernel]
 
-        def wrong(*arguments: Any) -> Any:
+        def wrong(*arguments):
             returned = right(*arguments)
             arguments[written][rows, 0] ^= np.uint64(1 << 40)
             return returned
@@ -104,10 +100,10 @@ def test_bytes_of_ids_that_are_not_those_of_the_rfc_are_caught(monkeypatch, at_t
         mask_ids(["a"], draw_scalar())
 
 
-def _break_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def _break_points(monkeypatch):
     right = ristretto.scale_words
 
-    def wrong(words: Any, given: Any) -> Any:
+    def wrong(words, given):
         out, valid = right(words, given)
         return out ^ np.uint64(1 << 17), valid
 

@@ -1,7 +1,5 @@
 """nginx as `fedapp federation init` configures it, before a SuperLink: real processes of both."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -13,9 +11,8 @@ import time
 import tomllib
 from base64 import b64encode
 from dataclasses import dataclass
-from http.client import HTTPResponse, HTTPSConnection
+from http.client import HTTPSConnection
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -41,30 +38,28 @@ class Coordinator:
     superlink: int
     nginx: int  # process id
 
-    def ask(self, port: int, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    def ask(self, port, path, body=b"", **headers):
         """Status and body of an answer."""
         with self.connection(port) as connection:
             return asked(connection, path, body, **headers)
 
-    def connection(self, port: int) -> HTTPSConnection:
+    def connection(self, port):
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         return Closing("localhost", port, context=context, timeout=START_SECONDS)
 
 
 class Closing(HTTPSConnection):
-    def __enter__(self) -> Closing:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.close()
 
 
-def asked(
-    connection: HTTPSConnection, path: str, body: bytes = b"", **headers: str
-) -> tuple[int, bytes]:
+def asked(connection, path, body=b"", **headers):
     given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     connection.request("POST", path, body, given | headers)
-    response: HTTPResponse = connection.getresponse()
+    response = connection.getresponse()
     return response.status, response.read()
 
 
@@ -102,7 +97,7 @@ def coordinator(tmp_path_factory):
             process.wait()
 
 
-def wait_until_open(port: int, log: Path) -> None:
+def wait_until_open(port, log):
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -121,7 +116,7 @@ def ann(coordinator):
     return tomllib.loads(text)["superlink"]["federation"]
 
 
-def basic(link: dict[str, Any]) -> str:
+def basic(link):
     userinfo, _, _ = link["address"].rpartition("@")
     return f"Basic {b64encode(userinfo.encode()).decode()}"
 
@@ -211,7 +206,7 @@ def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(
 
 
 def test_many_requests_take_one_connection_to_the_superlink(coordinator):
-    def upstream() -> set[int]:
+    def upstream():
         """Ports from which nginx is connected to the SuperLink."""
         return {
             one.laddr.port

@@ -1,7 +1,5 @@
 """What a deployment replaces of Flower: when it looks, one process a run, and what dies."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re
@@ -13,7 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -259,7 +256,7 @@ class Node:
     state: WarmNodeState
     folder: Path
 
-    def begin(self, run_id: int, **more: str) -> None:
+    def begin(self, run_id, **more):
         """A run whose bundle the site knows."""
         config = {
             "name": "bank",
@@ -275,7 +272,7 @@ class Node:
         fab_hash = hashlib.sha256(BUNDLE).hexdigest()
         self.state.store_run(replace(Run.create_empty(run_id), fab_hash=fab_hash, series_id=run_id))
 
-    def send(self, run_id: int, step: int = 1) -> Message:
+    def send(self, run_id, step=1):
         """A message has come."""
         request = HelloRequest("binary:logistic", 0.2, 0.1, 42, False, **planned(["bank"]))
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER, 0
@@ -286,12 +283,12 @@ class Node:
         _insert_message(message, self.state, self.state.object_store)
         return message
 
-    def start(self, run_id: int, **more: str) -> Message:
+    def start(self, run_id, **more):
         """The first message of a run has come."""
         self.begin(run_id, **more)
         return self.send(run_id)
 
-    def replies(self) -> list[Message]:
+    def replies(self):
         return list(self.state.get_messages_legacy(is_reply=True))
 
 
@@ -303,13 +300,13 @@ def node(tmp_path, write_table):
     return Node(state, tmp_path)
 
 
-def claimed(node: Node) -> str:
+def claimed(node):
     """The token of the task of a message that has come."""
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     return runtime_handlers.acquire_task(request, node.state).token
 
 
-def push_reply(node: Node, message: Message, n_objects: int) -> None:
+def push_reply(node, message, n_objects):
     """A process has pushed so many of its reply's objects."""
     reply = Message(RecordDict(), reply_to=message)
     reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -378,7 +375,7 @@ def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message():
 class Refusing(BaseHTTPRequestHandler):
     """A SuperLink that refuses a SuperNode, with a clock that is 400 s ahead of this one."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response_only(401)
         self.send_header("Date", formatdate(time.time() + 400, usegmt=True))
         self.send_header("Content-Length", "0")
@@ -417,7 +414,7 @@ def test_a_clock_is_off_if_it_is_so_for_seconds(
     monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: now)
     for seconds, ahead in responses:
 
-        def respond(_: Any, seconds: float = seconds, ahead: float = ahead) -> httpx.Response:
+        def respond(_, seconds=seconds, ahead=ahead):
             nonlocal now
             now += seconds
             return httpx.Response(200, headers={"date": formatdate(now + ahead, usegmt=True)})
@@ -430,11 +427,11 @@ def test_a_clock_is_off_if_it_is_so_for_seconds(
 class Accepting:
     """A port whose TLS handshakes fail, as a proxy's do without its server."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.socket = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
+    def _accept(self):
         with suppress(OSError):
             while True:
                 with self.socket.accept()[0] as connection:
@@ -448,7 +445,7 @@ def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause
     (closed,) = free_ports(1)
     ports = [closed, closed, *[proxy.socket.getsockname()[1]] * 3]
 
-    def ask() -> int:
+    def ask():
         if ports:
             httpx.get(f"https://127.0.0.1:{ports.pop(0)}")
         return 200
@@ -465,7 +462,7 @@ def test_a_supernode_tries_again_what_was_not_refused(status, n_tries):
     retry, tries = patient_retry(), 0
     retry.wait_function = lambda _: None
 
-    def ask() -> None:
+    def ask():
         nonlocal tries
         tries += 1
         if tries < n_tries or n_tries == 1:
@@ -514,20 +511,20 @@ class Asked:
     message_ids: tuple[int, ...] = ()
 
 
-def looked_up(arrivals: MessageQueue, pull: Callable[[Asked], Found], asked: Asked) -> list[int]:
+def looked_up(arrivals, pull, asked):
     """What a request gets."""
-    response: Found = wait_for_messages(arrivals, pull, lambda request: request.node, asked)
+    response = wait_for_messages(arrivals, pull, lambda request: request.node, asked)
     return response.messages_list
 
 
 def test_a_question_is_answered_again_when_a_message_for_that_node_has_come():
     arrivals, looks = MessageQueue(), []
 
-    def pull(request: Asked) -> Found:
+    def pull(request):
         looks.append(request.node)
         return Found([request.node] if len(looks) > 1 else [])
 
-    def arrive() -> None:
+    def arrive():
         while not looks:
             time.sleep(0.001)
         arrivals.add(NODE)
@@ -541,7 +538,7 @@ def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for():
     arrivals = MessageQueue()
     found = iter([Found([]), Found([1])])
 
-    def pull(request: Asked) -> Found:
+    def pull(request):
         arrivals.add(request.node)
         return next(found)
 
@@ -555,11 +552,11 @@ def test_no_message_waits_although_a_node_without_any_is_not_looked_up(events, n
     """Messages are there at the start, come, are pulled, and are deleted at the end of a run."""
     arrivals, left, looks = MessageQueue(), list(range(n_before)), [0]
 
-    def pull(_: Asked) -> Found:
+    def pull(_):
         looks[0] += 1
         return Found([left.pop(0)] if left else [])
 
-    def waits(seconds: float) -> Any:
+    def waits(seconds):
         return patch("fedapp.deploy.warm.superlink.WAIT_SECONDS", seconds)
 
     for number, event in enumerate(events, start=n_before):
@@ -584,11 +581,11 @@ def test_no_message_waits_although_a_node_without_any_is_not_looked_up(events, n
 def test_replies_that_come_together_are_pulled_together():
     arrivals, looks, came = MessageQueue(), [], list[int]()
 
-    def pull(_: Asked) -> Found:
+    def pull(_):
         looks.append(1)
         return Found([came.pop() for _ in range(len(came))])
 
-    def arrive() -> None:
+    def arrive():
         while not looks:
             time.sleep(0.001)
         for reply in (1, 2):
@@ -606,7 +603,7 @@ def test_replies_that_come_together_are_pulled_together():
 class Numbered(BaseHTTPMiddleware):
     """Reads the request, adds a header, refuses one."""
 
-    async def dispatch(self, request: Any, call_next: Any) -> Any:
+    async def dispatch(self, request, call_next):
         """Answer as the layers of Flower do."""
         content = await request.body()
         if content == b"refused":
@@ -619,7 +616,7 @@ class Numbered(BaseHTTPMiddleware):
         return response
 
 
-async def echo(request: Any) -> PlainTextResponse:
+async def echo(request):
     """Answer with the request's own content."""
     content = await request.body()
     if content == b"fails":
@@ -635,7 +632,7 @@ def test_a_response_in_one_piece_is_that_of_starlette(content):
         routes=[Route(path, echo, methods=["POST"]) for path in paths], middleware=layers
     )
 
-    async def post(path: str) -> httpx.Response:
+    async def post(path):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
             return await client.post(path, content=content)
@@ -676,14 +673,14 @@ def test_transactions_begin_one_after_the_other():
     order = []
 
     @contextmanager
-    def session(state: object) -> Iterator[object]:
+    def session(state):
         order.append("begins")
         yield state
         order.append("ends")
 
-    locked: Any = serialized(session)
+    locked = serialized(session)
 
-    def second() -> None:
+    def second():
         began.set()
         with locked(None), locked(None):  # one within another does not wait for it
             ended.set()
@@ -721,7 +718,7 @@ def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost(lin
         message_object_trees=[get_object_tree(message)],
     )
     add(request, contents=contents_of([message]).values())
-    task: Any = SimpleNamespace(run_id=run_id)
+    task = SimpleNamespace(run_id=run_id)
     pushed = store_objects(superlink_handlers.push_messages, request, state, task)
     assert list(pushed.message_ids) == [message.object_id]
     assert list(pushed.objects_to_push) == []
@@ -745,17 +742,17 @@ class Straight:
     handlers : ``pull_messages`` and ``push_messages`` that are not Flower's.
     """
 
-    def __init__(self, state: WarmNodeState, token: str, **handlers: Any) -> None:
+    def __init__(self, state, token, **handlers):
         self.requests = Counter[str]()
         self._state, self._task, self._handlers = state, state.get_task_by_token(token), handlers
         self._unary_unary = self._call
 
-    def __getattr__(self, method: str) -> Any:
+    def __getattr__(self, method):
         """As Flower's, each method sends its request by one function."""
         name = re.sub("(?<!^)(?=[A-Z])", "_", method).lower()
         return lambda request: self._unary_unary(request=request, path=name)
 
-    def _call(self, *, request: Any, path: str) -> Any:
+    def _call(self, *, request, path):
         self.requests[path] += 1
         handler = self._handlers.get(path) or getattr(runtime_handlers, path)
         return handler(request, self._state, self._task)
@@ -777,7 +774,7 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
     node, handlers, carries, singly
 ):
     message = node.start(RUN)
-    client: Any = Straight(node.state, claimed(node), **handlers)
+    client = Straight(node.state, claimed(node), **handlers)
     carrier = ObjectCarrier()
     if carries:
         carrier.serve(client)
@@ -798,7 +795,7 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
 def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     node.start(RUN)
     whole = partial(without_bundle, runtime_handlers.pull_task_input)
-    client: Any = Straight(node.state, claimed(node), **WARM, pull_task_input=whole)
+    client = Straight(node.state, claimed(node), **WARM, pull_task_input=whole)
     carrier = ObjectCarrier()
     carrier.serve(client)
     assert run_clientapp.pull_task_input(client)[-1].content == BUNDLE
@@ -814,7 +811,7 @@ def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
 def test_objects_are_pulled_whenever_each_of_them_comes(late):
     waits = {str(number): len(times) for number, times in enumerate(late)}
 
-    def pull(name: str) -> bytes:
+    def pull(name):
         waits[name] -= 1
         if waits[name] >= 0:
             raise ObjectUnavailableError(name)
@@ -826,7 +823,7 @@ def test_objects_are_pulled_whenever_each_of_them_comes(late):
 
 def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
     message = node.start(RUN)
-    client: Any = Straight(node.state, claimed(node), **WARM)
+    client = Straight(node.state, claimed(node), **WARM)
     ObjectCarrier().serve(client)
     monkeypatch.setattr("fedapp.deploy.warm.supernode.MOST_BYTES", len(message.deflate()))
     pulled, *_ = run_clientapp.pull_task_input(client)
@@ -849,7 +846,7 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node):
 
 def test_an_object_that_no_message_named_is_not_stored(node):
     message = node.start(RUN)
-    client: Any = Straight(node.state, claimed(node), **WARM)
+    client = Straight(node.state, claimed(node), **WARM)
     pulled, *_ = run_clientapp.pull_task_input(client)
     reply, other = Message(RecordDict(), reply_to=pulled), Message(RecordDict(), reply_to=message)
     reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -865,7 +862,7 @@ def test_an_object_that_no_message_named_is_not_stored(node):
 def test_a_request_that_may_be_sent_again_is_left_as_it_is():
     sent = list[Any]()
 
-    def send(request: Any) -> Any:
+    def send(request):
         sent.append(request)
         return request
 
@@ -885,7 +882,7 @@ def test_a_simulation_passes_messages_on_as_they_come_until_it_ends():
     new, old, later = ([waiting(at) for _ in range(2)] for at in ("", "before", ""))
     store = dict(enumerate(new + old))
     state = SimpleNamespace(lock=threading.Lock(), message_ins_store=store)
-    queue: Any = Queue()
+    queue = Queue()
     arguments = asked, state, queue, {}, stop
     thread = threading.Thread(target=pass_on_messages, args=arguments, daemon=True)
     thread.start()
@@ -904,7 +901,7 @@ def test_a_simulation_passes_messages_on_as_they_come_until_it_ends():
 def test_a_simulation_waits_for_a_reply(is_there):
     answered, pulls = threading.Event(), list[list[str]]()
 
-    def pull(ids: list[str]) -> list[Any]:
+    def pull(ids):
         pulls.append(ids)
         answered.set()  # a reply comes now, too late for this pull
         return ["reply"] if is_there or len(pulls) > 1 else []
@@ -913,7 +910,7 @@ def test_a_simulation_waits_for_a_reply(is_there):
     assert pulls == [["id"]] * (1 if is_there else 2)
 
 
-def waiting(delivered: str) -> SimpleNamespace:
+def waiting(delivered):
     """A message in the memory of a simulation."""
     return SimpleNamespace(metadata=SimpleNamespace(delivered_at=delivered))
 
@@ -921,7 +918,7 @@ def waiting(delivered: str) -> SimpleNamespace:
 @pytest.mark.parametrize(("said", "taken"), [(None, 1), (2, 1), (1, 1), (3, 3)])
 def test_an_actor_takes_one_cpu_unless_the_federation_says_more(said, taken):
     config = {"client_resources": {"num_cpus": said, "num_gpus": 0.5}} if said else {}
-    backend: Any = SimpleNamespace(client_resources_key="client_resources")
+    backend = SimpleNamespace(client_resources_key="client_resources")
     found = one_cpu(backend, RayBackend._validate_client_resources, config=config)
     assert found == {"num_cpus": taken, "num_gpus": 0.5 if said else 0.0}
 
@@ -978,7 +975,7 @@ def answer(node, address):
     """``answer(run)``: what a message of a run is answered."""
     executor = WarmExecutor()
 
-    def ask(run_id: int) -> Message:
+    def ask(run_id):
         node.send(run_id)
         executor.run_id = run_id
         spec = ExecutionSpec(
@@ -992,7 +989,7 @@ def answer(node, address):
     executor.close()
 
 
-def reply_of(node: Node) -> Message:
+def reply_of(node):
     deadline = time.monotonic() + LONG
     while not (replies := node.replies()):
         assert time.monotonic() < deadline
@@ -1000,22 +997,21 @@ def reply_of(node: Node) -> Message:
     return replies[0]
 
 
-def answered(reply: Message) -> bool:
+def answered(reply):
     """Whether a message was answered, and not with an error."""
     assert not reply.has_error(), reply.error
     return True
 
 
-def worker_of(answer: Callable[[int], Message], run_id: int) -> RunsWorker:
-    worker: RunsWorker = answer.executor._workers[run_id]
-    return worker
+def worker_of(answer, run_id):
+    return answer.executor._workers[run_id]
 
 
-def process_of(answer: Callable[[int], Message], run_id: int) -> psutil.Process:
+def process_of(answer, run_id):
     return psutil.Process(worker_of(answer, run_id).process.pid)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition):
     deadline = time.monotonic() + LONG
     while not condition():
         assert time.monotonic() < deadline
@@ -1114,7 +1110,7 @@ def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_i
 # Tokens, which live as long as the processes of their tasks
 
 
-def spec_of(node: Node, address: str) -> ExecutionSpec:
+def spec_of(node, address):
     """A task of a message that has come."""
     node.start(RUN)
     return ExecutionSpec(
@@ -1122,7 +1118,7 @@ def spec_of(node: Node, address: str) -> ExecutionSpec:
     )
 
 
-def sleeping(monkeypatch: pytest.MonkeyPatch, script: str = "while True: input()") -> None:
+def sleeping(monkeypatch, script="while True: input()"):
     """Every process that is started runs this script instead."""
     start = partial(subprocess.Popen, [sys.executable, "-S", "-c", script])
     monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))

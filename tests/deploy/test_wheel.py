@@ -1,7 +1,5 @@
 """What `pip wheel .` builds: the app, complete, under names that are nobody else's."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -10,7 +8,6 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -68,7 +65,7 @@ def app(request, tmp_path):
     return folder
 
 
-def python(tmp_path: Path, code: str) -> str:
+def python(tmp_path, code):
     """What code prints, errors included, in a folder with somebody's ``clients``."""
     given = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, "-c", code]
@@ -114,7 +111,7 @@ def test_strategies_are_the_same_by_both_names():
 # The wheel itself
 
 
-def ignored(folder: str, names: list[str]) -> set[str]:
+def ignored(folder, names):
     """What is not copied; folders such as ``fedapp/runs`` are."""
     found = shutil.ignore_patterns(*NOT_OF_THE_SOURCES)(folder, names)
     return set(found) if Path(folder) == app_folder() else set(found) - {"runs"}
@@ -144,7 +141,7 @@ def wheel(sources):
     return built
 
 
-def pip(folder: Path, *words: str) -> None:
+def pip(folder, *words):
     """Run pip, which asks no index."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words, "--no-index"]
     subprocess.run(command, cwd=folder, check=True, env=WITHOUT_CHECKOUT)
@@ -181,7 +178,7 @@ def folder(environment, tmp_path_factory):
     return made
 
 
-def run(folder: Path, environment: Mapping[str, str], *words: str) -> str:
+def run(folder, environment, *words):
     """What a command prints; it succeeds."""
     done = subprocess.run(
         words,
@@ -196,7 +193,7 @@ def run(folder: Path, environment: Mapping[str, str], *words: str) -> str:
     return done.stdout
 
 
-def settings(*given: str) -> list[str]:
+def settings(*given):
     return [word for one in given for word in ("-c", one)]
 
 

@@ -1,7 +1,5 @@
 """The first result of README.md and the tutorial; ``python -m tests.docs.first`` writes it."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from pathlib import Path
@@ -19,7 +17,7 @@ PAGES = ("README.md", "docs/tutorials/two-commands.md")
 BLOCK = re.compile(r"(?<=```text\n)\w+ organisations together: .*?(?=```)", re.DOTALL)
 
 
-def printed() -> str:
+def printed():
     """The sentence, and the scores of the test rows, of what ``make run`` trains."""
     line = re.search(r"^FIRST := pax --data (.*)$", (app_folder() / "Makefile").read_text(), re.M)
     assert line
@@ -31,11 +29,11 @@ def printed() -> str:
         summary = run.summary
     console = Console(file=StringIO(), width=100, color_system=None)
     console.print(score_table([row for row in score_rows(summary) if row[0][1] == "test"]))
-    table = [text.rstrip() for text in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    table = [text.rstrip() for text in console.file.getvalue().splitlines()]
     return "\n".join([fill(headline(summary), 100), "", *table, ""])
 
 
-def main() -> None:
+def main():
     """Write the result into the pages."""
     block = printed()
     for page in (Path(app_folder(), name) for name in PAGES):

@@ -3,14 +3,11 @@
 ``test_pages.py`` runs the files of a new method, ``test_tutorials.py`` (slow) commands and servers.
 """
 
-from __future__ import annotations
-
 import runpy
 import shutil
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -37,18 +34,18 @@ SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a wheel has no documentation")
 
 
-def code_of(page: str) -> list[str]:
+def code_of(page):
     return [text for kind, text in blocks(DOCS / page) if kind == "python"]
 
 
-def execute(code: str, file: Path, values: dict[str, Any] | None = None) -> dict[str, Any]:
+def execute(code, file, values=None):
     """Run code of a page as a file, with values that lines before it have made."""
     file.write_text(code)
     return runpy.run_path(str(file), values)
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tables(tmp_path_factory):
     """The tutorials' tables, and their runs under the names that pages give them."""
     folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
@@ -75,26 +72,26 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Logged(SimpleNamespace):
     """A run of Weights & Biases, which is no dependency: it keeps what is logged."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(rounds=[], summary={}, artifacts=[])
 
-    def __enter__(self) -> Logged:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def log(self, scores: dict[str, float | None], step: int) -> None:
+    def log(self, scores, step):
         assert all(isinstance(value, float | int | None) for value in scores.values())
         self.rounds.append(step)
 
-    def log_artifact(self, path: str, type: str) -> None:
+    def log_artifact(self, path, type):
         assert Path(path).is_file()
         self.artifacts.append(type)
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
+def logged(monkeypatch):
     wandb, run = ModuleType("wandb"), Logged()
     monkeypatch.setattr(wandb, "init", lambda project: run, raising=False)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -102,7 +99,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Logged:
 
 
 @pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def brief(monkeypatch):
     """``fedapp.run`` of a page trains two small trees."""
     run = fedapp.run
     monkeypatch.setattr(fedapp, "run", lambda *words, **more: run(*words, **{**BRIEF, **more}))
@@ -110,19 +107,19 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("brief", "logged")
 @pytest.mark.parametrize("page", CODE)
-def test_code_of_a_page_runs(page: str, tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_page_runs(page, tables, monkeypatch):
     monkeypatch.chdir(tables)
     monkeypatch.setenv("FEDAPP_HOME", str(tables / "home"))  # where parts of divided models are
     n_blocks, made = CODE[page]
     code = code_of(page)
     assert len(code) == n_blocks
-    values: dict[str, Any] = {}
+    values = {}
     for block in code:
         values |= execute(block, tables / "page.py")
     assert values[made] is not None
 
 
-def test_every_page_with_code_is_run_by_some_test() -> None:
+def test_every_page_with_code_is_run_by_some_test():
     """Those with servers, sites and other methods are in the modules that the first lines name."""
     pages = {
         str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts
@@ -133,9 +130,7 @@ def test_every_page_with_code_is_run_by_some_test() -> None:
     assert with_code == {*CODE, *elsewhere, *served}
 
 
-def test_a_page_scores_rows_as_the_run_itself_does(
-    tables: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_scores_rows_as_the_run_itself_does(tables, monkeypatch):
     """Both ways to score by XGBoost: rows encoded by the run, and by its file of columns."""
     monkeypatch.chdir(tables)
     ours, by_hand = code_of("how-to/use-the-model.md")
@@ -145,9 +140,7 @@ def test_a_page_scores_rows_as_the_run_itself_does(
     assert (second["scores"] == first["scores"][:, 1]).all()
 
 
-def test_a_page_logs_every_round(
-    tables: Path, logged: Logged, brief: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_logs_every_round(tables, logged, brief, monkeypatch):
     monkeypatch.chdir(tables)
     execute(code_of("how-to/mlflow-and-tuning.md")[0], tables / "page.py")
     assert logged.rounds == [1, 2]

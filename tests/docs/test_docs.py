@@ -1,13 +1,9 @@
 """The documentation: what it generates is whole, its commands exist, its words are plain."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -33,7 +29,7 @@ GENERATED = (
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="a wheel has no documentation")
 
 
-def pages() -> list[Path]:
+def pages():
     """Written pages: of the documentation, beside it, and beside the studies."""
     texts = [path for path in DOCS.rglob("*.md") if path.stem not in GENERATED]
     texts = [path for path in texts if not {"_build", "gallery"} & {*path.parts}]
@@ -41,27 +37,27 @@ def pages() -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def generated() -> dict[str, str]:
+def generated():
     """Text of the pages that the code writes."""
     sys.path.insert(0, str(DOCS / "_ext"))
     try:
-        import reference  # type: ignore[import-not-found]
+        import reference
     finally:
         sys.path.remove(str(DOCS / "_ext"))
     return {Path(path).stem: "\n".join(page()) for path, page in reference.PAGES.items()}
 
 
-def test_every_setting_has_one_line(generated: dict[str, str]) -> None:
+def test_every_setting_has_one_line(generated):
     names = re.findall(r"^\| `([\w.-]+)` \|", generated["run-settings"], re.MULTILINE)
     assert sorted(names) == sorted(defaults())
 
 
-def test_every_key_of_the_node_config_has_one_line(generated: dict[str, str]) -> None:
+def test_every_key_of_the_node_config_has_one_line(generated):
     names = re.findall(r"^\| `([\w.-]+)` \|", generated["node-config"], re.MULTILINE)
     assert names == [about.name for about in declared(SiteConfig).values()]
 
 
-def test_every_field_of_a_document_has_a_type_and_a_sentence(generated: dict[str, str]) -> None:
+def test_every_field_of_a_document_has_a_type_and_a_sentence(generated):
     line = re.compile(r"^\| `(\w+)` \| (.+) \| (yes|) \| (.+) \|$", re.MULTILINE)
     lines = line.findall(generated["json"])
     whole = (text.partition("\n### ")[0] for text in generated["json"].split("\n## ")[1:])
@@ -72,8 +68,8 @@ def test_every_field_of_a_document_has_a_type_and_a_sentence(generated: dict[str
     assert ("bytes", "object of integer", "yes") in [line[:3] for line in lines]
 
 
-def test_every_command_with_json_has_its_document() -> None:
-    root: Any = typer.main.get_command(cli)
+def test_every_command_with_json_has_its_document():
+    root = typer.main.get_command(cli)
     named = {
         f"{name} {of_group}".strip(): command
         for name, group in root.commands.items()
@@ -83,7 +79,7 @@ def test_every_command_with_json_has_its_document() -> None:
     assert {name for name in named if "--json" in options[name]} == set(DOCUMENTS)
 
 
-def test_every_module_of_messages_reveals_something(generated: dict[str, str]) -> None:
+def test_every_module_of_messages_reveals_something(generated):
     modules = {path.stem for path in (ROOT / "fedapp" / "messages").glob("*.py")}
     shown = set(re.findall(r"^`fedapp\.messages\.(\w+)`$", generated[GENERATED[-1]], re.MULTILINE))
     assert shown == modules - {"__init__", "cuts", "fields", "methods", "reveals", "wire"}
@@ -92,7 +88,7 @@ def test_every_module_of_messages_reveals_something(generated: dict[str, str]) -
 # Commands
 
 
-def commands() -> Iterator[tuple[Path, str]]:
+def commands():
     """Lines of pages that call ``fedapp``, with continued lines."""
     for page in pages():
         for line in (line for _, text in blocks(page) for line in commands_in(text)):
@@ -102,9 +98,9 @@ def commands() -> Iterator[tuple[Path, str]]:
                     yield page, words
 
 
-def parsed(words: list[str]) -> None:
+def parsed(words):
     """Parse a command's arguments without running it; raises a UsageError."""
-    command: Any = typer.main.get_command(cli)
+    command = typer.main.get_command(cli)
     rest = words[1:]
     while hasattr(command, "commands") and "--help" not in rest:
         name, *rest = rest or ["list"]
@@ -115,7 +111,7 @@ def parsed(words: list[str]) -> None:
         command.make_context(command.name, list(rest))
 
 
-def test_every_command_of_a_page_exists_with_its_options() -> None:
+def test_every_command_of_a_page_exists_with_its_options():
     checked = 0
     for page, line in commands():
         words = shlex.split(line, comments=True)
@@ -132,7 +128,7 @@ def test_every_command_of_a_page_exists_with_its_options() -> None:
     assert checked > 20
 
 
-def test_an_unknown_option_would_be_found() -> None:
+def test_an_unknown_option_would_be_found():
     with pytest.raises(click.UsageError):
         parsed(["fedapp", "run", "pax", "--no-such-option"])
     with pytest.raises(click.UsageError):
@@ -142,7 +138,7 @@ def test_an_unknown_option_would_be_found() -> None:
 # Links and words
 
 
-def test_links_between_pages_lead_to_files() -> None:
+def test_links_between_pages_lead_to_files():
     missing = []
     for page in pages():
         for target in re.findall(r"\]\(([^)#\s]+?)(?:#[\w-]+)?\)", page.read_text()):
@@ -154,24 +150,24 @@ def test_links_between_pages_lead_to_files() -> None:
     assert not missing
 
 
-def test_words_of_pages_are_plain() -> None:
+def test_words_of_pages_are_plain():
     texts = {page: re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL) for page in pages()}
     words = {page.name: [one.group() for one in TEXTS.finditer(texts[page])] for page in texts}
     assert not {name: of_page for name, of_page in words.items() if of_page}
 
 
-def test_the_readme_and_the_documentation_are_short() -> None:
+def test_the_readme_and_the_documentation_are_short():
     assert len((ROOT / "README.md").read_text().split()) <= 900
     assert sum(len(prose(page).split()) for page in pages() if DOCS in page.parents) <= 13_950
 
 
-def prose(page: Path) -> str:
+def prose(page):
     """Text of a page without code, printed output and what has no letters."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return " ".join(word for word in text.split() if re.search("[A-Za-z]", word))
 
 
-def test_the_first_page_shows_the_report_the_commands_python_and_the_methods() -> None:
+def test_the_first_page_shows_the_report_the_commands_python_and_the_methods():
     """Parts of other pages that it includes, between texts that those have."""
     page = DOCS / "index.md"
     text = page.read_text()

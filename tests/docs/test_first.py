@@ -1,7 +1,5 @@
 """What a newcomer sees first."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -14,7 +12,7 @@ README = app_folder() / "README.md"
 
 
 @pytest.mark.skipif(not README.exists(), reason="a wheel has no README.md")
-def test_the_first_result_of_the_pages_is_that_of_the_first_command() -> None:
+def test_the_first_result_of_the_pages_is_that_of_the_first_command():
     shown = printed()
     for page in PAGES:
         (block,) = BLOCK.findall((app_folder() / page).read_text())

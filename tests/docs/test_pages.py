@@ -1,14 +1,11 @@
 """Files and lines that pages show: each loads, and does what its page says of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.messages.handshake import HelloRequest
 from fedapp.site.policy import check_leaving, check_policy
-from fedapp.site.settings import SiteConfig, parse_node_config, site_config
+from fedapp.site.settings import parse_node_config, site_config
 from tests.pages import files_in
 
 HOSPITAL = Path(__file__).parent / "hospital.toml"
@@ -27,15 +24,15 @@ PARTIES = ("clinic", "hospital", "lab")
 
 
 @pytest.fixture
-def hospital() -> SiteConfig:
+def hospital():
     return site_config(parse_node_config(str(HOSPITAL)), {})
 
 
-def opening(**plan: Any) -> HelloRequest:
+def opening(**plan):
     return HelloRequest("binary:logistic", 0.2, 0.1, 42, False, **plan)
 
 
-def test_the_hospital_takes_part_in_a_masked_run_within_its_epsilon(hospital: SiteConfig) -> None:
+def test_the_hospital_takes_part_in_a_masked_run_within_its_epsilon(hospital):
     check_policy(hospital, "query.hello", "pax")
     private = opening(aggregation="secure", epsilon=1.0, delta=1e-5, parties=PARTIES)
     check_leaving(hospital, "pax", private)
@@ -50,22 +47,18 @@ def test_the_hospital_takes_part_in_a_masked_run_within_its_epsilon(hospital: Si
         ({"aggregation": "secure", "epsilon": 1.0, "parties": PARTIES[:2]}, "must be >= 3"),
     ],
 )
-def test_the_hospital_refuses_plain_sums_and_larger_promises(
-    hospital: SiteConfig, plan: dict[str, Any], refused: str
-) -> None:
+def test_the_hospital_refuses_plain_sums_and_larger_promises(hospital, plan, refused):
     with pytest.raises(ConfigError, match=re.escape(refused)):
         check_leaving(hospital, "pax", opening(**plan))
 
 
-def test_the_hospital_takes_part_in_no_other_method(hospital: SiteConfig) -> None:
+def test_the_hospital_takes_part_in_no_other_method(hospital):
     with pytest.raises(ConfigError, match="strategy must be one that the site allows"):
         check_policy(hospital, "query.hello", "fedxgbllr")
 
 
 @pytest.mark.skipif(not THREATS.is_file(), reason="a wheel has no documentation")
-def test_epsilon_under_colluders_is_what_the_page_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_epsilon_under_colluders_is_what_the_page_says(capsys):
     page = THREATS.read_text()
     pytest.importorskip("dp_accounting")
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
@@ -81,7 +74,7 @@ def test_epsilon_under_colluders_is_what_the_page_says(
 
 
 @pytest.fixture(scope="module")
-def app_with_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def app_with_method(tmp_path_factory):
     """The app, with what is compiled of it, its tests, and the files that the page shows."""
     app = tmp_path_factory.mktemp("copied") / "app"
     others = shutil.ignore_patterns(".*", "_build", "gallery", "*.egg-info")
@@ -92,7 +85,7 @@ def app_with_method(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return app
 
 
-def passed(app: Path, *words: str) -> int:
+def passed(app, *words):
     """Run pytest there; returns how many tests have passed."""
     where = {**os.environ, "PYTHONPATH": str(app)}
     command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *words]
@@ -102,7 +95,7 @@ def passed(app: Path, *words: str) -> int:
 
 
 @pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
-def test_a_method_as_the_page_adds_it_is_one(app_with_method: Path) -> None:
+def test_a_method_as_the_page_adds_it_is_one(app_with_method):
     """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
     ruff = [sys.executable, "-m", "ruff"]
     for words in (["check"], ["format", "--check"]):
@@ -116,5 +109,5 @@ def test_a_method_as_the_page_adds_it_is_one(app_with_method: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
-def test_a_method_as_the_page_adds_it_passes_the_whole_contract(app_with_method: Path) -> None:
+def test_a_method_as_the_page_adds_it_passes_the_whole_contract(app_with_method):
     assert passed(app_with_method, "tests/contract", "-k", "equal-bagging", "-m", "") > 30

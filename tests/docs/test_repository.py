@@ -1,10 +1,7 @@
 """Files beside the documentation: one version, valid forms, tools that are there."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from typing import Any
 
 import pytest
 import yaml
@@ -17,20 +14,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def project() -> dict[str, Any]:
+def project():
     """The section ``project`` of pyproject.toml."""
-    content: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return content
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_every_file_has_the_same_version() -> None:
+def test_every_file_has_the_same_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     changes = re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert changes
     assert {citation["version"], changes[1]} == {project()["version"]}
 
 
-def test_the_citation_names_the_papers_of_all_five_methods() -> None:
+def test_the_citation_names_the_papers_of_all_five_methods():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     identifiers = [each["identifiers"] for each in citation["references"]]
     papers = [one["value"] for each in identifiers for one in each]
@@ -38,7 +34,7 @@ def test_the_citation_names_the_papers_of_all_five_methods() -> None:
     assert all(re.fullmatch(r"arXiv:\d{4}\.\d{5}", paper) for paper in papers)
 
 
-def test_every_python_that_the_project_names_is_checked() -> None:
+def test_every_python_that_the_project_names_is_checked():
     workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
     job = workflow["jobs"]["check"]
     form = r"Programming Language :: Python :: (\d\.\d+)"
@@ -55,12 +51,12 @@ def test_every_python_that_the_project_names_is_checked() -> None:
     assert job["steps"][-1] == {"run": "make check test"}
 
 
-def test_hooks_before_a_commit_download_nothing() -> None:
+def test_hooks_before_a_commit_download_nothing():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     assert {repository["repo"] for repository in config["repos"]} == {"local"}
     hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
     assert {hook["language"] for hook in hooks} == {"system"}
 
 
-def test_the_notes_for_newcomers_are_short() -> None:
+def test_the_notes_for_newcomers_are_short():
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 30

@@ -1,7 +1,5 @@
 """The tutorials on one machine, word by word, and the guides that go on from their runs."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -29,7 +27,7 @@ NOT_RUN = (
 pytestmark = pytest.mark.skipif(not TUTORIALS.is_dir(), reason="a wheel has no documentation")
 
 
-def script_of(name: str) -> str:
+def script_of(name):
     """The page's files, commands and lines of Python, in their order."""
     page = TUTORIALS / f"{name}.md"
     saved = re.findall(r"[Ss]ave\s+this\s+as\s+`(\w+\.py)`", page.read_text())
@@ -43,7 +41,7 @@ def script_of(name: str) -> str:
     return "\n".join(lines)
 
 
-def guide_of(name: str) -> str:
+def guide_of(name):
     """The commands of a guide; a server runs while those after it do."""
     shown = blocks(DOCS / "how-to" / f"{name}.md")
     lines = [f"set -v  # {name}"]
@@ -56,7 +54,7 @@ def guide_of(name: str) -> str:
     return "\n".join(lines)
 
 
-def printed(script: str, folder: Path) -> str:
+def printed(script, folder):
     """What a script prints that ends well, in a folder that is also the user's home."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     where = {**os.environ, "PATH": path, "HOME": str(folder)}
@@ -69,7 +67,7 @@ def printed(script: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", GUIDES)
-def test_a_tutorials_commands_are_a_script(name: str) -> None:
+def test_a_tutorials_commands_are_a_script(name):
     script = script_of(name)
     assert script.count("fedapp run") >= 1
     assert script.count("fedapp predict") >= 1
@@ -78,14 +76,14 @@ def test_a_tutorials_commands_are_a_script(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
-def test_a_tutorial_works_word_by_word(name: str, tmp_path: Path) -> None:
+def test_a_tutorial_works_word_by_word(name, tmp_path):
     for script in (script_of(name), *map(guide_of, GUIDES[name])):
         assert printed(script, tmp_path)
     assert '"customer","probability_1"' in (tmp_path / "scores.csv").read_text()
 
 
 @pytest.mark.slow
-def test_a_customer_is_scored_at_the_counter_word_by_word(tmp_path: Path) -> None:
+def test_a_customer_is_scored_at_the_counter_word_by_word(tmp_path):
     tables = script_of("bank-and-insurer").partition("\nhead ")[0]
     ending = "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"
     shown = printed("\n".join((ending, tables, script_of("counter"))), tmp_path)

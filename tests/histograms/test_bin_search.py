@@ -1,7 +1,5 @@
 """Bins found by a search without branches, and sums by bin, against numpy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from fedapp.histograms.sketch import sketch_and_code, sketch_cuts
 RNG = np.random.default_rng(3)
 
 
-def some_rows(n_rows: int, n_columns: int) -> np.ndarray:
+def some_rows(n_rows, n_columns):
     values = np.round(4 * RNG.normal(size=(n_rows, n_columns))).astype(np.float32)
     values[RNG.random(values.shape) < 0.2] = np.nan
     values[0, 0] = np.inf
@@ -20,7 +18,7 @@ def some_rows(n_rows: int, n_columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_edges", [0, 1, 2, 3, 7, 8, 255])
-def test_a_search_tree_counts_the_edges_that_are_not_above(n_edges: int) -> None:
+def test_a_search_tree_counts_the_edges_that_are_not_above(n_edges):
     edges = np.unique(RNG.normal(size=n_edges).astype(np.float32))
     values = np.concatenate((edges, RNG.normal(size=50), [np.inf, -np.inf])).astype(np.float32)
     codes = np.empty((len(values), 1), dtype=np.uint16)
@@ -28,7 +26,7 @@ def test_a_search_tree_counts_the_edges_that_are_not_above(n_edges: int) -> None
     np.testing.assert_array_equal(codes[:, 0], np.searchsorted(edges, values, side="right"))
 
 
-def test_a_code_beyond_those_of_a_columns_categories_is_missing() -> None:
+def test_a_code_beyond_those_of_a_columns_categories_is_missing():
     values = np.array([-1, 0, 1, 2, 3, np.nan], dtype=np.float32)[:, None]
     edges, limits = np.array([1, 2], dtype=np.float32), np.array([3])
     codes = np.empty((len(values), 1), dtype=np.uint16)
@@ -38,7 +36,7 @@ def test_a_code_beyond_those_of_a_columns_categories_is_missing() -> None:
 
 
 @pytest.mark.parametrize("fewest_cells", [1, 2**40], ids=["threads", "alone"])
-def test_codes_are_those_of_numpy(fewest_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_those_of_numpy(fewest_cells, monkeypatch):
     monkeypatch.setattr(bins, "FEWEST_CELLS", fewest_cells)
     monkeypatch.setattr(bins, "n_cores", lambda: 3)
     values = some_rows(400, 3)
@@ -52,7 +50,7 @@ def test_codes_are_those_of_numpy(fewest_cells: int, monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(codes[:, column], np.where(absent, missing_code, expected))
 
 
-def test_codes_of_a_sketch_are_those_of_its_cuts_and_its_masses_count_them() -> None:
+def test_codes_of_a_sketch_are_those_of_its_cuts_and_its_masses_count_them():
     values, weights = some_rows(500, 4)[1:], RNG.integers(0, 3, 499).astype(np.float32)
     values[:, 2] = np.nan
     sketch, codes, missing_code = sketch_and_code(values, weights, 8)
@@ -68,7 +66,7 @@ def test_codes_of_a_sketch_are_those_of_its_cuts_and_its_masses_count_them() -> 
         assert len(known) == 0 or sketch.column(column)[0][0] == known.min()
 
 
-def test_a_column_without_a_value_has_no_range() -> None:
+def test_a_column_without_a_value_has_no_range():
     values = np.float32([[1, np.nan], [3, 7], [2, np.nan]])
     found = bins.column_ranges(values, np.float32([1, 0, 1]))
     np.testing.assert_array_equal(found, np.float32([[1, np.nan], [2, np.nan]]))

@@ -1,11 +1,7 @@
 """What comes from outside is held against what a run can need before it is used."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,22 +13,18 @@ from fedapp.messages.local_boosting import BagRequest, TurnRequest
 from fedapp.messages.pax import GrowRequest
 from fedapp.messages.scoring import EvaluateRequest
 from fedapp.records.document import from_text, to_text
-from fedapp.settings import Settings
 from fedapp.trees.model import NODE, Ensemble
 from fedapp.trees.predict import predict_margins
 from strategies.flower import FlowerStrategy
-from tests.conftest import MakeSettings
 from tests.network import run
 from tests.tampering import refuses, rewrite_letters
 
 
-def asks(
-    monkeypatch: pytest.MonkeyPatch, request: type, change: Callable[[Any], Any], skip: int = 0
-) -> None:
+def asks(monkeypatch, request, change, skip=0):
     """Have the server send other requests of a class than the strategy made, after so many."""
     honest, seen = FlowerStrategy._laid_out, [0]
 
-    def laid_out(self: FlowerStrategy, party: str, sent: Any, known: dict[int, bytes]) -> bytes:
+    def laid_out(self, party, sent, known):
         if isinstance(sent, request):
             seen[0] += 1
             if seen[0] > skip:
@@ -43,12 +35,12 @@ def asks(
 
 
 @pytest.fixture
-def pax(settings: MakeSettings) -> Settings:
+def pax(settings):
     return settings(parties=1, data="breast-cancer")
 
 
-def document(**changes: Any) -> Callable[[EvaluateRequest], EvaluateRequest]:
-    def change(sent: EvaluateRequest) -> EvaluateRequest:
+def document(**changes):
+    def change(sent):
         found = {**json.loads(sent.model.tobytes()), **changes}
         text = json.dumps(found, separators=(",", ":")).encode()
         return replace(sent, model=np.frombuffer(text, dtype=np.uint8))
@@ -71,16 +63,14 @@ def document(**changes: Any) -> Callable[[EvaluateRequest], EvaluateRequest]:
     ],
     ids=lambda changes: str(changes)[:40],
 )
-def test_a_model_of_other_columns_classes_or_objective_is_refused(
-    pax: Settings, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
+def test_a_model_of_other_columns_classes_or_objective_is_refused(pax, monkeypatch, changes):
     """A tree that splits at a column the table does not have would read foreign memory."""
     asks(monkeypatch, EvaluateRequest, document(**changes))
     with pytest.raises(PartyError, match=r"^party-1 .*EvaluateRequest.model must "):
         run(pax)
 
 
-def test_values_of_too_few_columns_are_not_walked() -> None:
+def test_values_of_too_few_columns_are_not_walked():
     tree = np.zeros(3, dtype=NODE)
     tree["left"], tree["column"] = [1, -1, -1], [4, 0, 0]
     model = Ensemble("reg:squarederror", np.zeros(1, np.float32), tuple("abcde"), (), (tree,))
@@ -90,7 +80,7 @@ def test_values_of_too_few_columns_are_not_walked() -> None:
     assert predict_margins(again, np.ones((2, 5), dtype=np.float32)).shape == (2, 1)
 
 
-def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
+def grown(**changes):
     return lambda sent: replace(
         sent, **{name: change(getattr(sent, name)) for name, change in changes.items()}
     )
@@ -164,9 +154,7 @@ def grown(**changes: Any) -> Callable[[GrowRequest], GrowRequest]:
         "sets",
     ],
 )
-def test_a_level_is_as_large_as_the_last_one_allows(
-    pax: Settings, monkeypatch: pytest.MonkeyPatch, skip: int, changes: Any, rule: str
-) -> None:
+def test_a_level_is_as_large_as_the_last_one_allows(pax, monkeypatch, skip, changes, rule):
     asks(monkeypatch, GrowRequest, grown(**changes), skip)
     refuses(rf"^party-1\b.*: GrowRequest.{rule}$", pax)
 
@@ -181,12 +169,8 @@ STARTS = [
 
 @pytest.mark.parametrize(("strategy", "request_of", "field"), STARTS)
 def test_rows_start_from_a_margin_for_every_output(
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
-    request_of: type,
-    field: str,
-) -> None:
+    settings, monkeypatch, strategy, request_of, field
+):
     run = settings(strategy=strategy, data="wine", objective="multi:softprob", num_boost_round=1)
     asks(monkeypatch, request_of, lambda sent: replace(sent, **{field: getattr(sent, field)[:2]}))
     rule = r"must (be 3, one an output|have size 3 \(n_outputs\) in dimension 1), got 2"
@@ -195,18 +179,14 @@ def test_rows_start_from_a_margin_for_every_output(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("widths", [[33], [1, 2] * 60_000])
-def test_bins_of_others_are_as_many_as_the_run_can_need(
-    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch, widths: list[int]
-) -> None:
+def test_bins_of_others_are_as_many_as_the_run_can_need(vertical, monkeypatch, widths):
     rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: np.array(widths, dtype=np.int64))
     rule = r"must be <= 32 \(max-bin\), of 100000 columns at most \(most-columns\)"
     refuses(rf"ColumnBins.widths {rule}$", vertical(align="ordered"))
 
 
 @pytest.mark.parametrize("categorical", [0, 1])
-def test_bins_of_another_are_no_more_than_fit_into_memory(
-    vertical: MakeSettings, monkeypatch: pytest.MonkeyPatch, categorical: int
-) -> None:
+def test_bins_of_another_are_no_more_than_fit_into_memory(vertical, monkeypatch, categorical):
     n_columns, width = (60_000, 32) if not categorical else (100, 65_535)
     widths = np.full(n_columns, width, dtype=np.int64)
     rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: widths)

@@ -1,17 +1,11 @@
 """Claimed sums are compared with rows exactly: no division of rows is refused, every other is."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.histograms.claimed import (
-    Ints,
     carried,
     disclosed_labels,
     row_sums,
@@ -23,12 +17,12 @@ WIDTHS = np.array([3, 1, 0, 4])  # of the bins of each column
 OFFSETS = np.concatenate(([0], np.cumsum(WIDTHS)))
 
 
-def integers(cells: Ints) -> Any:
+def integers(cells):
     """Words as Python's integers."""
     return cells[..., 0].astype(object) * 2**32 + cells[..., 1].astype(object)
 
 
-def claimed(codes: Ints, numbers: Ints, slots: Ints, n_nodes: int) -> tuple[Ints, Ints]:
+def claimed(codes, numbers, slots, n_nodes):
     """Sums in Python's integers, in words, and missing rows; a code at the width is missing."""
     cells = np.zeros((n_nodes, OFFSETS[-1], numbers.shape[1]), dtype=object)
     missing = np.zeros((n_nodes, len(WIDTHS)), dtype=np.int32)
@@ -52,7 +46,7 @@ def claimed(codes: Ints, numbers: Ints, slots: Ints, n_nodes: int) -> tuple[Ints
         max_size=20,
     )
 )
-def test_no_division_of_rows_is_refused_and_sums_are_exact(rows: list[Any]) -> None:
+def test_no_division_of_rows_is_refused_and_sums_are_exact(rows):
     numbers = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
     slots = np.array([row[2] for row in rows], dtype=np.int32)
     codes = np.array([row[3] for row in rows], dtype=np.int64).reshape(-1, len(WIDTHS))
@@ -67,7 +61,7 @@ def test_no_division_of_rows_is_refused_and_sums_are_exact(rows: list[Any]) -> N
     assert ((derived[..., 1] >= 0) & (derived[..., 1] < 2**32)).all()
 
 
-def test_sums_of_a_million_rows_at_the_limit_are_exact() -> None:
+def test_sums_of_a_million_rows_at_the_limit_are_exact():
     numbers = np.full((10**6, 2), 2**53 - 1)
     numbers[:, 0] *= -1
     (sums,) = integers(row_sums(numbers, np.zeros(10**6, np.int32), 1))
@@ -76,26 +70,25 @@ def test_sums_of_a_million_rows_at_the_limit_are_exact() -> None:
 
 NUMBERS = np.array([[-5, 2], [3, 1], [4, 3], [-1, 1]]) * 2**50
 CODES = np.array([[0, 0, 0, 0], [1, 1, 0, 1], [2, 0, 0, 1], [2, 1, 0, 3]])
-Change = Callable[[Any, Ints], None]
 
 
-def add(place: int, field: int, number: int) -> Change:
-    def change(cells: Any, missing: Ints) -> None:
+def add(place, field, number):
+    def change(cells, missing):
         cells[0, place, field] += number
 
     return change
 
 
-def moved(source: int, target: int, field: int, number: int) -> Change:
-    def change(cells: Any, missing: Ints) -> None:
+def moved(source, target, field, number):
+    def change(cells, missing):
         cells[0, source, field] -= number
         cells[0, target, field] += number
 
     return change
 
 
-def counted(column: int, number: int) -> Change:
-    def change(cells: Any, missing: Ints) -> None:
+def counted(column, number):
+    def change(cells, missing):
         missing[0, column] += number
 
     return change
@@ -120,7 +113,7 @@ def counted(column: int, number: int) -> Change:
         (counted(2, 1), 2),  # one more than all
     ],
 )
-def test_sums_that_no_rows_have_are_found_by_their_column(change: Change, column: int) -> None:
+def test_sums_that_no_rows_have_are_found_by_their_column(change, column):
     slots = np.zeros(4, np.int32)
     cells, missing = claimed(CODES, NUMBERS, slots, 1)
     whole = integers(cells)
@@ -133,8 +126,6 @@ def test_sums_that_no_rows_have_are_found_by_their_column(change: Change, column
 @pytest.mark.parametrize(
     ("shape", "n_labels"), [((1,), 4), ((3,), 28), ((6, 4), 12), ((0, 5, 3), 0), ((3, 0, 2), 56)]
 )
-def test_each_split_tells_as_many_labels_as_its_cuts_have_bits(
-    shape: tuple[int, ...], n_labels: int
-) -> None:
+def test_each_split_tells_as_many_labels_as_its_cuts_have_bits(shape, n_labels):
     assert disclosed_labels(16, *shape) == n_labels
     assert disclosed_labels(31, *shape) == n_labels

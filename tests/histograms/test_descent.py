@@ -1,11 +1,9 @@
 """Quantiles of several tables from counts of all of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from fedapp.histograms.bins import Cuts, digitise
+from fedapp.histograms.bins import digitise
 from fedapp.histograms.sketch import (
     LARGEST_FLOAT,
     Descent,
@@ -18,9 +16,7 @@ from fedapp.histograms.sketch import (
 RNG = np.random.default_rng(5)
 
 
-def descended(
-    values: np.ndarray, weights: np.ndarray, n_bins: int, parts: int = 1, lightest: int = 0
-) -> Cuts:
+def descended(values, weights, n_bins, parts=1, lightest=0):
     """The cuts of rows that lie in several places."""
     places = np.array_split(np.random.default_rng(1).permutation(len(values)), parts)
     descent = Descent(np.ones(values.shape[1], dtype=bool), n_bins, lightest)
@@ -33,7 +29,7 @@ def descended(
     return descent.cuts()
 
 
-def slow_edges(column: np.ndarray, weights: np.ndarray, n_bins: int) -> list[float]:
+def slow_edges(column, weights, n_bins):
     """The cuts of one column with all of its rows at hand."""
     kept = ~np.isnan(column) & (weights > 0)
     values, places = np.unique(column[kept] + np.float32(0), return_inverse=True)
@@ -58,7 +54,7 @@ def slow_edges(column: np.ndarray, weights: np.ndarray, n_bins: int) -> list[flo
 
 @pytest.mark.parametrize("n_bins", [2, 7, 64])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_cuts_are_the_quantiles_of_all_rows(n_bins: int, parts: int) -> None:
+def test_cuts_are_the_quantiles_of_all_rows(n_bins, parts):
     n_rows = 500
     columns = [
         RNG.normal(size=n_rows),
@@ -77,7 +73,7 @@ def test_cuts_are_the_quantiles_of_all_rows(n_bins: int, parts: int) -> None:
     assert (cuts.minima == -LARGEST_FLOAT).all()
 
 
-def test_rows_alone_keep_their_last_digits_and_are_parted_alike() -> None:
+def test_rows_alone_keep_their_last_digits_and_are_parted_alike():
     values = RNG.normal(size=(300, 1)).astype(np.float32)
     values[:150] = np.round(values[:150], 1)
     weights = np.full(300, 8)
@@ -87,7 +83,7 @@ def test_rows_alone_keep_their_last_digits_and_are_parted_alike() -> None:
     assert not np.isin(values[150:], short.edges).any()
 
 
-def test_what_rows_alone_begin_with_is_not_asked_for() -> None:
+def test_what_rows_alone_begin_with_is_not_asked_for():
     values = RNG.normal(size=(300, 1)).astype(np.float32)
     descent = Descent(np.ones(1, dtype=bool), 40, lightest=1)
     n_wanted = []
@@ -100,7 +96,7 @@ def test_what_rows_alone_begin_with_is_not_asked_for() -> None:
     assert n_wanted[3] == 0 < n_wanted[2] < 40
 
 
-def test_bins_have_the_weight_of_a_quantile_within_one_value() -> None:
+def test_bins_have_the_weight_of_a_quantile_within_one_value():
     values = RNG.normal(size=(5000, 1)).astype(np.float32)
     weights = np.full(5000, 2**45)
     cuts = descended(values, weights, 50)
@@ -110,7 +106,7 @@ def test_bins_have_the_weight_of_a_quantile_within_one_value() -> None:
     assert set(counts.tolist()) <= {99, 100, 101}
 
 
-def test_numbers_are_in_the_order_of_the_values() -> None:
+def test_numbers_are_in_the_order_of_the_values():
     values = np.float32([-LARGEST_FLOAT, -1, -1e-40, 0.0, 1e-40, 1, 2, LARGEST_FLOAT])
     keys = ordered(values)
     assert (np.diff(keys.astype(np.int64)) > 0).all()
@@ -118,7 +114,7 @@ def test_numbers_are_in_the_order_of_the_values() -> None:
     assert ordered(np.float32([-0.0])) == ordered(np.float32([0.0]))
 
 
-def test_quantiles_of_large_weights_are_exact() -> None:
+def test_quantiles_of_large_weights_are_exact():
     total = 2**61 + 12345
     numbers = np.arange(1, 65535)
     assert quantile_ranks(total, numbers, 65535).tolist() == [

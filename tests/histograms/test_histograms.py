@@ -1,9 +1,5 @@
 """Bins, sketches, sums and splits against slow forms and known cases."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +8,6 @@ from hypothesis import strategies as st
 from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
 from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
 from fedapp.histograms.sketch import (
-    Sketch,
     bin_map,
     fuse_sketches,
     prune,
@@ -36,13 +31,13 @@ NO_PENALTY = Penalties(1.0, 0.0, 0.0, 0.0)
 RULES = CategoryRules(max_cat_to_onehot=4, max_cat_threshold=64)
 
 
-def some_values(n_rows: int, n_columns: int, missing: float = 0.1) -> np.ndarray:
+def some_values(n_rows, n_columns, missing=0.1):
     values = RNG.normal(size=(n_rows, n_columns)).astype(np.float32)
     values[RNG.random(values.shape) < missing] = np.nan
     return values
 
 
-def test_a_value_on_a_cut_goes_to_the_bin_above_it() -> None:
+def test_a_value_on_a_cut_goes_to_the_bin_above_it():
     cuts = Cuts(np.float32([1, 2, 9]), np.array([0, 3]), np.float32([-1]))
     codes, missing_code = digitise(np.float32([[0.5], [1], [1.5], [2], [50]]), cuts)
     assert codes[:, 0].tolist() == [0, 1, 1, 2, 2]
@@ -50,7 +45,7 @@ def test_a_value_on_a_cut_goes_to_the_bin_above_it() -> None:
 
 
 @pytest.mark.parametrize(("width", "missing", "dtype"), [(255, True, "u1"), (256, True, "u2")])
-def test_codes_take_one_byte_up_to_256_of_them(width: int, missing: bool, dtype: str) -> None:
+def test_codes_take_one_byte_up_to_256_of_them(width, missing, dtype):
     edges = np.arange(1, width + 1, dtype=np.float32)
     values = np.append(np.arange(width, dtype=np.float32), np.nan)[:, None]
     codes, missing_code = digitise(values, Cuts(edges, np.array([0, width]), np.float32([-1])))
@@ -59,7 +54,7 @@ def test_codes_take_one_byte_up_to_256_of_them(width: int, missing: bool, dtype:
     assert (codes[:-1, 0] == np.arange(width)).all()
 
 
-def test_256_bins_without_missing_values_take_one_byte() -> None:
+def test_256_bins_without_missing_values_take_one_byte():
     edges = np.arange(1, 257, dtype=np.float32)
     values = np.arange(256, dtype=np.float32)[:, None]
     codes, missing_code = digitise(values, Cuts(edges, np.array([0, 256]), np.float32([-1])))
@@ -67,7 +62,7 @@ def test_256_bins_without_missing_values_take_one_byte() -> None:
     assert missing_code == -1
 
 
-def test_histograms_equal_the_sums_row_by_row() -> None:
+def test_histograms_equal_the_sums_row_by_row():
     values = some_values(300, 4)
     cuts = sketch_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
     codes, missing_code = digitise(values, cuts)
@@ -91,7 +86,7 @@ def test_histograms_equal_the_sums_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("n_trees", [1, 3])
-def test_histograms_of_several_trees_are_those_of_each_in_turn(n_trees: int) -> None:
+def test_histograms_of_several_trees_are_those_of_each_in_turn(n_trees):
     codes = RNG.integers(0, 6, (200, 3)).astype(np.uint8)  # 5: missing
     gradients = RNG.normal(size=(n_trees, 200, 2)).astype(np.float32)
     nodes = RNG.integers(0, 4, (n_trees, 200)).astype(np.int32)
@@ -106,7 +101,7 @@ def test_histograms_of_several_trees_are_those_of_each_in_turn(n_trees: int) -> 
         np.testing.assert_array_equal(missing[slot], absent[0])
 
 
-def test_rows_without_gradient_count_nowhere() -> None:
+def test_rows_without_gradient_count_nowhere():
     codes = np.array([[0], [255]], dtype=np.uint8)
     nothing = np.zeros((2, 2), np.float32)
     nodes = np.zeros(2, np.int32)
@@ -116,7 +111,7 @@ def test_rows_without_gradient_count_nowhere() -> None:
     assert not missing.any()
 
 
-def test_adding_histograms_moves_bins_to_their_places() -> None:
+def test_adding_histograms_moves_bins_to_their_places():
     total = np.zeros((1, 3, 2))
     add_histograms(total, np.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]), np.array([2, 0, 2]))
     assert total.tolist() == [[[3, 4], [0, 0], [6, 8]]]
@@ -127,9 +122,7 @@ def test_adding_histograms_moves_bins_to_their_places() -> None:
     st.integers(2, 40),
 )
 @settings(deadline=None, max_examples=60)
-def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
-    numbers: list[float], max_bin: int
-) -> None:
+def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(numbers, max_bin):
     values = np.array(numbers, dtype=np.float32)[:, None]
     sketch = sketch_and_code(values, np.ones(len(values), np.float32), max_bin)[0]
     representatives, masses = sketch.column(0)
@@ -148,14 +141,14 @@ def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(
     st.integers(2, 30),
 )
 @settings(deadline=None, max_examples=60)
-def test_fused_bins_stay_within_the_stated_mass(parts: list[list[int]], n_bins: int) -> None:
+def test_fused_bins_stay_within_the_stated_mass(parts, n_bins):
     sketches = [
         sketch_and_code(np.float32(part)[:, None], np.ones(len(part), np.float32), 50)[0]
         for part in parts
     ]
     cuts = fuse_sketches(sketches, n_bins)
     masses = np.zeros(len(cuts.edges))
-    points: dict[float, float] = {}
+    points = {}
     for sketch in sketches:
         np.add.at(masses, bin_map(sketch, cuts), sketch.masses)
         for representative, mass in zip(*sketch.column(0), strict=True):
@@ -166,17 +159,17 @@ def test_fused_bins_stay_within_the_stated_mass(parts: list[list[int]], n_bins: 
     assert masses.max() <= total / n_bins + 2 * max(points.values()) + 1e-3
 
 
-def test_few_representatives_are_all_kept() -> None:
+def test_few_representatives_are_all_kept():
     assert prune(np.ones(5), 5).tolist() == [1, 2, 3, 4]
 
 
-def test_pruning_cuts_at_the_quantiles() -> None:
+def test_pruning_cuts_at_the_quantiles():
     assert prune(np.ones(100), 4).tolist() == [25, 50, 75]
     assert prune(np.array([1.0, 2.0, 1.0]), 2).tolist() == [2]  # as near as 1: the upper one
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted: bool) -> None:
+def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted):
     values = some_values(2000, 3)
     weights = RNG.uniform(0.1, 3, 2000).astype(np.float32) if weighted else np.ones(2000, "f4")
     expected = quantile_cuts(values, weights, 32)
@@ -186,7 +179,7 @@ def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted: bool) -> None:
     np.testing.assert_array_equal(cuts.minima, expected.minima)
 
 
-def test_a_column_without_values_has_one_empty_bin() -> None:
+def test_a_column_without_values_has_one_empty_bin():
     values = np.full((4, 2), np.nan, dtype=np.float32)
     values[:, 1] = [1, 2, 3, 4]
     sketch = sketch_and_code(values, np.ones(4, np.float32), 8)[0]
@@ -195,7 +188,7 @@ def test_a_column_without_values_has_one_empty_bin() -> None:
     assert bin_map(sketch, cuts).tolist() == [1, 2, 3, 4]
 
 
-def test_sketches_of_tables_apart_cover_the_values_of_both() -> None:
+def test_sketches_of_tables_apart_cover_the_values_of_both():
     low, high = np.float32([[1], [2]]), np.float32([[8], [9]])
     ones = np.ones(2, np.float32)
     sketches = [sketch_and_code(low, ones, 8)[0], sketch_and_code(high, ones, 8)[0]]
@@ -204,13 +197,13 @@ def test_sketches_of_tables_apart_cover_the_values_of_both() -> None:
     assert [bin_map(sketch, cuts).tolist() for sketch in sketches] == [[0, 1], [2, 3]]
 
 
-def layout(*widths: int) -> Cuts:
+def layout(*widths):
     """Cuts of columns of so many bins."""
     edges = [np.arange(1, width + 1, dtype=np.float32) for width in widths]
     return Cuts(*ragged(edges), np.zeros(len(widths), np.float32))
 
 
-def one_split(histogram: list[list[float]], missing: int = 0, **limits: float) -> np.void:
+def one_split(histogram, missing=0, **limits):
     sums = np.array(histogram).sum(axis=0) + (np.array([1.0, 1.0]) if missing else 0)
     return best_splits(
         np.array([histogram]),
@@ -223,7 +216,7 @@ def one_split(histogram: list[list[float]], missing: int = 0, **limits: float) -
     )[0]
 
 
-def test_the_gain_is_that_of_the_formula() -> None:
+def test_the_gain_is_that_of_the_formula():
     split = one_split([[-4.0, 2.0], [6.0, 3.0]])
     expected = 16 / 3 + 36 / 4 - 4 / 6
     assert split["column"] == 0
@@ -233,7 +226,7 @@ def test_the_gain_is_that_of_the_formula() -> None:
     assert split["right"].tolist() == [6, 3]
 
 
-def test_missing_rows_go_to_the_better_side() -> None:
+def test_missing_rows_go_to_the_better_side():
     towards_right = one_split([[-4.0, 2.0], [6.0, 3.0]], missing=1)
     towards_left = one_split([[4.0, 2.0], [-6.0, 3.0]], missing=1)
     assert not towards_right["default_left"]
@@ -241,18 +234,18 @@ def test_missing_rows_go_to_the_better_side() -> None:
     assert towards_left["left"].tolist() == [5, 3]
 
 
-def test_no_side_is_lighter_than_min_child_weight() -> None:
+def test_no_side_is_lighter_than_min_child_weight():
     histogram = [[-4.0, 0.5], [6.0, 3.0], [-1.0, 3.0]]
     assert one_split(histogram)["cut"] == 0
     assert one_split(histogram, min_child_weight=1.0)["cut"] == 1
 
 
-def test_a_gain_below_gamma_is_no_split() -> None:
+def test_a_gain_below_gamma_is_no_split():
     assert one_split([[-4.0, 2.0], [6.0, 3.0]], gamma=13.6)["column"] == 0
     assert one_split([[-4.0, 2.0], [6.0, 3.0]], gamma=13.7)["column"] == -1
 
 
-def test_the_lower_column_wins_a_tie() -> None:
+def test_the_lower_column_wins_a_tie():
     histogram = np.array([[[-4.0, 2.0], [6.0, 3.0]] * 2])
     split = best_splits(
         histogram,
@@ -266,7 +259,7 @@ def test_the_lower_column_wins_a_tie() -> None:
     assert split["column"] == 0
 
 
-def test_a_column_that_is_not_allowed_is_not_split() -> None:
+def test_a_column_that_is_not_allowed_is_not_split():
     histogram = np.array([[[-4.0, 2.0], [6.0, 3.0], [-1.0, 2.0], [3.0, 3.0]]])
     split = best_splits(
         histogram,
@@ -280,7 +273,7 @@ def test_a_column_that_is_not_allowed_is_not_split() -> None:
     assert split["column"] == 1
 
 
-def test_l1_shrinks_the_weight_of_a_leaf() -> None:
+def test_l1_shrinks_the_weight_of_a_leaf():
     sums, free = np.array([[-5.0, 3.0], [0.5, 3.0]]), np.float32([[-9, 9]] * 2)
     weights = leaf_weights(sums, Penalties(1.0, 1.0, 0.0, 0.0).of_leaves, free)
     assert weights.tobytes() == np.float32([1.0, -0.0]).tobytes()  # XGBoost's sign of zero
@@ -288,12 +281,12 @@ def test_l1_shrinks_the_weight_of_a_leaf() -> None:
     assert light.tolist() == [0.0]
 
 
-def test_a_sketch_reports_the_largest_value() -> None:
-    sketch: Sketch = sketch_and_code(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)[0]
+def test_a_sketch_reports_the_largest_value():
+    sketch = sketch_and_code(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)[0]
     assert sketch.maxima.tolist() == [7]
 
 
-def by_category(histogram: list[list[float]], missing: float = 0, **limits: int) -> Any:
+def by_category(histogram, missing=0, **limits):
     """Best split of one column of categories, and the categories that go right; ``missing`` is the
     gradient of the rows without a value."""
     rules = CategoryRules(**{"max_cat_to_onehot": 4, "max_cat_threshold": 64, **limits})
@@ -311,21 +304,21 @@ def by_category(histogram: list[list[float]], missing: float = 0, **limits: int)
 MIXED = [[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [5.0, 2.0], [-3.0, 2.0]]
 
 
-def test_categories_of_low_weight_go_right_together() -> None:
+def test_categories_of_low_weight_go_right_together():
     split, right = by_category(MIXED)
     assert right == [1, 3]
     assert split["right"].tolist() == [11, 5]
     assert split["left"].tolist() == [-8, 5]
 
 
-def test_one_of_few_categories_goes_right_alone() -> None:
+def test_one_of_few_categories_goes_right_alone():
     split, right = by_category(MIXED, max_cat_to_onehot=6)
     assert right == [0]
     assert split["right"].tolist() == [-4, 2]
     assert split["default_left"]
 
 
-def test_missing_rows_go_where_they_belong_among_categories() -> None:
+def test_missing_rows_go_where_they_belong_among_categories():
     split, right = by_category(MIXED, missing=-9.0)
     assert right == [1, 3]
     assert split["default_left"]
@@ -336,14 +329,14 @@ def test_missing_rows_go_where_they_belong_among_categories() -> None:
     assert split["right"].tolist() == [20, 7]
 
 
-def test_no_more_categories_than_the_threshold_are_gathered_on_a_side() -> None:
+def test_no_more_categories_than_the_threshold_are_gathered_on_a_side():
     gradients = np.repeat([1.0, -1.0], 8)
     histogram = np.stack((gradients, np.ones(16)), axis=1).tolist()
     assert by_category(histogram)[1] == list(range(8))
     assert len(by_category(histogram, max_cat_threshold=4)[1]) in {3, 13}
 
 
-def test_codes_of_no_category_are_missing() -> None:
+def test_codes_of_no_category_are_missing():
     cuts = with_categories(layout(3, 2), np.array([5, 0]), np.array([3, 0]))
     assert cuts.edges.tolist() == [1, 2, 3, 1, 2]
     values = np.float32([[0, 0], [2, 1], [3, 2], [-1, 0], [np.nan, 1]])
@@ -352,7 +345,7 @@ def test_codes_of_no_category_are_missing() -> None:
     assert codes[:, 1].tolist() == [0, 1, 1, 0, 1]
 
 
-def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin() -> None:
+def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin():
     rng = np.random.default_rng(2)
     codes = rng.integers(0, 1000, 5000).astype(np.float32)
     codes[0] = 999

@@ -1,9 +1,6 @@
 """Messages made from their declared forms: valid ones, and one for every way to break a rule."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
@@ -14,7 +11,7 @@ from fedapp import messages
 from fedapp.messages.fields import ITSELF, Form, Letter, Message, OneOf, Range, Reply, Request
 
 
-def kinds() -> list[type[Message]]:
+def kinds():
     """Every class of messages that can be sent."""
     for module in iter_modules(messages.__path__):
         import_module(f"{messages.__name__}.{module.name}")
@@ -27,16 +24,16 @@ def kinds() -> list[type[Message]]:
     return [seen[name] for name in sorted(seen)]
 
 
-def name_of(value: Any) -> str | None:
+def name_of(value):
     """Names of tests: of a message, and of what is changed."""
     if isinstance(value, type):
         return f"{value.__module__.rpartition('.')[2]}.{value.__name__}"
     return f"{value.field}-{value.rule}" if isinstance(value, Violation) else None
 
 
-def example(kind: type[Message], size: int = 2) -> dict[str, Any]:
+def example(kind, size=2):
     """Values of all fields that keep every rule; dimensions have this size."""
-    values: dict[str, Any] = {}
+    values = {}
     for name, (base, form) in kind.forms.items():
         if isinstance(form, Form):
             values[name] = example_array(kind, form, size)
@@ -58,7 +55,7 @@ def example(kind: type[Message], size: int = 2) -> dict[str, Any]:
     return values
 
 
-def example_array(kind: type[Message], form: Form, size: int) -> np.ndarray:
+def example_array(kind, form, size):
     """An array that keeps its form, with the sizes that its relations ask for."""
     shape = [length(one, size) for one in form.shape]
     low = max(0, form.low if form.low is not None else 0)
@@ -75,7 +72,7 @@ def example_array(kind: type[Message], form: Form, size: int) -> np.ndarray:
     return np.full(shape, low, form.dtype)
 
 
-def length(dimension: int | str, size: int) -> int:
+def length(dimension, size):
     """A dimension's size where named ones have ``size``."""
     if isinstance(dimension, int):
         return dimension
@@ -91,7 +88,7 @@ class Violation(NamedTuple):
     text: str
 
 
-def violations(kind: type[Message]) -> Iterator[Violation]:
+def violations(kind):
     """One for each declared rule of each field."""
     values = example(kind)
     for name, (base, form) in kind.forms.items():
@@ -132,9 +129,7 @@ BAD_TEXTS = (
 )
 
 
-def array_violations(
-    kind: type[Message], name: str, form: Form, value: np.ndarray
-) -> Iterator[Violation]:
+def array_violations(kind, name, form, value):
     """One for each declared rule of an array."""
     other = "float32" if form.dtype != np.float32 else "float64"
     yield Violation(name, "dtype", value.astype(other), f"must be {form.dtype}, got {other}")
@@ -147,7 +142,7 @@ def array_violations(
         if bound or is_repeated(kind, name, dimensions[place]):
             wider = np.repeat(value, 3, axis=place)
             yield Violation(name, f"size {place}", wider, r"must (have size|be) \d")
-    info: Any = np.finfo(form.dtype) if form.dtype.kind == "f" else np.iinfo(form.dtype)
+    info = np.finfo(form.dtype) if form.dtype.kind == "f" else np.iinfo(form.dtype)
     if form.dtype.kind == "f":
         yield Violation(name, "finite", np.full_like(value, np.inf), "must be finite")
     if form.low is not None and form.low > info.min:
@@ -168,13 +163,13 @@ def array_violations(
             yield Violation(name, rule, *changes[rule])
 
 
-def named_dimensions(kind: type[Message]) -> set[str]:
+def named_dimensions(kind):
     """The names of all dimensions of a message's arrays."""
     arrays = [form for _, form in kind.forms.values() if isinstance(form, Form)]
     return {str(one).partition("+")[0] for form in arrays for one in form.shape}
 
 
-def is_repeated(kind: type[Message], name: str, dimension: str) -> bool:
+def is_repeated(kind, name, dimension):
     """Whether an earlier field, or another dimension, fixes a named dimension."""
     for other, (_, form) in kind.forms.items():
         if other == name:

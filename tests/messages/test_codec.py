@@ -1,9 +1,7 @@
 """Messages survive Flower's own serialisation, and a message that breaks its form is refused."""
 
-from __future__ import annotations
-
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -71,8 +69,8 @@ class GapsReply(Reply):
     values: Annotated[Array, Form("float32", "n_rows", low=0, high=1, nan=True)]
 
 
-def sample(**changes: Any) -> Sample:
-    values: dict[str, Any] = {
+def sample(**changes):
+    values = {
         "sums": np.arange(12, dtype=np.float64).reshape(2, 3, 2),
         "counts": np.array([0, 100], dtype=np.int32),
         "offsets": np.array([0, -5], dtype=np.int64),
@@ -89,7 +87,7 @@ def sample(**changes: Any) -> Sample:
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> Sample:
+def samples(draw):
     """Messages that keep every rule, empty arrays among them."""
     size = st.integers(0, 4)
     n_nodes, n_bins = draw(size), draw(size)
@@ -110,7 +108,7 @@ def samples(draw: st.DrawFn) -> Sample:
     )
 
 
-def through_objects(records: RecordDict) -> RecordDict:
+def through_objects(records):
     """As a SuperLink stores and delivers a message: a tree of deflated objects."""
     contents = {key: part.deflate() for key, part in get_all_nested_objects(records).items()}
     found = inflate_object_from_contents(records.object_id, contents)
@@ -118,13 +116,13 @@ def through_objects(records: RecordDict) -> RecordDict:
     return found
 
 
-def through_proto(records: RecordDict) -> RecordDict:
+def through_proto(records):
     """As a protobuf message."""
     proto = recorddict_to_proto(records)
     return recorddict_from_proto(type(proto).FromString(proto.SerializeToString()))
 
 
-def assert_same(found: Reply, sent: Reply) -> None:
+def assert_same(found, sent):
     assert type(found) is type(sent)
     for field in fields(sent):
         there, here = getattr(found, field.name), getattr(sent, field.name)
@@ -136,7 +134,7 @@ def assert_same(found: Reply, sent: Reply) -> None:
             assert (type(there), there) == (type(here), here)
 
 
-def sent_records(message: Request | Reply, as_array: bool) -> RecordDict:
+def sent_records(message, as_array):
     """Records of a message, its content an array or with the envelope."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "MOST_WITH_ENVELOPE", -1 if as_array else 2**20)

@@ -1,7 +1,5 @@
 """Every declared rule of every message is kept on arrival, and at its sender."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, TypeVar
 
@@ -10,12 +8,12 @@ import pytest
 from typing_extensions import TypeAliasType
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Form, Message, Request, check_sizes, origin_of, request
+from fedapp.messages.fields import Form, Request, check_sizes, origin_of, request
 from fedapp.messages.wire import Content, from_bytes, from_content, to_bytes, to_content
 from tests.messages.declared import example, kinds, name_of, violations
 
 
-def arrived(kind: type[Message], changes: dict[str, Any]) -> Message:
+def arrived(kind, changes):
     """A message as its receiver reads it."""
     sent = to_content(kind(**example(kind)), "bank")
     scalars = {name: changes.get(name, value) for name, value in sent.scalars.items()}

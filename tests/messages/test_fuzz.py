@@ -4,24 +4,19 @@ Requests, letters and replies of runs are changed by their declared forms: value
 of the field, so that they reach handlers and strategies, and values at its edges.
 """
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from itertools import count
-from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Message
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
@@ -30,14 +25,13 @@ from fedapp.client_app import SiteApp
 from fedapp.crypto.sealed import seal
 from fedapp.errors import FedappError
 from fedapp.home import home
-from fedapp.messages.fields import Form, OneOf, Range, Request
+from fedapp.messages.fields import OneOf, Range
 from fedapp.messages.methods import modules_of_method
 from fedapp.messages.vertical import Parcels
 from fedapp.messages.wire import (
     FAILED,
     REFUSED,
     Content,
-    Envelope,
     from_bytes,
     from_content,
     from_records,
@@ -49,17 +43,15 @@ from fedapp.messages.wire import (
 )
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import model_of_text
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.answer import ON_DISK, answered, find_handler
 from fedapp.site.database import DATABASE
 from fedapp.site.log import HEAD, LOG
 from fedapp.site.mail import HEAD as HEAD_OF_PARCEL
 from fedapp.site.mail import _open, session_secret
-from fedapp.site.settings import SiteConfig, parse_node_config
+from fedapp.site.settings import parse_node_config
 from fedapp.site.store import LiveStores, Store, Stores
-from simulations.bench.sites import Sites
 from strategies.flower import FlowerStrategy
-from tests.conftest import TrainOnce
 from tests.contract.conftest import settings_of
 from tests.contract.methods import METHODS
 from tests.messages.declared import example, kinds
@@ -86,10 +78,10 @@ PATIENT = {
 }
 
 
-def other_value(rng: np.random.Generator, form: Any, value: Any) -> Any:
+def other_value(rng, form, value):
     """Another value of a field, most of them such as its form allows."""
 
-    def one_of(values: Sequence[Any]) -> Any:
+    def one_of(values):
         return values[rng.integers(len(values))]
 
     if isinstance(value, np.ndarray):
@@ -107,12 +99,12 @@ def other_value(rng: np.random.Generator, form: Any, value: Any) -> Any:
     return one_of([[], texts[:-1], texts[::-1], texts * 2, [*texts, "new"]])
 
 
-def other_array(rng: np.random.Generator, form: Form, value: np.ndarray) -> np.ndarray:
+def other_array(rng, form, value):
     """An array with some values changed, or with other rows."""
     rows = np.arange(len(value))
     choices = [rows, rows, rows, rows[:-1], rows[:0], rows[::-1], np.repeat(rows, 2)]
     changed = np.ascontiguousarray(value[choices[rng.integers(len(choices))]])
-    info: Any = np.finfo(form.dtype) if form.dtype.kind == "f" else np.iinfo(form.dtype)
+    info = np.finfo(form.dtype) if form.dtype.kind == "f" else np.iinfo(form.dtype)
     low = info.min if form.low is None else form.low
     high = info.max if form.high is None else form.high
     edges = [low, high, low + 1, 0, 1, min(high, 7), min(high, 2**31 - 1)]
@@ -131,25 +123,25 @@ def heard(tmp_path_factory):
 class Forgetting(Store):
     """A state that no answer changes."""
 
-    def commit(self, *given: Any, **how: Any) -> None:
+    def commit(self, *given, **how):
         pass
 
 
 class Forgetful(Stores):
     """Answers from the states of other stores, which stay as they are."""
 
-    def __init__(self, stores: Stores) -> None:
+    def __init__(self, stores):
         super().__init__()
         self._stores = stores
 
-    def open(self, folder: Path, lasting: bool) -> Store:
+    def open(self, folder, lasting):
         store = self._stores.open(folder, lasting)
         return Forgetting(*(getattr(store, field.name) for field in fields(Store)))
 
-    def locked(self, folder: Path) -> AbstractContextManager[Any]:
+    def locked(self, folder):
         return self._stores.locked(folder)
 
-    def ended(self, folder: Path) -> None:
+    def ended(self, folder):
         pass
 
 
@@ -166,7 +158,7 @@ class Damaging(SiteApp):
     last : number of the message that is damaged, or its reply, and with which the run goes on.
     """
 
-    def __init__(self, rng: np.random.Generator, n_each: int, last: int) -> None:
+    def __init__(self, rng, n_each, last):
         super().__init__(stores=LiveStores())
         self._rng, self.n_each, self._last = rng, n_each, last
         self._lock, self._forgetful = Lock(), Forgetful(self.stores)
@@ -174,11 +166,11 @@ class Damaging(SiteApp):
         self.foreign = list[str]()  # what was damaged when an exception was raised, and which
         self._about = ""
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         with self._lock:  # else the draws depend on the order of threads
             return self._answered(message, context)
 
-    def _answered(self, message: Message, context: Context) -> Message:
+    def _answered(self, message, context):
         envelope, content = from_records(message.content, "server")
         kind, config = message.metadata.message_type, self._config_of(context)
         self.n_messages += 1
@@ -205,7 +197,7 @@ class Damaging(SiteApp):
         return reply
 
     @contextmanager
-    def watched(self, where: str) -> Iterator[None]:
+    def watched(self, where):
         """Note an exception that is not fedapp's."""
         try:
             yield
@@ -214,9 +206,7 @@ class Damaging(SiteApp):
         except Exception:
             self.foreign.append(f"{where}, {self._about}: {traceback.format_exc()}")
 
-    def _other(
-        self, config: SiteConfig, request: type[Request], envelope: Envelope, content: Content
-    ) -> Content | None:
+    def _other(self, config, request, envelope, content):
         """A message with another field, or a letter that has one or is missing."""
         parcels = parcels_of(content)
         if not parcels or self._rng.random() < 0.2:
@@ -238,14 +228,14 @@ class Damaging(SiteApp):
             self.damaged[letter.name] += 1
         return with_parcels(content, parcels)
 
-    def with_other_field(self, content: Content, kind: type[Any]) -> Content | None:
+    def with_other_field(self, content, kind):
         """A message with another value in one of its fields; None if it has none."""
         names = sorted(kind.forms.keys() - WORK)
         if not names:
             return None
         name = names[self._rng.integers(len(names))]
         scalars, arrays = dict(content.scalars), dict(content.arrays)
-        values: dict[str, Any] = arrays if name in arrays else scalars
+        values = arrays if name in arrays else scalars
         before = values[name]
         values[name] = other_value(self._rng, kind.forms[name][1], before)
         self._about = f"{kind.__module__}.{content.name}.{name}: {before} -> {values[name]}"
@@ -254,11 +244,11 @@ class Damaging(SiteApp):
 
 
 @contextmanager
-def reading_damaged(app: Damaging) -> Iterator[None]:
+def reading_damaged(app):
     """Have the strategy read damaged replies before each one, and forget them."""
     honest = FlowerStrategy._read
 
-    def read(strategy: Any, message: Message | None, party: str) -> Any:
+    def read(strategy, message, party):
         reply, parcels = honest(strategy, message, party)
         for _ in range(app.n_each):
             if other := app.with_other_field(to_content(reply, party), type(reply)):
@@ -273,7 +263,7 @@ def reading_damaged(app: Damaging) -> Iterator[None]:
         yield
 
 
-def kind_of(content: Content, envelope: Envelope, request: type[Request]) -> type[Any]:
+def kind_of(content, envelope, request):
     """The class of a letter or reply that goes with a request."""
     modules = [import_module(request.__module__), *modules_of_method(envelope.method)]
     named = (one for module in modules for one in vars(module).values())
@@ -287,13 +277,13 @@ SEALED = ("secureboost", "federated-forest, paillier", "eini", "describe-columns
 
 
 @cache
-def stood(folder: Path) -> tuple[str, Sites]:
+def stood(folder):
     """A model that sites have trained, which may stand."""
     sites = sites_in(folder, "binary:logistic", 2)
     return sites.train(**{"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}), sites
 
 
-def settings_for(name: str, folder: Path, once: TrainOnce) -> tuple[Settings, Any]:
+def settings_for(name, folder, once):
     """Settings of a short run, and contexts of sites that are not simulated."""
     (place := folder / f"{len(list(folder.iterdir()))}").mkdir(parents=True)
     if name in METHODS:
@@ -306,7 +296,7 @@ def settings_for(name: str, folder: Path, once: TrainOnce) -> tuple[Settings, An
     return load_settings({**given, "run-dir": str(place / "run")}), site_contexts(configs)
 
 
-def fuzz(name: str, folder: Path, once: TrainOnce, n_damaged: int) -> Counter[str]:
+def fuzz(name, folder, once, n_damaged):
     """Damage messages of runs of a method, each with other draws; how many of each class."""
     damaged, last, n_messages = Counter[str](), 10**6, 0
     for seed in count():
@@ -358,7 +348,7 @@ EDGES = [None, True, "", "x", -1, 0, 1, 2, 2**31, 2**63, 10**30, 1e300, -0.5, []
 @given(data=st.data())
 def test_a_changed_model_is_refused_or_predicts(heard, data):
     document = json.loads(heard("pax").model)
-    node: Any = document
+    node = document
     while True:
         places = sorted(node) if isinstance(node, dict) else range(len(node))
         place = data.draw(st.sampled_from(places))
@@ -379,11 +369,11 @@ class Preceded(SiteApp):
     rng : draws what is changed.
     """
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng):
         super().__init__()
         self._rng, self.n_refused, self.n_answered = rng, 0, 0
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         envelope, content = from_records(message.content, "server")
         folder = home() / "sites" / str(context.node_config["name"])
         if envelope.step > 1 and (changed := self._changed(content)):
@@ -401,7 +391,7 @@ class Preceded(SiteApp):
                 restore(folder, before)
         return super().__call__(message, context)
 
-    def _changed(self, content: Content) -> Content | None:
+    def _changed(self, content):
         """The message with one field changed, as its form allows or not."""
         kind = next((one for one in KINDS.values() if one.wire_name == content.name), None)
         fields = {**content.scalars, **content.arrays}
@@ -428,7 +418,7 @@ class Preceded(SiteApp):
         return Content(content.name, scalars, arrays)
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
+def contents_of(folder):
     """All files of a site but its locks, its register's journal, and its log."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {
@@ -438,7 +428,7 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def restore(folder: Path, contents: Mapping[str, bytes]) -> None:
+def restore(folder, contents):
     """Give a site the files that it had."""
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         name = str(path.relative_to(folder))
@@ -475,7 +465,7 @@ def test_a_refused_message_changes_nothing_on_disk(settings, sites, write_table,
     ids = [f"c{number}" for number in range(60)]
     is_vertical = more["strategy"] in ("secureboost", "federated-forest")
     names = ("bank", "insurer", "shop")[: more.get("parties", 2)]
-    nodes: list[dict[str, object]] = [
+    nodes = [
         {"name": name, "data": write_table(name, n_rows=60, seed=seed, id=ids), "id": "id"}
         for seed, name in enumerate(names)
     ]

@@ -1,13 +1,9 @@
 """Names of XGBoost, LightGBM and scikit-learn: never answered by a look-alike."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import pytest
@@ -89,7 +85,7 @@ DOCUMENTED = """
 colsample_bylevel verbosity validate_parameters disable_default_eval_metric eval_metric top_k
 seed_per_iteration aft_loss_distribution quantile_alpha lambdarank_pair_method ndcg_exp_gain
 """
-BOOSTERS: tuple[Mapping[str, Any], ...] = (
+BOOSTERS = (
     *({"tree_method": one} for one in ("hist", "approx", "exact")),
     *({"booster": one} for one in ("dart", "gblinear")),
     *({"objective": one} for one in ("reg:tweedie", "count:poisson", "rank:ndcg", "survival:cox")),
@@ -106,7 +102,7 @@ METRICS = "map pre ams cox-nloglik gamma-nloglik"
 OTHERS = {"self", "X", "kwargs", "name", "huber_slope"}
 
 
-def leaves(document: Any) -> Iterator[str]:
+def leaves(document):
     """Keys of a nested document whose values are no documents."""
     if isinstance(document, list):
         for one in document:
@@ -116,7 +112,7 @@ def leaves(document: Any) -> Iterator[str]:
             yield from leaves(value) if isinstance(value, dict | list) else (key,)
 
 
-def of_xgboost() -> set[str]:
+def of_xgboost():
     """Parameters of boosters and objectives, of train, and of the estimators and their fit."""
     rows = xgboost.DMatrix(np.arange(8.0).reshape(-1, 1), np.arange(8) % 2)
     names = set(DOCUMENTED.split())
@@ -128,7 +124,7 @@ def of_xgboost() -> set[str]:
     return names.union(*(inspect.signature(one).parameters for one in functions)) - OTHERS
 
 
-def of_scikit_learn() -> set[str]:
+def of_scikit_learn():
     classes = [getattr(sklearn.ensemble, name) for name in ESTIMATORS]
     return set().union(*(inspect.signature(one).parameters for one in classes))
 
@@ -143,9 +139,7 @@ TRAINING = [name for name, method in all_methods().items() if method.trains]
 
 @pytest.mark.parametrize("library", NAMES)
 @pytest.mark.parametrize("method", TRAINING)
-def test_every_name_of_a_library_is_a_setting_or_answered_by_what_it_is(
-    library: str, method: str
-) -> None:
+def test_every_name_of_a_library_is_a_setting_or_answered_by_what_it_is(library, method):
     names = NAMES[library]()
     assert len(names) > 30
     for name in names:
@@ -159,7 +153,7 @@ def test_every_name_of_a_library_is_a_setting_or_answered_by_what_it_is(
         assert len({row[1:] for row in UNSUPPORTED if fnmatchcase(kebab, row[0])}) <= 1, name
 
 
-def test_the_tables_name_settings_and_none_is_unsupported() -> None:
+def test_the_tables_name_settings_and_none_is_unsupported():
     inner = {name.rpartition(".")[2] for name in defaults()}
     for pattern, _, nearest in UNSUPPORTED:
         assert not [name for name in defaults() if fnmatchcase(name, pattern)]
@@ -172,7 +166,7 @@ def test_the_tables_name_settings_and_none_is_unsupported() -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("my_predict.csv", "updater")
 @pytest.mark.parametrize("value", ["", "my_predict.csv", "updater"])
-def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
+def test_a_misspelled_setting_is_still_taken_for_it(value):
     for name in [name for name in defaults() if "." not in name and len(name) > 5]:
         for at in range(1, len(name)):
             misspelled = name[:at] + name[at + 1 :]
@@ -255,15 +249,13 @@ def test_a_misspelled_setting_is_still_taken_for_it(value: str) -> None:
         ),
     ],
 )
-def test_what_is_not_supported_comes_with_the_reason_and_the_nearest(
-    method: str, given: Mapping[str, Any], answer: str
-) -> None:
+def test_what_is_not_supported_comes_with_the_reason_and_the_nearest(method, given, answer):
     with pytest.raises(ConfigError, match=f"^{answer}$") as caught:
         load_settings({**given, "strategy": method})
     assert "\n" not in str(caught.value)
 
 
-def test_a_metric_of_other_objectives_is_answered_by_these() -> None:
+def test_a_metric_of_other_objectives_is_answered_by_these():
     owners = {
         metric: {objective for objective, names in EVAL_METRICS.items() if metric in names}
         for metric in {name for names in EVAL_METRICS.values() for name in names}
@@ -277,7 +269,7 @@ def test_a_metric_of_other_objectives_is_answered_by_these() -> None:
                 assert {*re.findall(r"[a-z]+:[a-z]+", named)} <= of_metric
 
 
-def test_the_answer_is_the_same_everywhere() -> None:
+def test_the_answer_is_the_same_everywhere():
     reason = (
         "linear_tree is not a setting: linear trees are not supported, as a leaf is one number per "
         "class; nearest is "
@@ -308,15 +300,13 @@ def test_the_answer_is_the_same_everywhere() -> None:
         ("scale_pos_weight", ": it follows from fit, or is in settings"),
     ],
 )
-def test_a_setting_that_is_no_parameter_of_an_estimator_comes_with_the_way_to_set_it(
-    name: str, near: str
-) -> None:
+def test_a_setting_that_is_no_parameter_of_an_estimator_comes_with_the_way_to_set_it(name, near):
     rule = rf"^parameters must be the estimator's, got {name}{near}$"
     with pytest.raises(TypeError, match=rule):
         fedapp.PAXRegressor(**{name: 0.1})
 
 
-def test_every_objective_and_metric_of_xgboost_is_allowed_or_answered_by_what_it_is() -> None:
+def test_every_objective_and_metric_of_xgboost_is_allowed_or_answered_by_what_it_is():
     rows = xgboost.DMatrix(np.ones((2, 1)), np.ones(2))
     with pytest.raises(xgboost.core.XGBoostError) as caught:
         xgboost.train({"objective": "none"}, rows, 1)

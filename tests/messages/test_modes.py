@@ -1,7 +1,5 @@
 """What a run writes is for its owner only, and a crash writes nothing of what was in memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.home import home
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 
 SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 KEYS = {"key_bits": 512, "insecure_small_key": True}
@@ -27,7 +25,7 @@ def _usual_mask(tmp_path, monkeypatch):
     os.umask(before)
 
 
-def readable(folder: Path) -> list[str]:
+def readable(folder):
     """What others than the owner may read or enter, of a folder and all that is in it."""
     found = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
     return sorted(str(path.relative_to(folder)) for path in found)

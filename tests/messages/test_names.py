@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -268,7 +267,7 @@ def test_a_command_without_its_arguments_shows_its_help(command):
 def test_every_command_of_other_tools_leads_to_one_of_ours():
     for way in COMMANDS.values():
         for written in way.split(" or "):
-            command: Any = typer.main.get_command(cli)
+            command = typer.main.get_command(cli)
             for word in (word for word in written.split()[1:] if word.islower()):
                 options = [option for one in command.params for option in one.opts]
                 if word not in ("--help", *options):

@@ -1,19 +1,14 @@
 """Oddities of a table: found by its site, said once, and without names where these stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from flwr.app import Context
 
 from clients import handshake
 from fedapp.data.read import load_table
@@ -24,11 +19,10 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.report.summary import warning_lines
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
-from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 
 
-def notes_of(path: Path, **roles: Any) -> list[str]:
+def notes_of(path, **roles):
     return [
         note.text(shares_names=True) for note in load_table(path, Roles(label="y", **roles)).notes
     ]
@@ -206,7 +200,7 @@ def test_texts_do_not_depend_on_the_seed_of_hashes(write_table):
 
 # A run says them
 
-FACTS: dict[str, tuple[list[Any], bool]] = {
+FACTS = {
     "yes or no, read as 1 or 0": (["yes", "no"] * 20, True),
     "dates or times, read as days since 1970": (["2024-01-05", "2024-01-06"] * 20, True),
     "spaces around values, removed": ([" u", "v"] * 20, True),
@@ -236,9 +230,9 @@ def test_facts_and_warnings_reach_the_report_apart(settings, write_table):
 CONSTANT = "feature column 'c' has the same value in every row"
 
 
-def warnings_of(settings: Settings, contexts: list[Context] | None = None) -> list[str]:
+def warnings_of(settings, contexts=None):
     summary = json.loads((run_local(settings, contexts).path / "summary.json").read_text())
-    warnings: list[str] = summary["warnings"]
+    warnings = summary["warnings"]
     return [text for text in warnings if "rows are of the rarer class" not in text]
 
 
@@ -307,7 +301,7 @@ def test_an_active_site_logs_such_a_feature_and_tells_nobody(vertical, vertical_
 def vertical_sites(tmp_path, sites):
     """A bank with the label, and a shop whose secret column is this."""
 
-    def make(column: list[str], **shop: str) -> list[Context]:
+    def make(column, **shop):
         rng = np.random.default_rng(0)
         values = rng.normal(size=(60, 2)).round(3)
         bank = [f"{row},{a},{int(a > 0)}" for row, (a, _) in enumerate(values)]

@@ -1,12 +1,8 @@
 """Reveals by settings: conditions are of settings that exist, and hide only what does not hold."""
 
-from __future__ import annotations
-
 import importlib
 import re
-from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 import pytest
 
@@ -14,8 +10,6 @@ from fedapp.commands.run import Listed, list_settings
 from fedapp.messages.methods import all_methods, modules_of_method
 from fedapp.messages.reveals import (
     FACTS,
-    Condition,
-    Paragraph,
     facts_of,
     in_full,
     in_short,
@@ -33,7 +27,7 @@ VERTICAL = {"parties": 2, "align": "psi", "join": "inner", "label-epsilon": 0.0}
 
 
 @pytest.fixture(scope="module")
-def settings() -> dict[str, list[Listed]]:
+def settings():
     """Settings by their names without a section, of all methods that have one of the name."""
     by_name = dict[str, list[Listed]]()
     for name, one in list_settings().items():
@@ -41,7 +35,7 @@ def settings() -> dict[str, list[Listed]]:
     return by_name
 
 
-def is_value(text: str, setting: Listed) -> bool:
+def is_value(text, setting):
     """Whether a text is a value of a setting, or is none where it may be empty."""
     if setting.name == "strategy":
         return text in all_methods()
@@ -52,9 +46,7 @@ def is_value(text: str, setting: Listed) -> bool:
 
 
 @pytest.mark.parametrize("condition", dict.fromkeys(c for _, p in EVERY for c in p.conditions))
-def test_a_condition_is_of_a_setting_and_its_values(
-    condition: Condition, settings: dict[str, list[Listed]]
-) -> None:
+def test_a_condition_is_of_a_setting_and_its_values(condition, settings):
     for value in condition.values:
         if condition.name in FACTS:
             assert value in FACTS[condition.name] or value.isdigit()
@@ -62,7 +54,7 @@ def test_a_condition_is_of_a_setting_and_its_values(
             assert any(is_value(value, one) for one in settings[condition.name])
 
 
-def alternatives(conditions: tuple[Condition, ...]) -> Iterator[dict[str, str]]:
+def alternatives(conditions):
     """Facts by which all conditions hold, then for each one those by which it does not."""
     true = {c.name: c.values[0] if c.is_equal else "another" for c in conditions}
     yield true
@@ -71,7 +63,7 @@ def alternatives(conditions: tuple[Condition, ...]) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_each_paragraph_is_shown_by_some_settings_and_by_no_others(module: Any) -> None:
+def test_each_paragraph_is_shown_by_some_settings_and_by_no_others(module):
     for paragraph in paragraphs_of(module):
         shown, *hidden = alternatives(paragraph.conditions)
         assert paragraph.text in texts(revealed(module, shown))
@@ -79,12 +71,12 @@ def test_each_paragraph_is_shown_by_some_settings_and_by_no_others(module: Any) 
             assert paragraph.text not in texts(revealed(module, facts))
 
 
-def texts(paragraphs: list[Paragraph]) -> str:
+def texts(paragraphs):
     return "\n".join(paragraph.text for paragraph in paragraphs)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_what_is_not_known_hides_nothing_and_is_named(module: Any) -> None:
+def test_what_is_not_known_hides_nothing_and_is_named(module):
     every = [*paragraphs_of(module)]
     shown = revealed(module, {})
     assert len(shown) == len(every)
@@ -94,7 +86,7 @@ def test_what_is_not_known_hides_nothing_and_is_named(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_no_list_is_shown_without_an_item_or_its_head(module: Any) -> None:
+def test_no_list_is_shown_without_an_item_or_its_head(module):
     for paragraph in paragraphs_of(module):
         for facts in alternatives(paragraph.conditions):
             shown = revealed(module, facts)
@@ -103,12 +95,12 @@ def test_no_list_is_shown_without_an_item_or_its_head(module: Any) -> None:
 
 
 @pytest.mark.parametrize("method", all_methods())
-def test_every_method_has_sentences_in_short(method: str) -> None:
+def test_every_method_has_sentences_in_short(method):
     shown = revealed(modules_of_method(method)[0], facts_of(method, {}))
     assert [paragraph.text for paragraph in shown if paragraph.is_short and paragraph.is_item]
 
 
-def test_sentences_in_short_fit_two_lines() -> None:
+def test_sentences_in_short_fit_two_lines():
     assert not [text for text in SHORT if len(text.replace("``", "")) > LONGEST]
 
 
@@ -129,9 +121,7 @@ def test_sentences_in_short_fit_two_lines() -> None:
         ("one-round", VERTICAL, "all splits of a passive party", "reach which of its splits"),
     ],
 )
-def test_sentences_are_those_of_the_settings(
-    method: str, settings: dict[str, Any], shown: str, hidden: str
-) -> None:
+def test_sentences_are_those_of_the_settings(method, settings, shown, hidden):
     text = "\n".join(in_short(method, facts_of(method, settings)))
     assert shown in text
     assert hidden not in text
@@ -148,9 +138,7 @@ def test_sentences_are_those_of_the_settings(
         ("pax_secure", "pax", MASKED, "", "noise"),
     ],
 )
-def test_the_rest_is_what_holds(
-    name: str, method: str, settings: dict[str, Any], shown: str, hidden: str
-) -> None:
+def test_the_rest_is_what_holds(name, method, settings, shown, hidden):
     module = importlib.import_module(f"fedapp.messages.{name}")
     text = in_full(module, facts_of(method, settings))
     assert shown.lower() in text.lower()

@@ -1,10 +1,7 @@
 """Messages survive the way through bytes, and bytes that are no message are refused."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,26 +29,26 @@ SCALARS = st.one_of(
 
 
 @st.composite
-def contents(draw: st.DrawFn) -> Content:
+def contents(draw):
     names = draw(st.lists(st.text(max_size=5), max_size=6, unique=True))
     n_arrays = draw(st.integers(0, len(names)))
     arrays = {name: draw(ARRAYS) for name in names[:n_arrays]}
     return Content(draw(st.text()), {name: draw(SCALARS) for name in names[n_arrays:]}, arrays)
 
 
-def sample() -> Content:
+def sample():
     arrays = {"codes": np.arange(5, dtype=np.uint8), "sums": np.ones((2, 3))}
     return Content("SampleReply", {"level": 3}, arrays)
 
 
-def with_header(body: bytes = b"", **changes: Any) -> bytes:
+def with_header(body=b"", **changes):
     """A message whose header is changed."""
     header = {"name": "SampleReply", "scalars": {}, "arrays": [], **changes}
     text = json.dumps(header, separators=(",", ":"))
     return framed((text + " " * (-len(text) % 8)).encode(), body)
 
 
-def framed(header: bytes, body: bytes = b"") -> bytes:
+def framed(header, body=b""):
     return len(header).to_bytes(8, "little") + header + body
 
 

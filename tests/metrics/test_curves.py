@@ -1,7 +1,5 @@
 """Curves from sums: those of scikit-learn from the rows, as far as bins allow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn import metrics as sk
@@ -12,19 +10,19 @@ BINARY = "binary:logistic"
 CENTER = -0.7
 
 
-def rows(n: int = 500, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rows(n=500, seed=0):
     rng = np.random.default_rng(seed)
     labels = (rng.random(n) < 0.3).astype(np.float32)
     margins = (rng.normal(size=n) + 2 * labels - 1.5).astype(np.float32)
     return margins[:, None], labels, rng.uniform(0.5, 2, n).astype(np.float32)
 
 
-def curves_of(*given: np.ndarray, **how: object) -> dict:
+def curves_of(*given, **how):
     found = metrics.statistics(BINARY, *given, 2**14, center=CENTER)
     return metrics.curves(BINARY, found, n_points=10**6, center=CENTER, **how)
 
 
-def probabilities(margins: np.ndarray) -> np.ndarray:
+def probabilities(margins):
     return 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
 
 

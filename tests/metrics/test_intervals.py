@@ -1,8 +1,5 @@
 """Sampling intervals cover as often as they say: of scores, and of differences of two models."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
@@ -17,10 +14,9 @@ BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederr
 N_SAMPLES, N_ROWS = 1000, 400
 # Of 1,000 intervals of 95 % that cover independently, as many with a probability above 0.99.
 LEAST, MOST = 930, 970
-Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def two_models(objective: str, n_rows: int, rng: np.random.Generator) -> Arrays:
+def two_models(objective, n_rows, rng):
     """Margins of two models that share part of their error, and labels."""
     width = 3 if objective == MULTI else 1
     shared = rng.normal(size=(n_rows, width))
@@ -38,18 +34,18 @@ def two_models(objective: str, n_rows: int, rng: np.random.Generator) -> Arrays:
     return tuple(each.astype(np.float32) for each in (first, second, labels))
 
 
-def ones(labels: np.ndarray) -> np.ndarray:
+def ones(labels):
     return np.ones(len(labels), np.float32)
 
 
 @pytest.mark.slow
 @pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
-def test_intervals_of_differences_cover_as_often_as_they_say(objective: str) -> None:
+def test_intervals_of_differences_cover_as_often_as_they_say(objective):
     rng = np.random.default_rng(11)
     first, second, labels = two_models(objective, 400_000, rng)
     scores = [metrics.pooled(objective, each, labels, ones(labels)) for each in (first, second)]
-    covered: dict[str, int] = {}
+    covered = {}
     for _ in range(N_SAMPLES):
         drawn = two_models(objective, N_ROWS, rng)
         for name, (_, low, high) in paired(objective, *drawn, ones(drawn[2])).items():
@@ -66,7 +62,7 @@ def test_intervals_of_differences_cover_as_often_as_they_say(objective: str) -> 
     assert {name: n for name, n in covered.items() if not LEAST <= n <= MOST} == {}
 
 
-def test_intervals_of_an_auc_and_of_shares_cover_as_often_as_they_say() -> None:
+def test_intervals_of_an_auc_and_of_shares_cover_as_often_as_they_say():
     rng = np.random.default_rng(12)
     first, _, labels = two_models(BINARY, 400_000, rng)
     area = sk.roc_auc_score(labels, first[:, 0])
@@ -83,7 +79,7 @@ def test_intervals_of_an_auc_and_of_shares_cover_as_often_as_they_say() -> None:
     assert {name: n for name, n in covered.items() if not LEAST <= n <= MOST} == {}
 
 
-def test_wilsons_interval_is_where_a_test_of_the_share_ends() -> None:
+def test_wilsons_interval_is_where_a_test_of_the_share_ends():
     """At its ends the count is 1.96 standard errors of that share away."""
     for count, total in ((0, 10), (3, 10), (7, 250), (250, 250)):
         for end in wilson(count, total):
@@ -95,14 +91,14 @@ def test_wilsons_interval_is_where_a_test_of_the_share_ends() -> None:
     assert wilson(250, 250)[1] == 1
 
 
-def test_a_difference_of_areas_has_delongs_variance() -> None:
+def test_a_difference_of_areas_has_delongs_variance():
     """By the definition: placements of each pair, and their covariance."""
     rng = np.random.default_rng(3)
     first, second, labels = two_models(BINARY, 60, rng)
     second = second.round(1)  # with ties
     aucs = [sk.roc_auc_score(labels, each[:, 0]) for each in (first, second)]
 
-    def placements(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def placements(scores):
         pairs = scores[labels > 0][:, None] - scores[labels == 0][None]
         wins = (pairs > 0) + 0.5 * (pairs == 0)
         return wins.mean(axis=1), wins.mean(axis=0)
@@ -118,7 +114,7 @@ def test_a_difference_of_areas_has_delongs_variance() -> None:
 
 
 @pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
-def test_differences_are_those_of_the_scores_and_change_sign(objective: str) -> None:
+def test_differences_are_those_of_the_scores_and_change_sign(objective):
     first, second, labels = two_models(objective, 200, np.random.default_rng(4))
     extra = {BINARY: ("brier", "error@0.3"), MULTI: (), REGRESSION: ("mape",)}[objective]
     spans = paired(objective, first, second, labels, ones(labels), extra)
@@ -133,7 +129,7 @@ def test_differences_are_those_of_the_scores_and_change_sign(objective: str) -> 
         np.testing.assert_allclose(turned[name], (-value, -high, -low), atol=1e-12)
 
 
-def test_a_model_does_not_differ_from_itself() -> None:
+def test_a_model_does_not_differ_from_itself():
     first, _, labels = two_models(BINARY, 100, np.random.default_rng(5))
     spans = paired(BINARY, first, first, labels, ones(labels))
     assert set(spans) == {"auc", "logloss", "accuracy"}
@@ -141,7 +137,7 @@ def test_a_model_does_not_differ_from_itself() -> None:
 
 
 @pytest.mark.parametrize("find", [paired, row_intervals])
-def test_weighted_rows_and_single_ones_have_no_intervals(find: Callable[..., dict]) -> None:
+def test_weighted_rows_and_single_ones_have_no_intervals(find):
     first, second, labels = two_models(BINARY, 50, np.random.default_rng(6))
     models = (first, second) if find is paired else (first,)
     weights = ones(labels)

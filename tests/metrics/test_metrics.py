@@ -1,7 +1,5 @@
 """The scores of fedapp.metrics: sums of parties against pooled rows, and against scikit-learn."""
 
-from __future__ import annotations
-
 import math
 from functools import reduce
 from importlib import import_module
@@ -29,7 +27,7 @@ seeds = st.integers(0, 2**32 - 1)
 n_rows_drawn = st.integers(2, 300)
 
 
-def rows(objective: str, n_rows: int, seed: int):
+def rows(objective, n_rows, seed):
     """Random margins, labels that follow them a little, and weights of which some are 0."""
     rng = np.random.default_rng(seed)
     n_outputs = 4 if objective == MULTI else 1
@@ -46,7 +44,7 @@ def rows(objective: str, n_rows: int, seed: int):
     return margins, labels.astype(np.float32), weights.astype(np.float32)
 
 
-def parts(arrays, n_parties: int):
+def parts(arrays, n_parties):
     """The rows of each of n_parties parties."""
     return [tuple(a[i::n_parties] for a in arrays) for i in range(n_parties)]
 
@@ -177,7 +175,7 @@ def test_pooled_pr_auc_is_scikit_learns_average_precision(seed):
     assert got == pytest.approx(exact)
 
 
-def odds_against(margins, class_id: int):
+def odds_against(margins, class_id):
     """How much more probable the others are, whatever their order: equal odds are equal numbers."""
     others = np.delete(margins - margins[:, [class_id]], class_id, axis=1)
     return np.array([math.fsum(row) for row in np.exp(others)])
@@ -363,7 +361,7 @@ def test_every_score_says_which_way_is_better():
     assert not metrics.larger_is_better("tweedie-nloglik@1.2")
 
 
-def replaced(objective: str, **changes: object):
+def replaced(objective, **changes):
     margins, labels, weights = rows(objective, 5, 0)
     arrays = {"margins": margins, "labels": labels, "weights": weights, "n_bins": 8} | changes
     return metrics.statistics(objective, **arrays)
@@ -434,7 +432,7 @@ ASKED = {
 }
 
 
-def asked_rows(objective: str, seed: int = 3):
+def asked_rows(objective, seed=3):
     """``rows`` with labels in the range of the objective, none of them 0 where it has numbers."""
     if objective in (BINARY, MULTI):
         return rows(objective, 300, seed)
@@ -534,7 +532,7 @@ def test_the_largest_cells_that_are_taken_give_scores():
 # Sampling intervals
 
 
-def sample(objective: str, n_rows: int, rng: np.random.Generator):
+def sample(objective, n_rows, rng):
     """Statistics of rows that are drawn from one distribution."""
     margins = rng.normal(size=(n_rows, 3 if objective == MULTI else 1))
     if objective == BINARY:
@@ -556,7 +554,7 @@ def test_intervals_cover_the_scores_of_all_rows_as_often_as_they_say(objective, 
     monkeypatch.setattr(import_module("fedapp.metrics.intervals"), "N_DRAWS", N_DRAWS)
     rng, n_rows, n_samples = np.random.default_rng(5), 200, 60
     truth = metrics.scores(objective, sample(objective, 300_000, rng))
-    covered: dict[str, list[bool]] = {}
+    covered = {}
     for _ in range(n_samples):
         drawn = sample(objective, n_rows, rng)
         spans = metrics.intervals(objective, drawn, CENTERS[objective], 8.0)

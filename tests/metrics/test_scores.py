@@ -17,7 +17,7 @@ from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.table import Holdout, share_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
 
 WINE = {"data": "wine", "objective": "multi:softprob", "partition": "iid", "parties": 2}
 

@@ -1,8 +1,5 @@
 """The table of what each objective has: scores, bounds, intervals, curves, a calibration."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +11,12 @@ from fedapp.metrics.names import SHOWN
 from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import load_settings
 from fedapp.trees.objective import n_outputs, transform
-from tests.conftest import MakeSettings
 from tests.runs.test_scores_of_runs import BINARY, NUMBERS, OBJECTIVES, made, requested, roles_of
 
 RANGE = {"residual_range": 8.0}
 
 
-def rows_of(make: MakeSettings, folder: Path, objective: str) -> tuple[Any, ...]:
+def rows_of(make, folder, objective):
     """Margins, labels and weights of an objective, and all metrics that may be requested."""
     data = made(folder / "rows.csv", objective)
     run = make(data=str(data), objective=objective, **roles_of(objective))
@@ -31,14 +27,12 @@ def rows_of(make: MakeSettings, folder: Path, objective: str) -> tuple[Any, ...]
     return margins, labels, np.ones(len(labels), np.float32), requested(objective)
 
 
-def kinds(names: Any) -> set[str]:
+def kinds(names):
     return {name.partition("@")[0] for name in names}
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_an_objective_has_what_the_table_says(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_an_objective_has_what_the_table_says(settings, tmp_path, objective):
     *arrays, extra = rows_of(settings, tmp_path, objective)
     shown = SHOWN[objective]
     sums = metrics.statistics(objective, *arrays, 4096, 8.0, extra=extra)
@@ -60,9 +54,7 @@ def test_an_objective_has_what_the_table_says(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_models_are_compared_by_means_over_rows_only(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_models_are_compared_by_means_over_rows_only(settings, tmp_path, objective):
     """No error of signed times, or of hazard ratios, has a difference with an interval."""
     *arrays, extra = rows_of(settings, tmp_path, objective)
     spans = metrics.paired(objective, arrays[0], arrays[0] + 1, *arrays[1:], extra)
@@ -76,7 +68,7 @@ def test_models_are_compared_by_means_over_rows_only(
 
 
 @pytest.mark.parametrize("margin", [0.0, 1e-9, -1e-9, 1e-6])
-def test_a_row_is_called_positive_in_the_report_as_in_predictions(margin: float) -> None:
+def test_a_row_is_called_positive_in_the_report_as_in_predictions(margin):
     margins = np.full((4, 1), margin, np.float32)
     probability = transform(BINARY, margins)[:, 0]
     called = np.stack([1 - probability, probability], axis=1).argmax(axis=1)
@@ -90,7 +82,7 @@ def test_a_row_is_called_positive_in_the_report_as_in_predictions(margin: float)
 # What leaves a score unchanged
 
 
-def moved(objective: str, margins: Any, labels: Any, step: float) -> tuple[Any, Any]:
+def moved(objective, margins, labels, step):
     """Rows with the same true scores: margins in the same order, times in the same order."""
     if objective == BINARY:
         return np.sign(margins) * np.abs(margins) ** np.float32(step), labels
@@ -110,9 +102,7 @@ UNCHANGED = {
 
 @pytest.mark.parametrize("step", [0.5, 2.0, 4.0])
 @pytest.mark.parametrize("objective", UNCHANGED)
-def test_what_leaves_a_score_unchanged_moves_it_by_less_than_its_bound(
-    objective: str, step: float
-) -> None:
+def test_what_leaves_a_score_unchanged_moves_it_by_less_than_its_bound(objective, step):
     rng = np.random.default_rng(11)
     margins = rng.normal(0, 1, (1000, 1)).astype(np.float32)
     noisy = margins[:, 0] + rng.normal(0, 1, 1000)

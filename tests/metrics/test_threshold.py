@@ -1,7 +1,5 @@
 """The threshold of two classes, and scores at it, against scikit-learn."""
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import add
 
@@ -19,7 +17,7 @@ from fedapp.runs.local import run_local
 from tests.metrics.test_metrics import BINARY, parts, rows, seeds
 
 
-def at_threshold(margins, labels, weights, threshold: float):
+def at_threshold(margins, labels, weights, threshold):
     """The scores at a probability, by scikit-learn."""
     p = 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
     given = {"sample_weight": weights, "zero_division": np.nan}

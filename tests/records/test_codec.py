@@ -1,7 +1,5 @@
 """What is taken apart is put together again, for every declared type."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

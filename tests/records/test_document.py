@@ -1,12 +1,9 @@
 """A document is read back as it was written, or not at all; for every kind of model."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +33,7 @@ from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.stacked import HeadShape, StackedModel
 
 OLDER = Path(__file__).parent / "older"
-WHOLE: tuple[type[Any], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
+WHOLE = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 KINDS = (*WHOLE, *PARTS)
 Draw = st.DrawFn
 
@@ -46,12 +43,12 @@ doubles = st.floats(allow_nan=False, allow_infinity=False)
 names = st.lists(texts, min_size=1, max_size=3).map(tuple)
 
 
-def floats(shape: Any, numbers: Any = singles, dtype: Any = np.float32) -> st.SearchStrategy[Any]:
+def floats(shape, numbers=singles, dtype=np.float32):
     return arrays(dtype, shape, elements=numbers)
 
 
 @st.composite
-def lefts_of_trees(draw: Draw) -> npt.NDArray[np.int32]:
+def lefts_of_trees(draw):
     """Left children of a tree that grew by splitting one leaf after the other."""
     lefts = [LEAF]
     for _ in range(draw(st.integers(0, 3))):
@@ -62,7 +59,7 @@ def lefts_of_trees(draw: Draw) -> npt.NDArray[np.int32]:
 
 
 @st.composite
-def trees(draw: Draw, n_columns: int, dtype: np.dtype[Any], plain: bool = False) -> Any:
+def trees(draw, n_columns, dtype, plain=False):
     lefts = draw(lefts_of_trees())
     tree = np.zeros(len(lefts), dtype=dtype)
     inner = lefts != LEAF
@@ -79,7 +76,7 @@ def trees(draw: Draw, n_columns: int, dtype: np.dtype[Any], plain: bool = False)
 
 
 @st.composite
-def categories_of(draw: Draw, n_columns: int) -> Any:
+def categories_of(draw, n_columns):
     if draw(st.booleans()):
         return ()
     column = st.none() | st.lists(texts, min_size=1, max_size=9, unique=True).map(tuple)
@@ -87,20 +84,20 @@ def categories_of(draw: Draw, n_columns: int) -> Any:
 
 
 @st.composite
-def sets_of(draw: Draw, widths: npt.NDArray[np.int64]) -> CategorySets:
+def sets_of(draw, widths):
     """Sets of splits by columns of these numbers of categories."""
     members = [draw(arrays(np.bool_, int(width))) for width in widths if width]
     return CategorySets.of(members)
 
 
-def set_widths(grown: Any, categories: Any, n_columns: int) -> Any:
+def set_widths(grown, categories, n_columns):
     widths = category_counts(categories, n_columns)
     columns = [tree["column"][tree["left"] != LEAF] for tree in grown]
     return widths[np.concatenate([*columns, np.empty(0, np.int32)])]
 
 
 @st.composite
-def headers(draw: Draw) -> tuple[Any, ...]:
+def headers(draw):
     """Objective, classes, number of outputs, names, categories and kinds of columns."""
     objective = draw(st.sampled_from(["binary:logistic", "multi:softprob", "reg:squarederror"]))
     n_classes = {"binary:logistic": 2, "multi:softprob": 3}.get(objective, 0)
@@ -111,12 +108,12 @@ def headers(draw: Draw) -> tuple[Any, ...]:
     return objective, classes, width, columns, draw(categories_of(len(columns))), kinds
 
 
-def base_scores(width: int) -> st.SearchStrategy[Any]:
+def base_scores(width):
     return floats(width, st.floats(0.125, 0.875, width=32))
 
 
 @st.composite
-def ensembles(draw: Draw) -> Ensemble:
+def ensembles(draw):
     objective, classes, width, columns, categories, kinds = draw(headers())
     many = st.lists(trees(len(columns), NODE), min_size=width, max_size=width)
     grown = tuple(draw(many)) * draw(st.integers(0, 2))
@@ -128,7 +125,7 @@ def ensembles(draw: Draw) -> Ensemble:
 
 
 @st.composite
-def forests(draw: Draw) -> BaggedForest:
+def forests(draw):
     objective, classes, width, columns, categories, kinds = draw(headers())
     grown = draw(st.lists(trees(len(columns), NODE, plain=True), max_size=2))
     for tree in grown:
@@ -140,7 +137,7 @@ def forests(draw: Draw) -> BaggedForest:
 
 
 @st.composite
-def stacked_models(draw: Draw) -> StackedModel:
+def stacked_models(draw):
     objective, classes, width, columns, categories, kinds = draw(headers())
     one = trees(len(columns), NODE, plain=True)
     counts = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2))
@@ -160,7 +157,7 @@ def stacked_models(draw: Draw) -> StackedModel:
 
 
 @st.composite
-def linear_models(draw: Draw) -> LinearModel:
+def linear_models(draw):
     objective, classes, width, columns, categories, kinds = draw(headers())
     n_inputs = len(input_names(columns, categories))
     means, weights = (
@@ -176,7 +173,7 @@ divided = st.builds(DividedModel, texts, texts, texts, texts, names)
 
 
 @st.composite
-def part_fields(draw: Draw) -> dict[str, Any]:
+def part_fields(draw):
     columns = draw(names)
     categories, n = draw(categories_of(len(columns))), draw(st.integers(0, 3))
     of_records = draw(arrays(np.int64, n, elements=st.integers(0, len(columns) - 1)))
@@ -195,7 +192,7 @@ def part_fields(draw: Draw) -> dict[str, Any]:
 
 
 @st.composite
-def passive_parts(draw: Draw) -> PassivePart:
+def passive_parts(draw):
     given = draw(part_fields())
     n = given["lookup"].n_records
     under = draw(arrays(np.int64, n, elements=st.integers(-1, max(-1, 2 * n - 1))))
@@ -203,7 +200,7 @@ def passive_parts(draw: Draw) -> PassivePart:
     return PassivePart(**given, nesting=Nesting(numbers, under))
 
 
-def records_of(lefts: Any, n_records: int) -> Any:
+def records_of(lefts, n_records):
     """Record ids of splits of one party, as many as it has."""
     records = np.full(len(lefts), -1, dtype=np.int64)
     inner = np.flatnonzero(lefts != LEAF)[:n_records]
@@ -212,7 +209,7 @@ def records_of(lefts: Any, n_records: int) -> Any:
 
 
 @st.composite
-def forest_parts(draw: Draw) -> ForestPart:
+def forest_parts(draw):
     given, lefts = draw(part_fields()), draw(st.lists(lefts_of_trees(), max_size=2))
     n = given["lookup"].n_records
     whole = [each.astype(np.int64) for each in lefts]
@@ -220,7 +217,7 @@ def forest_parts(draw: Draw) -> ForestPart:
 
 
 @st.composite
-def active_parts(draw: Draw) -> ActivePart:
+def active_parts(draw):
     model = draw(st.one_of(ensembles(), forests()))
     others = {"bank": 0, "shop": len(model.columns)}  # all splits are another's
     return ActivePart(
@@ -234,7 +231,7 @@ def active_parts(draw: Draw) -> ActivePart:
     )
 
 
-models: dict[str, st.SearchStrategy[Any]] = {
+models = {
     "boosted": ensembles(),
     "bagged": forests(),
     "stacked": stacked_models(),
@@ -246,7 +243,7 @@ models: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def bits(value: Any) -> Any:
+def bits(value):
     """A value with arrays as types, shapes and bytes, so that equal values are the same bits."""
     if isinstance(value, np.ndarray | np.generic):
         return str(value.dtype), value.shape, value.tobytes()
@@ -275,7 +272,7 @@ def test_a_model_reads_back_to_the_same_bits(kind, data):
 # What the declaration of a field forbids
 
 
-def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(node, path=()):
     yield path
     if isinstance(node, dict | list):
         for key in node if isinstance(node, dict) else range(len(node)):
@@ -284,7 +281,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 # By the type of the value that they replace. A number or a list may be optional, so null replaces
 # neither.
-FORBIDDEN: dict[type, list[Any]] = {
+FORBIDDEN = {
     str: [1, None, [], {}, True],
     bool: [0, 1, "true", None],
     int: ["1", 0.5, True, None, 2**70, -(2**70), [], float("nan")],
@@ -295,7 +292,7 @@ FORBIDDEN: dict[type, list[Any]] = {
 }
 
 
-def at(document: Any, path: tuple[Any, ...]) -> Any:
+def at(document, path):
     for key in path:
         document = document[key]
     return document
@@ -315,7 +312,7 @@ def test_a_forbidden_value_is_refused_wherever_it_is(kind, data):
         from_text(json.dumps(document), *KINDS)
 
 
-def other_values(value: Any) -> list[Any]:
+def other_values(value):
     """Values of the same type, most of which do not fit the rest of a document."""
     if isinstance(value, list):
         return [value[1:], [*value, *value[-1:]], value[::-1]]
@@ -375,7 +372,7 @@ class Declared:
     ratio: Annotated[float, "> 0", "<= 1"] = 1.0
 
     @property
-    def n_sizes(self) -> int:
+    def n_sizes(self):
         return 2
 
 

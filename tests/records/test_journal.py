@@ -1,7 +1,5 @@
 """A journal has what was appended, whatever dies, goes back or reads beside it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping
@@ -23,7 +21,7 @@ NAMES = "abc"
 Content = dict[str, dict[str, tuple[int, ...]]]
 
 
-def content_of(state: State) -> Content:
+def content_of(state):
     return {
         name: {key: tuple(one.tolist()) for key, one in stored.read(ARRAYS).items()}
         for name, stored in state.values.items()
@@ -34,21 +32,19 @@ class Journals(RuleBasedStateMachine):
     """One journal, beside a model of it in dicts; it is opened again at any time."""
 
     @initialize(defers=st.booleans())
-    def begin(self, defers: bool) -> None:
+    def begin(self, defers):
         self.folder = Path(os.environ["JOURNALS"]) / os.urandom(6).hex()
         self.folder.mkdir()
         self.defers = defers
         self.journal = Journal(self.folder / "state")
-        self.now: Content = {}
-        self.base: Content | None = None
+        self.now = {}
+        self.base = None
         self.n = 0
 
-    def teardown(self) -> None:
+    def teardown(self):
         shutil.rmtree(self.folder)
 
-    def _next(
-        self, state: State, before: Content, name: str, shares: bool, drops: bool = False
-    ) -> tuple[dict[str, Stored], Content]:
+    def _next(self, state, before, name, shares, drops=False):
         """The values after a step, and the same by the model."""
         values, after, self.n = dict(state.values), dict(before), self.n + 1
         if drops:
@@ -65,7 +61,7 @@ class Journals(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(NAMES), shares=st.booleans(), drops=st.booleans(), marks=st.booleans()
     )
-    def append(self, name: str, shares: bool, drops: bool, marks: bool) -> None:
+    def append(self, name, shares, drops, marks):
         values, after = self._next(self.journal.now, self.now, name, shares, drops)
         mark = self.n if marks else None
         self.journal.append(State({"n": self.n}, values), mark, defers=self.defers)
@@ -73,7 +69,7 @@ class Journals(RuleBasedStateMachine):
 
     @precondition(lambda self: self.journal.base is not None)
     @rule(name=st.sampled_from(NAMES), keeps=st.sets(st.sampled_from(NAMES)))
-    def go_back(self, name: str, keeps: set[str]) -> None:
+    def go_back(self, name, keeps):
         before = {one: each for one, each in self.base.items() if one not in keeps}
         before |= {one: each for one, each in self.now.items() if one in keeps}
         state = self.journal.since_base(sorted(keeps))
@@ -82,7 +78,7 @@ class Journals(RuleBasedStateMachine):
         self.now = after
 
     @rule(is_torn=st.booleans())
-    def fail(self, is_torn: bool) -> None:
+    def fail(self, is_torn):
         """The disk is full, maybe in the middle of an entry: the state is the one before."""
         values, _ = self._next(self.journal.now, self.now, "a", shares=True)
         self.journal.write()
@@ -90,7 +86,7 @@ class Journals(RuleBasedStateMachine):
             self.journal.append(State({"n": 0}, values))
 
     @rule(n_lost=st.integers(0, 30))
-    def die(self, n_lost: int) -> None:
+    def die(self, n_lost):
         """The process dies in the middle of an entry; another one goes on."""
         self.journal.write()
         whole = (self.folder / "state").read_bytes() if (self.folder / "state").exists() else b""
@@ -104,25 +100,25 @@ class Journals(RuleBasedStateMachine):
         self.journal = opened(self.folder)
 
     @rule()
-    def open_again(self) -> None:
+    def open_again(self):
         self.journal.write()
         self.journal = Journal(self.folder / "state")
         self.journal.refresh()
 
     @rule()
-    def compact(self) -> None:
+    def compact(self):
         self.journal.write()
         if self.journal.now.facts:
             self.journal.compact()
 
     @invariant()
-    def has_what_was_appended(self) -> None:
+    def has_what_was_appended(self):
         assert content_of(self.journal.now) == self.now
         if self.journal.base is not None:
             assert content_of(self.journal.base) == self.base
 
     @rule()
-    def read_beside(self) -> None:
+    def read_beside(self):
         self.journal.write()
         other = Journal(self.folder / "state")
         other.refresh()
@@ -208,7 +204,7 @@ def test_arrays_are_aligned_and_read_only(tmp_path):
             assert np.array_equal(array, value[name])
 
 
-def opened(folder: Path) -> Journal:
+def opened(folder):
     journal = Journal(folder / "state")
     journal.refresh()
     return journal
@@ -223,7 +219,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 def test_an_entry_is_on_the_disk_when_it_is_to_last(tmp_path, monkeypatch):
     synced = list[str]()
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
     monkeypatch.setattr(os, "fsync", fsync)

@@ -1,10 +1,8 @@
 """Here the pages of runs are looked at."""
 
-from __future__ import annotations
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _pages() -> None:
+def _pages():
     """Runs have their pages."""

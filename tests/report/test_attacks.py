@@ -1,7 +1,5 @@
 """What attacks found, as cards of a report."""
 
-from __future__ import annotations
-
 import re
 from html import unescape
 
@@ -20,7 +18,7 @@ CARDS = [
 ]
 
 
-def audit_of(*found: tuple[float, ...]) -> Audit:
+def audit_of(*found):
     texts = {"interval": "rows", "lowered_by": "epsilon=1", "cost": "AUC 0.8 to 0.7"}
     findings = (
         Finding(f"attack <{number}>", "the server", "share of rows", *shares[:4], **texts)
@@ -31,9 +29,7 @@ def audit_of(*found: tuple[float, ...]) -> Audit:
 
 
 @pytest.mark.parametrize(("success", "low", "high", "chance", "verdict"), CARDS)
-def test_a_card_has_seat_numbers_bar_and_verdict(
-    success: float, low: float, high: float, chance: float, verdict: str
-) -> None:
+def test_a_card_has_seat_numbers_bar_and_verdict(success, low, high, chance, verdict):
     card, missing = re.findall(
         r"<article.*?</article>", attack_cards(audit_of((success, low, high, chance))), re.DOTALL
     )
@@ -50,5 +46,5 @@ def test_a_card_has_seat_numbers_bar_and_verdict(
     assert "not measured: there are no trees" in missing
 
 
-def test_a_run_without_an_audit_has_no_cards() -> None:
+def test_a_run_without_an_audit_has_no_cards():
     assert attack_cards(None) == ""

@@ -1,14 +1,10 @@
 """Pages as a browser shows them: headless Chromium, wide and narrow."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from html import unescape
-from pathlib import Path
 
 import pytest
 
@@ -68,11 +64,9 @@ document.body.append(Object.assign(document.createElement("pre"),
 </script>
 """
 
-Look = Callable[..., dict]
-
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def pages(tmp_path_factory):
     """Pages of runs, and of texts from outside."""
     path = tmp_path_factory.mktemp("browser")
     with pytest.MonkeyPatch.context() as patch:
@@ -89,10 +83,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
 
 
 @pytest.fixture
-def look(tmp_path: Path) -> Look:
+def look(tmp_path):
     """Open a copy of a page with the probe; returns what it measured, and console messages."""
 
-    def open_page(page: Path, width: int) -> dict:
+    def open_page(page, width):
         text = page.read_text(encoding="utf-8")
         probe = PROBE.replace("NORMAL", str(LEAST_CONTRAST)).replace("LARGE", str(LEAST_LARGE))
         copy = tmp_path / "page.html"

@@ -1,26 +1,15 @@
 """The model card tells what the run was."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from fedapp.report import write_report
 from fedapp.report.card import CARD, model_card
 from fedapp.report.documents import Blanks, documents
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
-from fedapp.settings import Settings
-from tests.conftest import MakeSettings
-
-TrainOnce = Callable[[Settings], RunFolder]
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_card_tells_scores_by_party_and_what_was_revealed(
-    settings: MakeSettings, trained_once: TrainOnce
-) -> None:
+def test_the_card_tells_scores_by_party_and_what_was_revealed(settings, trained_once):
     folder = trained_once(settings(parties=2, num_boost_round=1))
     write_report(folder.path)
     card = (folder.path / CARD).read_text()
@@ -39,9 +28,7 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(
     assert "| xgboost | 3." in card
 
 
-def test_a_card_of_parties_with_different_columns_tells_of_their_messages(
-    vertical: MakeSettings, trained_once: TrainOnce
-) -> None:
+def test_a_card_of_parties_with_different_columns_tells_of_their_messages(vertical, trained_once):
     card = model_card(read_run(trained_once(vertical(num_boost_round=1)).path))
     assert "### secureboost\n" in card
     assert "### vertical\n" in card
@@ -49,9 +36,7 @@ def test_a_card_of_parties_with_different_columns_tells_of_their_messages(
 
 
 @pytest.mark.parametrize(("engine", "is_shown"), [("local", False), ("deployment", True)])
-def test_a_card_hides_nothing_that_a_site_decides(
-    vertical: MakeSettings, trained_once: TrainOnce, engine: str, is_shown: bool
-) -> None:
+def test_a_card_hides_nothing_that_a_site_decides(vertical, trained_once, engine, is_shown):
     """The run config has no say in what node configs have, such as ``label-epsilon``."""
     run = read_run(trained_once(vertical(num_boost_round=1)).path)
     run.summary["engine"] = engine
@@ -64,7 +49,7 @@ def test_a_card_hides_nothing_that_a_site_decides(
     ) != is_shown
 
 
-def test_names_are_no_markup(settings: MakeSettings, trained_once: TrainOnce) -> None:
+def test_names_are_no_markup(settings, trained_once):
     run = read_run(trained_once(settings(parties=2, num_boost_round=1)).path)
     run.summary["parties"][0]["name"] = "<b>|[x](y)`"
     assert "| &lt;b>\\|\\[x\\](y)\\` | 205 |" in model_card(run)

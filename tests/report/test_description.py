@@ -1,10 +1,6 @@
 """The page of a description, and what its command prints."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +11,14 @@ from fedapp.report.description import column_tables, description_page
 from fedapp.report.plots import cell_shares
 from fedapp.run_files import read_run
 from tests.deploy_folders import invoke
-from tests.pooled import write_rows
+from tests.tables import write_rows
 
 NAMES = ("<b>north</b>", "$south$")
 SMALL = ("-c", "describe-columns.key-bits=512", "-c", "describe-columns.insecure-small-key=true")
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def rows(n_rows: int = 60) -> dict[str, Any]:
+def rows(n_rows=60):
     rng = np.random.default_rng(0)
     return {
         "age": rng.integers(20, 70, n_rows),
@@ -32,7 +28,7 @@ def rows(n_rows: int = 60) -> dict[str, Any]:
     }
 
 
-def described(tmp_path: Path, *more: str) -> tuple[Path, str]:
+def described(tmp_path, *more):
     write_rows(tmp_path / "rows.csv", rows())
     words = ("describe", "-c", "data=rows.csv", "--label", "y", "-c", "run-dir=one", *more)
     shown = invoke(cli, *words)
@@ -40,7 +36,7 @@ def described(tmp_path: Path, *more: str) -> tuple[Path, str]:
 
 
 @pytest.mark.slow
-def test_a_command_prints_columns_and_writes_a_page(tmp_path: Path) -> None:
+def test_a_command_prints_columns_and_writes_a_page(tmp_path):
     folder, shown = described(tmp_path, "-c", "parties=2")
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     assert {"age", "income", "town", "y"} <= set(lines)
@@ -63,9 +59,7 @@ def test_a_command_prints_columns_and_writes_a_page(tmp_path: Path) -> None:
         (("--vertical", "-c", "align=ordered", *SMALL), "party-1: "),
     ],
 )
-def test_a_page_without_counts_of_sites_says_so(
-    tmp_path: Path, more: tuple[str, ...], text: str
-) -> None:
+def test_a_page_without_counts_of_sites_says_so(tmp_path, more, text):
     folder, _ = described(tmp_path, "-c", "parties=2", *more)
     page = description_page(read_run(folder))
     assert text in page
@@ -73,7 +67,7 @@ def test_a_page_without_counts_of_sites_says_so(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path: Path) -> None:
+def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path):
     table = {"town": rows()["town"], "same": np.ones(60), "none": [""] * 60, "y": rows()["y"]}
     write_rows(tmp_path / "odd.csv", table)
     invoke(cli, "describe", "--data", "odd.csv", "--label", "y", "-c", "run-dir=odd")
@@ -84,7 +78,7 @@ def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path: Path) -> Non
 
 
 # A column's values, repeated; the table it is in, and its cells there.
-KINDS: dict[str, tuple[list[Any], int, str]] = {
+KINDS = {
     "number": ([1.5, 2.5], 0, "0.0% 2 1.5 1.5 2.5 2.5 2.5"),
     "date": (["2024-02-28", "2024-02-29", ""], 0, "33.3% 2 2024-02-28 2024-02-28"),
     "time": (["00:05", "23:50"], 0, "0.0% 2 00:05 00:05 23:50 23:50 23:50"),
@@ -96,9 +90,7 @@ KINDS: dict[str, tuple[list[Any], int, str]] = {
 }
 
 
-def test_every_kind_is_shown_as_people_write_it_with_shares_of_all_training_rows(
-    tmp_path: Path,
-) -> None:
+def test_every_kind_is_shown_as_people_write_it_with_shares_of_all_training_rows(tmp_path):
     table = {name: values * (240 // len(values)) for name, (values, *_) in KINDS.items()}
     write_rows(tmp_path / "kinds.csv", {**table, "y": ["in", "out"] * 120})
     words = ("--parties=1", "-c", "test-fraction=0", "-c", "valid-fraction=0", "-c", "run-dir=k")
@@ -119,7 +111,7 @@ def test_every_kind_is_shown_as_people_write_it_with_shares_of_all_training_rows
 
 
 @pytest.mark.slow
-def test_what_trains_and_what_describes_are_told_apart(tmp_path: Path) -> None:
+def test_what_trains_and_what_describes_are_told_apart(tmp_path):
     with pytest.raises(ConfigError, match=r"one that trains \(fedapp describe describes\), got "):
         invoke(cli, "run", "describe-rows")
     with pytest.raises(ConfigError, match=r"^log must be omitted to describe: .*, got mlflow"):
@@ -128,7 +120,7 @@ def test_what_trains_and_what_describes_are_told_apart(tmp_path: Path) -> None:
         invoke(cli, "describe", "-c", "eta=0.1")
 
 
-def test_many_categories_are_drawn_and_some_of_them_named() -> None:
+def test_many_categories_are_drawn_and_some_of_them_named():
     names = [f"town {number}" for number in range(300)]
     column = {"missing": 3, "counts": list(range(300)), "categories": names}
     (ax,) = cell_shares(column, names).axes

@@ -1,13 +1,9 @@
 """Documents that people sign: what they state is the run's, what they cannot know is marked."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,7 +19,7 @@ from fedapp.site.bundle import app_folder
 MARK = "TO FILL IN"
 SMALL = {"num-boost-round": 2, "max-depth": 2, "parties": 2}
 KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
-RUNS: dict[str, dict[str, Any]] = {
+RUNS = {
     "plain": {"strategy": "pax", **SMALL},
     "sums": {"strategy": "pax", **SMALL, "pax.aggregation": "secure"},
     "private": {
@@ -51,11 +47,11 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def trained(request: pytest.FixtureRequest) -> Path:
+def trained(request):
     return run_local(load_settings(RUNS[request.param])).path
 
 
-def written(run: Path, *words: str) -> str:
+def written(run, *words):
     ended = CliRunner().invoke(cli, ["documents", str(run), *words], catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
     return ended.output
@@ -64,9 +60,7 @@ def written(run: Path, *words: str) -> str:
 @pytest.mark.slow
 @pytest.mark.by_default("sums", "vertical")
 @pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
-def test_documents_state_what_the_run_has(
-    trained: Path, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_documents_state_what_the_run_has(trained, request, tmp_path):
     printed = written(trained)
     run, folder = read_run(trained), trained / "documents"
     configuration = request.node.callspec.params["trained"]
@@ -112,9 +106,7 @@ def test_documents_state_what_the_run_has(
 
 
 @pytest.mark.parametrize("trained", ["plain"], indirect=True)
-def test_packages_are_listed_where_cyclonedx_is_installed(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_are_listed_where_cyclonedx_is_installed(trained, tmp_path, monkeypatch):
     folder = trained / "documents"
     monkeypatch.setitem(sys.modules, "cyclonedx_py", None)
     printed = written(trained)
@@ -133,7 +125,7 @@ def test_packages_are_listed_where_cyclonedx_is_installed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["plain"], indirect=True)
-def test_answers_fill_the_blanks_and_stay_texts(trained: Path, tmp_path: Path) -> None:
+def test_answers_fill_the_blanks_and_stay_texts(trained, tmp_path):
     written(trained)
     texts = [(trained / "documents" / f"{name}.md").read_text() for name in DOCUMENTS]
     names = sorted({each for text in texts for each in re.findall(rf"{MARK} ([a-z-]+):", text)})
@@ -153,11 +145,11 @@ def test_answers_fill_the_blanks_and_stay_texts(trained: Path, tmp_path: Path) -
     assert "did you mean purpose" in str(ended.exception)
 
 
-def test_controls_are_settings_that_exist() -> None:
+def test_controls_are_settings_that_exist():
     assert CONTROLS.keys() <= defaults().keys()
 
 
-def test_the_threat_models_page_shows_the_tables_of_the_documents() -> None:
+def test_the_threat_models_page_shows_the_tables_of_the_documents():
     page = app_folder() / "docs" / "explanation" / "threat-model.md"
     if not page.is_file():
         pytest.skip("a wheel has no documentation")

@@ -1,7 +1,5 @@
 """Figures of reports: what they name, and whether a page can hold several."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 
@@ -14,13 +12,13 @@ from fedapp.report.page import confusion_table
 from fedapp.report.tree import rule_text
 
 
-def texts(svg: str) -> list[str]:
+def texts(svg):
     """The texts of a drawing, as they are shown."""
     words = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     return ["".join([each.text or "", *(part.tail or "" for part in each)]) for each in words]
 
 
-def rounds_of(**scores: object) -> list[dict]:
+def rounds_of(**scores):
     return [{"round": i, "train": {}, "valid": {}} | scores for i in range(1, 4)]
 
 
@@ -66,9 +64,9 @@ def test_importance_is_drawn_as_shares_of_the_models_own_gain():
     assert widths[plots.ORANGE] == [0.25, 0.0]
 
 
-def bar_widths(svg: str) -> dict[str, list[float]]:
+def bar_widths(svg):
     """Widths of the bars by colour, as parts of 0.75 of the longest one."""
-    found: dict[str, list[float]] = {}
+    found = {}
     for path in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
         color = re.search(r"fill: (#\w+)", path.get("style") or "")
         if color and path.get("clip-path"):

@@ -1,15 +1,11 @@
 """The page of a run: what it shows of the model, and that it is what the run found."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,7 +51,7 @@ SMALL_KEY = {
 }
 
 
-def run(path: Path, strategy: str, *options: str, **settings: object) -> Path:
+def run(path, strategy, *options, **settings):
     """A run by the command, in this process."""
     read = {name: value for name, value in FAST.items() if name in read_by(strategy)}
     given = [f"{name}={value}" for name, value in {**read, **settings}.items()]
@@ -66,7 +62,7 @@ def run(path: Path, strategy: str, *options: str, **settings: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """For runs that several tests look at; these too have a home of their own."""
     path = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
@@ -75,24 +71,24 @@ def folder(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def binary(folder) -> Path:
+def binary(folder):
     return run(folder / "binary", "pax", "--baselines")
 
 
 @pytest.fixture(scope="module")
-def forest(folder) -> Path:
+def forest(folder):
     return run(folder / "forest", "federated-forest", **FOREST)
 
 
-def page_of(path: Path) -> str:
+def page_of(path):
     return (path / "report.html").read_text(encoding="utf-8")
 
 
-def summary_of(path: Path) -> dict:
+def summary_of(path):
     return json.loads((path / "summary.json").read_text())
 
 
-def sections(page: str) -> dict[str, str]:
+def sections(page):
     """What stands under each heading, in the order of the page."""
     found = re.findall(
         r'<section id="[a-z-]+">\n<h2>(.*?)</h2>\n(.*?)\n</section>', page, flags=re.DOTALL
@@ -188,7 +184,7 @@ def test_importance_stands_beside_the_baselines(binary):
 class Boxes(HTMLParser):
     """Classes of the boxes of a drawn tree, each with how deep it lies."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.depth, self.found = -1, []
 
@@ -202,7 +198,7 @@ class Boxes(HTMLParser):
         self.depth -= tag == "ul"
 
 
-def nodes_of(tree: np.ndarray) -> list[tuple[int, str]]:
+def nodes_of(tree):
     """(depth, split or leaf) of every node down to the cut."""
     found, level, depth = [], [0], 0
     while level and depth <= DEEPEST:
@@ -387,7 +383,7 @@ def test_the_page_has_gains_lift_rows_by_class_and_missing_values(tmp_path, writ
     assert f"<td>all</td>{''.join(_cell(each, 200) for each in totals)}" in found[FACTS]
 
 
-def _cell(count: float, n_rows: int) -> str:
+def _cell(count, n_rows):
     return f'<td class="n">{count:,.0f} ({percent_text(count / n_rows)})</td>'
 
 

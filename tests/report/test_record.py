@@ -1,17 +1,13 @@
 """Facts of pages and documents are those of the run's record: no file's time, one importance."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -30,14 +26,14 @@ SMALL = {"num-boost-round": 3, "max-depth": 3, "parties": 2}
 LONG_AGO = 10**9  # 2001
 
 
-def command(*words: str) -> str:
+def command(*words):
     ended = CliRunner().invoke(cli, [*words], catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
     return ended.stdout
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("trained") / "run"
     given = [word for name, value in SMALL.items() for word in ("-c", f"{name}={value}")]
     command("run", "pax", *given, "--baselines", "--output", str(path))
@@ -45,7 +41,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def forest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forest(tmp_path_factory):
     path = tmp_path_factory.mktemp("forest") / "run"
     shape = {"horizontal-forest.trees": 3, "horizontal-forest.max-depth": 4, "parties": 2}
     given = [word for name, value in shape.items() for word in ("-c", f"{name}={value}")]
@@ -54,18 +50,18 @@ def forest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(trained: Path) -> dict[str, bytes]:
+def found(trained):
     command("documents", str(trained))  # whose size is part of a list
     return outputs(trained)
 
 
-def dated_files(folder: Path) -> None:
+def dated_files(folder):
     """Give all files the same old time."""
     for path in folder.rglob("*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
 
 
-def outputs(run: Path) -> dict[str, bytes]:
+def outputs(run):
     """Everything that is written or shown of a run, made again."""
     command("report", str(run))
     command("documents", str(run))
@@ -79,9 +75,7 @@ def outputs(run: Path) -> dict[str, bytes]:
     return {**files, "runs list": repr(line).encode(), "metrics": repr(samples).encode()}
 
 
-def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(
-    trained: Path, found: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(trained, found, tmp_path):
     copied = tmp_path / "elsewhere" / "renamed"
     shutil.copytree(trained, copied)
     dated_files(copied)
@@ -91,7 +85,7 @@ def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(
         assert after[name] == content, name
 
 
-def test_start_and_end_are_shown_everywhere(trained: Path, found: dict[str, bytes]) -> None:
+def test_start_and_end_are_shown_everywhere(trained, found):
     summary = RunFolder(trained).summary
     started, ended = (datetime.fromisoformat(summary[name]) for name in ("started", "ended"))
     assert started.utcoffset() == ended.utcoffset() == timedelta(0)
@@ -102,9 +96,7 @@ def test_start_and_end_are_shown_everywhere(trained: Path, found: dict[str, byte
     assert summary["started"].encode() in found["runs list"]
 
 
-def test_a_resumed_run_has_the_first_start_and_the_last_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_the_first_start_and_the_last_end(tmp_path, monkeypatch):
     times = iter([f"2026-01-0{day}T10:00:00+00:00" for day in range(1, 9)])
     monkeypatch.setattr("fedapp.run_folder.utc_now", lambda: next(times))
     given = {"strategy": "pax", **SMALL, "run-dir": str(tmp_path / "run")}
@@ -131,16 +123,16 @@ def test_a_resumed_run_has_the_first_start_and_the_last_end(
         ),
     ],
 )
-def test_times_are_in_words(trained: Path, started: str, ended: str, text: str) -> None:
+def test_times_are_in_words(trained, started, ended, text):
     summary = RunFolder(trained).summary
     summary |= {"started": started, "ended": ended}
     assert times_text(summary) == text
 
 
-def test_a_run_of_an_early_version_has_no_dates(trained: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_early_version_has_no_dates(trained, tmp_path):
     shutil.copytree(trained, path := tmp_path / "run")
     (path / "started").unlink()
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    summary = json.loads((path / "summary.json").read_text())
     times = "started", "ended"
     early = {name: value for name, value in summary.items() if name not in times}
     (path / "summary.json").write_text(json.dumps(early))
@@ -149,15 +141,13 @@ def test_a_run_of_an_early_version_has_no_dates(trained: Path, tmp_path: Path) -
         assert re.search(r"trained:? not recorded", found[name].decode()), name
 
 
-def column_order(text: str, row: str, columns: Collection[str]) -> list[str]:
+def column_order(text, row, columns):
     """Names of columns in a table's rows, in which ``row`` finds the first cell."""
     return [name for name in map(html.unescape, re.findall(row, text)) if name in columns]
 
 
 @pytest.mark.parametrize(("made", "kind"), [("trained", "gain"), ("forest", "total_gain")])
-def test_one_importance_is_shown_everywhere_by_xgboosts_name(
-    made: str, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_one_importance_is_shown_everywhere_by_xgboosts_name(made, kind, request):
     path = request.getfixturevalue(made)
     run = fedapp.load(path)
     by_kind = run.summary["importance"]

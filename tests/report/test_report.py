@@ -1,7 +1,5 @@
 """What a person sees of a run: the summary, the progress and the page."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -44,7 +42,7 @@ BY_PAILLIER = "[federated-forest]\nlabels = 'paillier'"
 MALICIOUS = '<script src="https://example.org/x.js">alert("$x^{$")</script>'
 
 
-def round_line(number: int, names: list[str], n_rounds: int = 5, **changes: object) -> dict:
+def round_line(number, names, n_rounds=5, **changes):
     scores = dict.fromkeys(names, 0.5 + 0.01234 * number)
     return {
         "round": number,
@@ -59,7 +57,7 @@ def round_line(number: int, names: list[str], n_rounds: int = 5, **changes: obje
     } | changes
 
 
-def ledger_lines() -> list[dict]:
+def ledger_lines():
     down = {"from": "server", "seconds": 0.1}
     up = {"to": "server", "seconds": 0.2}
     return [
@@ -72,7 +70,7 @@ def ledger_lines() -> list[dict]:
     ]
 
 
-def summary_of(objective: str, **changes: object) -> dict:
+def summary_of(objective, **changes):
     names, curves = OBJECTIVES[objective]
     return {
         "strategy": "pax",
@@ -99,11 +97,11 @@ def summary_of(objective: str, **changes: object) -> dict:
     } | changes
 
 
-def write_lines(path: Path, lines: list[dict]) -> None:
+def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def make_run(path: Path, objective: str = BINARY, config: str = "", **changes: object) -> Path:
+def make_run(path, objective=BINARY, config="", **changes):
     path.mkdir(parents=True, exist_ok=True)
     settings = 'strategy = "pax"\neta = 0.1\n' + config + '\n[pax]\nbins = "share"\n'
     (path / "config.toml").write_text(settings, encoding="utf-8")
@@ -114,11 +112,11 @@ def make_run(path: Path, objective: str = BINARY, config: str = "", **changes: o
     return path
 
 
-def page_of(run_dir: Path) -> str:
+def page_of(run_dir):
     return write_report(run_dir).read_text(encoding="utf-8")
 
 
-def images(page: str) -> list[ElementTree.Element]:
+def images(page):
     """The page's drawings; each has a text for who cannot see it."""
     found = [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
     assert all(each.get("role") == "img" and each.get("aria-label") for each in found)
@@ -129,21 +127,21 @@ def images(page: str) -> list[ElementTree.Element]:
 class Elements(HTMLParser):
     """All elements of a page with their attributes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[tuple[str, dict[str, str]]] = []
+        self.found = []
 
-    def handle_starttag(self, tag: str, attrs: list) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
 
 
-def elements(page: str) -> list[tuple[str, dict[str, str]]]:
+def elements(page):
     parser = Elements()
     parser.feed(page)
     return parser.found
 
 
-def cells(page: str) -> list[list[str]]:
+def cells(page):
     """The text of every table row."""
     rows = re.findall(r"<tr>(.*?)</tr>", page, flags=re.DOTALL)
     return [re.findall(r"<t[dh][^>]*>(?:<strong>)?(.*?)(?:</strong>)?</t", row) for row in rows]
@@ -278,7 +276,7 @@ def test_scores_have_four_decimals_or_six_digits(value, text):
     assert summary.score_text(value) == text
 
 
-def printed(facts: dict, **kwargs: object) -> str:
+def printed(facts, **kwargs):
     console = Console(file=io.StringIO(), width=100)
     summary.print_summary(facts, console, **kwargs)
     return console.file.getvalue()
@@ -519,7 +517,7 @@ def test_a_page_goes_where_output_says(tmp_path):
     assert not (run / "report.html").exists()
 
 
-def test_the_class_that_counts_as_positive_is_said_where_classes_have_names() -> None:
+def test_the_class_that_counts_as_positive_is_said_where_classes_have_names():
     facts = {**summary_of(BINARY), "classes": ["bad", "good"]}
     assert "bad, good; scores take good as positive" in printed(facts)
     assert "as positive" not in printed({**facts, "classes": ["0", "1"]})
@@ -530,11 +528,11 @@ def test_the_class_that_counts_as_positive_is_said_where_classes_have_names() ->
 # The sentence for everyone
 
 
-def in_a_sentence(objective: str, **changes: object) -> str:
+def in_a_sentence(objective, **changes):
     return summary.headline({**summary_of(objective), **changes})
 
 
-def test_the_headline_of_two_classes_counts_pairs_beside_the_baselines() -> None:
+def test_the_headline_of_two_classes_counts_pairs_beside_the_baselines():
     facts = {"label": "default", "classes": ["no", "yes"], "intervals": {"auc": [0.794, 0.8301]}}
     alone = {"a": {"auc": 0.781}, "b": {"auc": 0.79}}
     baselines = {"pooled": {"auc": 0.8149}, "alone": alone}
@@ -553,14 +551,14 @@ def test_the_headline_of_two_classes_counts_pairs_beside_the_baselines() -> None
     )
 
 
-def test_the_headline_of_classes_compares_with_the_most_frequent_one() -> None:
+def test_the_headline_of_classes_compares_with_the_most_frequent_one():
     assert in_a_sentence(MULTI, label="wine") == (
         "Two organisations together: the model names the right wine for 81 of 100 rows; always "
         "naming the most frequent class is right for 60."
     )
 
 
-def test_the_headline_of_numbers_compares_with_the_mean_in_the_labels_units() -> None:
+def test_the_headline_of_numbers_compares_with_the_mean_in_the_labels_units():
     scores = {"test": {"rmse": 6.0, "mae": 4.0, "r2": 0.64}}
     assert in_a_sentence(REGRESSION, label="price", metrics=scores) == (
         "Two organisations together: predictions of price are typically off by 6; always "
@@ -568,14 +566,14 @@ def test_the_headline_of_numbers_compares_with_the_mean_in_the_labels_units() ->
     )
 
 
-def test_without_scores_of_test_rows_there_is_no_headline(tmp_path) -> None:
+def test_without_scores_of_test_rows_there_is_no_headline(tmp_path):
     assert in_a_sentence(BINARY, metrics={"test": {}, "train": {"auc": 0.9}}) == ""
     assert in_a_sentence(BINARY, metrics={"test": {"auc": math.nan}}) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> None:
+def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path):
     path = make_run(tmp_path / "run", intervals={"auc": [0.8, 0.825]})
     page = page_of(path)
     sentence = in_a_sentence(BINARY, intervals={"auc": [0.8, 0.825]})
@@ -590,7 +588,7 @@ def test_the_headline_and_intervals_are_on_every_form_of_a_result(tmp_path) -> N
 
 
 @pytest.mark.slow
-def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> None:
+def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path):
     path = make_run(tmp_path / "run", warnings=["only 16 bins"])
     write_report(path)
     *_, warning, last = printed(read_run(path).summary, path=path).splitlines()
@@ -599,7 +597,7 @@ def test_the_printed_result_ends_with_its_warnings_and_the_report(tmp_path) -> N
     assert last.endswith("report.html")
 
 
-def test_a_small_threshold_has_digits_and_one_of_all_rows_is_not_proposed() -> None:
+def test_a_small_threshold_has_digits_and_one_of_all_rows_is_not_proposed():
     scores = dict.fromkeys(metrics.AT_THRESHOLD, 0.5)
     chosen = {"threshold": {"value": 3.14e-5, "rows": "valid"}, "metrics": {"test": scores}}
     assert "threshold 3.1e-05, of the best F1 on" in printed({**summary_of(BINARY), **chosen})

@@ -1,7 +1,5 @@
 """Training and predicting from Python: the same as the command, on frames as on files."""
 
-from __future__ import annotations
-
 import csv
 import doctest
 import importlib
@@ -28,7 +26,7 @@ from fedapp.data.datasets import as_arrow
 from fedapp.home import app_folder
 from fedapp.trees.divided import DividedModel
 
-SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +41,7 @@ def mixed(write_table):
     """A table of numbers, booleans, dates and categories, some of each missing."""
     rng = np.random.default_rng(1)
 
-    def column(values: list[str]) -> list[str]:
+    def column(values):
         return [str(value) for value in rng.choice(values, 80)]
 
     return write_table(
@@ -58,14 +56,14 @@ def mixed(write_table):
 class Streamed:
     """A frame of a library that speaks Arrow and nothing else."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table):
         self.table = table
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+    def __arrow_c_stream__(self, requested_schema=None):
         return self.table.__arrow_c_stream__(requested_schema)
 
 
-def model_of(run: fedapp.Run) -> str:
+def model_of(run):
     return (run.path / "model.json").read_text()
 
 
@@ -116,7 +114,7 @@ def test_a_frame_of_a_library_trains_the_model_of_its_file(mixed, library):
     assert model_of(of_frame) == model_of(of_file)
 
 
-def whole_and_text_categories(n_rows: int = 80) -> tuple[pa.Table, pa.Table]:
+def whole_and_text_categories(n_rows=80):
     """A table whose categories are numbers and booleans, and the same with texts for them."""
     rng = np.random.default_rng(3)
     places = rng.integers(0, 6, n_rows)
@@ -138,7 +136,7 @@ def whole_and_text_categories(n_rows: int = 80) -> tuple[pa.Table, pa.Table]:
 @pytest.mark.parametrize("kind", ["arrow", "pandas", "pandas file"])
 def test_categories_of_numbers_are_categories(kind):
     table, texts = whole_and_text_categories()
-    data: Any = table if kind == "arrow" else table.to_pandas()
+    data = table if kind == "arrow" else table.to_pandas()
     if kind == "pandas file":
         data.to_parquet("rows.parquet", engine="pyarrow")
         data = "rows.parquet"
@@ -350,7 +348,7 @@ def test_python_and_the_command_train_the_same_model():
 
 @pytest.mark.slow
 def test_flower_trains_the_same_model_and_stops_for_a_callback():
-    rounds: list[int] = []
+    rounds = []
     given = {**SHORT, "num_boost_round": 6, "parties": 2}
     local = fedapp.run("pax", **given)
     flower = fedapp.run(
@@ -367,7 +365,7 @@ def test_flower_trains_the_same_model_and_stops_for_a_callback():
 def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(write_table):
     given = {**SHORT, "num_boost_round": 4, "label": "y", "parties": 2}
     table = pyarrow.csv.read_csv(write_table(n_rows=60))
-    seen: list[fedapp.RoundInfo] = []
+    seen = []
     whole = fedapp.run("pax", data=table, on_round=seen.append, **given)
     assert [info["round"] for info in seen] == [1, 2, 3, 4]
     assert [record["valid_auc"] for record in records(whole)] == [
@@ -395,7 +393,7 @@ def test_a_callback_sees_every_round_and_stops_the_run_which_goes_on(write_table
 
 
 def test_an_error_of_a_callback_ends_the_run():
-    def fail(info: fedapp.RoundInfo) -> None:
+    def fail(info):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -411,7 +409,7 @@ def test_baselines_and_what_cannot_be_asked_for(write_table):
         fedapp.run("pax", parties=-1)
 
 
-def records(run: fedapp.Run) -> list[dict[str, Any]]:
+def records(run):
     """Rounds, whatever is installed."""
     found = run.rounds
     return found if isinstance(found, list) else found.to_dict("records")
@@ -686,7 +684,7 @@ PAXClassifier(n_estimators="many")
 
 @pytest.mark.slow
 def test_a_type_checker_passes_a_users_script_and_finds_what_is_wrong(tmp_path):
-    def checked(code: str) -> list[str]:
+    def checked(code):
         script = tmp_path / "script.py"
         script.write_text(code)
         done = subprocess.run(

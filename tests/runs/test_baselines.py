@@ -1,10 +1,5 @@
 """Pooled XGBoost beside a run whose trees are the same: the same scores, to the last digit."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,22 +7,19 @@ from fedapp.report.summary import score_notes
 from fedapp.runs.agreement import same_nodes
 from fedapp.runs.baselines import order_range, run_baselines
 from fedapp.runs.local import run_local
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
+from tests.tables import write_rows
 
 
 @pytest.fixture
-def smooth(tmp_path: Path) -> Path:
+def smooth(tmp_path):
     """Rows whose columns have many values, so that cuts follow the order of the rows."""
     rng = np.random.default_rng(4)
-    columns: dict[str, Any] = {name: rng.normal(size=2000) for name in "abcd"}
+    columns = {name: rng.normal(size=2000) for name in "abcd"}
     signal = columns["a"] * columns["b"] + columns["c"] + rng.normal(0, 0.5, 2000)
     return write_rows(tmp_path / "smooth.csv", {**columns, "y": (signal > 0).astype(int)})
 
 
-def test_a_vertical_run_scores_as_pooled_xgboost_and_its_nodes_are_counted(
-    vertical: MakeSettings, smooth: Path
-) -> None:
+def test_a_vertical_run_scores_as_pooled_xgboost_and_its_nodes_are_counted(vertical, smooth):
     run = vertical(data=str(smooth), label="y", num_boost_round=3, max_depth=4, max_bin=8)
     folder = run_local(run)
     found = run_baselines(run, folder.path)
@@ -45,7 +37,7 @@ def test_a_vertical_run_scores_as_pooled_xgboost_and_its_nodes_are_counted(
     assert high - low > 1e-6  # other orders, other cuts
 
 
-def test_pax_with_one_party_scores_as_pooled_xgboost(settings: MakeSettings, smooth: Path) -> None:
+def test_pax_with_one_party_scores_as_pooled_xgboost(settings, smooth):
     run = settings(data=str(smooth), label="y", parties=1, num_boost_round=5, max_depth=4)
     folder = run_local(run)
     found, scores = run_baselines(run, folder.path), folder.summary["metrics"]["test"]
@@ -56,9 +48,9 @@ def test_pax_with_one_party_scores_as_pooled_xgboost(settings: MakeSettings, smo
     assert found["same_nodes"][0] == found["same_nodes"][1]
 
 
-def test_nodes_below_one_that_differs_are_not_counted() -> None:
-    def model(gain: float) -> dict[str, Any]:
-        tree: dict[str, Any] = {
+def test_nodes_below_one_that_differs_are_not_counted():
+    def model(gain):
+        tree = {
             "tree_param": {"size_leaf_vector": "1"},
             "left_children": [1, -1, -1],
             "right_children": [2, -1, -1],

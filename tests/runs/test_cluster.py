@@ -1,7 +1,5 @@
 """A Ray cluster: two of Ray's nodes on this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,13 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.report.summary import Trial
 from fedapp.runs import cluster
 from fedapp.runs.compare import compare
 from fedapp.runs.flower import free_ports, run_simulation
@@ -48,7 +44,7 @@ def two_nodes():
         yield address
 
 
-def _started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+def _started(words, log):
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
     command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
     for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
@@ -81,17 +77,17 @@ def test_parties_on_two_nodes_make_the_model_of_one_machine(
 @pytest.mark.slow
 def test_runs_on_two_nodes_are_those_of_one_process(write_table, tmp_path, monkeypatch, two_nodes):
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    given: dict[str, Any] = {"data": str(write_table(n_rows=80)), "label": "y", "max-depth": 2}
+    given = {"data": str(write_table(n_rows=80)), "label": "y", "max-depth": 2}
     arguments = ["pax", "bagging"], {**given, "num-boost-round": 2}, 2
     local, remote = tmp_path / "local", tmp_path / "remote"
     here = compare(*arguments, local, run_local)
 
-    def none(settings: Any) -> Any:
+    def none(settings):
         raise AssertionError("all runs must be made on Ray")
 
     there = compare(*arguments, remote, none, on_ray=True)
 
-    def without_time(comparison: Any) -> list[Any]:
+    def without_time(comparison):
         return [replace(line, seconds=0.0) for line in comparison.lines]
 
     assert repr(without_time(there)) == repr(without_time(here))
@@ -108,8 +104,8 @@ def test_trials_on_two_nodes_are_those_of_one_process(
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     given = {"data": str(write_table(n_rows=80)), "label": "y", "num-boost-round": 2}
 
-    def search(on: str) -> tuple[list[Trial], bytes]:
-        options: dict[str, Any] = {
+    def search(on):
+        options = {
             "runs": 3,
             "output": tmp_path / (on or "here"),
             "on": on,
@@ -129,7 +125,7 @@ def test_parts_of_a_study_are_made_on_two_nodes_and_read_in_order(
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
     cells, here = series(tmp_path, "a study"), os.getpid()
 
-    def made(number: int) -> list[dict[str, Any]]:
+    def made(number):
         assert os.getpid() != here
         return [{"number": number, "process": os.getpid()}]
 

@@ -1,14 +1,10 @@
 """Strategies side by side."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,29 +35,29 @@ from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import Compared
 from fedapp.runs.series import default_folder
 from fedapp.runs.tables import natural_parties
-from fedapp.settings import Settings, flatten, load_settings
+from fedapp.settings import flatten, load_settings
 from fedapp.site.store import Store
 
-SHORT: dict[str, Any] = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
+SHORT = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
 
 class Counted:
     """The local engine, and the runs it made."""
 
-    def __init__(self) -> None:
-        self.runs: list[str] = []
+    def __init__(self):
+        self.runs = []
 
-    def __call__(self, settings: Settings) -> RunFolder:
+    def __call__(self, settings):
         self.runs.append(f"{settings.strategy}-{settings.seed}")
         return run_local(settings)
 
 
-def compared(output: Path, engine: Counted, n_seeds: int = 2, **more: Any) -> Comparison:
+def compared(output, engine, n_seeds=2, **more):
     return compare(["pax"], {**SHORT, **more}, n_seeds, output, engine)
 
 
 @pytest.mark.slow
-def test_every_seed_is_a_run_and_a_line_is_their_mean(tmp_path: Path) -> None:
+def test_every_seed_is_a_run_and_a_line_is_their_mean(tmp_path):
     engine = Counted()
     found = compared(tmp_path / "out", engine)
     assert engine.runs == ["pax-42", "pax-43"]
@@ -76,7 +72,7 @@ def test_every_seed_is_a_run_and_a_line_is_their_mean(tmp_path: Path) -> None:
     assert pax.n_bytes == np.mean([sum(summary["bytes"].values()) for summary in summaries])
 
 
-def test_the_baselines_stand_beside_and_the_best_is_first(tmp_path: Path) -> None:
+def test_the_baselines_stand_beside_and_the_best_is_first(tmp_path):
     found = compared(tmp_path / "out", Counted(), n_seeds=1)
     names = {line.name for line in found.lines}
     alone = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2, 3)}
@@ -86,7 +82,7 @@ def test_the_baselines_stand_beside_and_the_best_is_first(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_smaller_error_is_the_better_one(tmp_path: Path) -> None:
+def test_a_smaller_error_is_the_better_one(tmp_path):
     found = compared(
         tmp_path / "out", Counted(), n_seeds=1, data="diabetes", objective="reg:squarederror"
     )
@@ -96,7 +92,7 @@ def test_a_smaller_error_is_the_better_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_cell_is_not_run_again(tmp_path: Path) -> None:
+def test_a_finished_cell_is_not_run_again(tmp_path):
     first = compared(tmp_path / "out", Counted(), n_seeds=1)
     engine = Counted()
     again = compared(tmp_path / "out", engine, n_seeds=2)
@@ -106,7 +102,7 @@ def test_a_finished_cell_is_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
+def test_an_interrupted_cell_is_run_anew(tmp_path):
     compared(tmp_path / "out", Counted(), n_seeds=1)
     (tmp_path / "out" / "pax-42" / "summary.json").unlink()
     engine = Counted()
@@ -115,18 +111,16 @@ def test_an_interrupted_cell_is_run_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(tmp_path, monkeypatch):
     compared(tmp_path / "whole", Counted(), n_seeds=1, eta=0.1)
 
-    def stopped(settings: Settings) -> RunFolder:
+    def stopped(settings):
         return run_local(settings, on_round=lambda line: False)
 
     output, engine = tmp_path / "out", Counted()
     with pytest.raises(StoppedError):
         compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, stopped)
-    told: list[str] = []
+    told = []
     watcher = Silent()
     monkeypatch.setattr(watcher, "tell", told.append)
     compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, engine, watcher=watcher)
@@ -136,9 +130,7 @@ def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(
 
 
 @pytest.mark.slow
-def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(
-    tmp_path: Path,
-) -> None:
+def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(tmp_path):
     output, engine = tmp_path / "out", Counted()
     compared(output, Counted(), n_seeds=1)
     for path in (output / "pax-42" / "made-from.json", output / "compared.json"):
@@ -151,7 +143,7 @@ def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_defaul
 
 
 @pytest.mark.slow
-def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: Path) -> None:
+def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path):
     output, engine = tmp_path / "out", Counted()
     compared(output, engine, n_seeds=1)
     cell = output / "pax-42"
@@ -167,7 +159,7 @@ def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path: P
 
 
 @pytest.mark.slow
-def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+def test_runs_of_other_settings_are_not_taken_for_these(tmp_path):
     output = tmp_path / "out"
     compared(output, Counted(), n_seeds=1)
     match = f"^eta must be 'auto' as in {output}, got 0.1; delete that folder, or name another$"
@@ -183,10 +175,8 @@ def test_runs_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
         compared(output, Counted(), n_seeds=1, eta=0.1)
 
 
-def test_a_folder_follows_from_table_settings_and_engine(
-    write_table: Callable[..., Path],
-) -> None:
-    def folder(engine: str = "local", **more: Any) -> str:
+def test_a_folder_follows_from_table_settings_and_engine(write_table):
+    def folder(engine="local", **more):
         return str(default_folder(load_settings({**SHORT, **more}), engine))
 
     path = str(write_table("My rows!"))
@@ -199,7 +189,7 @@ def test_a_folder_follows_from_table_settings_and_engine(
     assert len({first, own, folder(data=path, label="y"), *others}) == 7
 
 
-def test_a_method_that_is_named_twice_is_refused_with_the_way_to_more_runs(tmp_path: Path) -> None:
+def test_a_method_that_is_named_twice_is_refused_with_the_way_to_more_runs(tmp_path):
     match = r"^strategies must be named once each, got pax 2 times; --seeds 2 makes 2 runs of every"
     with pytest.raises(ConfigError, match=match):
         compare(["pax", "bagging", "pax"], SHORT, 1, tmp_path / "out", Counted())
@@ -209,12 +199,12 @@ def test_a_method_that_is_named_twice_is_refused_with_the_way_to_more_runs(tmp_p
 # The table and the page
 
 
-def made(n_seeds: int = 1, **more: Any) -> Comparison:
+def made(n_seeds=1, **more):
     """A comparison of two methods and their baselines."""
     scores = {"pax": 0.97, "secureboost": 0.96, "fedavg-linear": 0.2}
     lines = [Line(name, (score,) * n_seeds, 2.0, 30.0, 1e6) for name, score in scores.items()]
     lines += [Line("pooled XGBoost", (0.965,) * n_seeds)]
-    given: dict[str, Any] = {
+    given = {
         "metric": "auc",
         "lines": tuple(sorted(lines, key=lambda line: -line.mean)),
         "data": "rows.csv",
@@ -230,14 +220,14 @@ def made(n_seeds: int = 1, **more: Any) -> Comparison:
     return Comparison(**{**given, **more})
 
 
-def text_of(*tables: Any) -> str:
+def text_of(*tables):
     console = Console(width=200, file=io.StringIO())
     console.print(*tables)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()
 
 
 @pytest.mark.slow
-def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
+def test_what_is_compared_stands_with_the_table_and_on_the_page():
     facts = {
         "data": "rows.csv, binary:logistic",
         "rows": "114 test rows score every line; 1,409 train, 46 validate",
@@ -260,7 +250,7 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page() -> None:
 
 
 @pytest.mark.slow
-def test_a_spread_over_one_seed_is_a_dash() -> None:
+def test_a_spread_over_one_seed_is_a_dash():
     assert np.isnan(Line("pax", (0.9,)).spread)
     one, several = text_of(score_table(made().records)), text_of(score_table(made(2).records))
     assert "0.0000" not in one
@@ -270,7 +260,7 @@ def test_a_spread_over_one_seed_is_a_dash() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
+def test_the_page_and_the_table_hold_every_line(tmp_path):
     found = compared(tmp_path / "out", Counted(), n_seeds=1)
     page = tradeoff_page(found)
     for line in found.lines:
@@ -281,7 +271,7 @@ def test_the_page_and_the_table_hold_every_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_seeds", [2, 3, 5, 10])
-def test_equal_methods_differ_in_one_comparison_of_twenty(n_seeds: int) -> None:
+def test_equal_methods_differ_in_one_comparison_of_twenty(n_seeds):
     draws = np.random.default_rng(n_seeds).normal(0.8, 0.01, (4000, 2, n_seeds))
     ties = []
     for of_methods in draws:
@@ -305,7 +295,7 @@ PARTIES = tuple(Line(f"p{n}'s {ALONE}", (0.8 - n / 100,), alone=ALONE) for n in 
 ROWS = {"pax": {"bagging": (0.01, 0.002, 0.018), "pooled XGBoost": (0.2, -0.1, 0.5)}}
 BY_ROWS = ROWS["pax"] | {f"p{n}'s {ALONE}": (0.1, -0.1 if n else 0.05, 0.3) for n in range(3)}
 # Lines, differences over test rows, the sentence, and texts of the table of differences.
-SHOWN: dict[str, tuple[tuple[Line, ...], dict[str, Any], str, tuple[str, ...]]] = {
+SHOWN = {
     "several runs": (
         AHEAD_OF_ONE,
         ROWS,
@@ -353,9 +343,7 @@ SHOWN: dict[str, tuple[tuple[Line, ...], dict[str, Any], str, tuple[str, ...]]] 
 
 
 @pytest.mark.parametrize("case", SHOWN.values(), ids=SHOWN)
-def test_page_terminal_and_python_say_what_the_intervals_show(
-    tmp_path: Path, case: tuple[Any, ...]
-) -> None:
+def test_page_terminal_and_python_say_what_the_intervals_show(tmp_path, case):
     lines, differences, verdict, texts = case
     metric = "rmse" if "rmse" in verdict else "auc"
     found = made(len(lines[0].scores), metric=metric, lines=lines, differences=differences)
@@ -374,9 +362,7 @@ def test_page_terminal_and_python_say_what_the_intervals_show(
 
 
 @pytest.mark.parametrize("n_seeds", [1, 2])
-def test_a_comparison_in_python_shows_the_table_of_the_command(
-    tmp_path: Path, n_seeds: int
-) -> None:
+def test_a_comparison_in_python_shows_the_table_of_the_command(tmp_path, n_seeds):
     lines = (*made(n_seeds).lines, Line("<b>no score</b>", (float("nan"),) * n_seeds))
     comparison = made(n_seeds, lines=lines)
     RunFolder(tmp_path).write_json("comparison.json", comparison.document)
@@ -396,7 +382,7 @@ def test_a_comparison_in_python_shows_the_table_of_the_command(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path: Path) -> None:
+def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path):
     settings = [f"-c{name}={value}" for name, value in SHORT.items()]
     words = ["compare", "pax", "bagging", "--seeds", "2", "--output", str(tmp_path / "out")]
     done = CliRunner().invoke(cli, [*words, *settings])
@@ -415,7 +401,7 @@ def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path
         assert name in done.output
 
 
-def with_alone(n_parties: int) -> Comparison:
+def with_alone(n_parties):
     """Two runs of a method, and the rows of parties alone, the first of which are best."""
     alone = [
         Line(
@@ -435,7 +421,7 @@ def with_alone(n_parties: int) -> Comparison:
 
 
 @pytest.mark.slow
-def test_many_parties_alone_are_shown_as_mean_best_and_worst() -> None:
+def test_many_parties_alone_are_shown_as_mean_best_and_worst():
     names = [line.name for line in with_alone(6).folded.lines]
     best, worst = "p1's rows alone, XGBoost, best of 6", "p6's rows alone, XGBoost, worst of 6"
     assert names == ["pax", best, "rows alone, XGBoost, mean of 6", worst]
@@ -449,7 +435,7 @@ def test_many_parties_alone_are_shown_as_mean_best_and_worst() -> None:
     assert with_alone(4).folded.lines == with_alone(4).lines
 
 
-def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:
+def test_a_score_far_from_all_others_does_not_set_the_axis():
     near = [0.95, 0.96, 0.97, 0.98]
     assert near_range([*near, 0.2]) == near_range([0.2, *near]) == (0.95, 0.98)
     assert near_range([*near, 30.0]) == (0.95, 0.98)
@@ -460,7 +446,7 @@ def test_a_score_far_from_all_others_does_not_set_the_axis() -> None:
 
 
 @pytest.mark.slow
-def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
+def test_a_score_beyond_the_axis_is_written_beside_its_name():
     scores = {"a": 0.95, "b": 0.96, "c": 0.97, "d": 0.2}
     points = [(name, 1.0, score, (0.9, 1.0)) for name, score in scores.items()]
     drawn = tradeoff(points, "bytes", "auc", str).to_svg()
@@ -473,7 +459,7 @@ def test_a_score_beyond_the_axis_is_written_beside_its_name() -> None:
 # The rows that are scored
 
 
-QUICK: dict[str, dict[str, Any]] = {
+QUICK = {
     "fedxgbllr": {
         "fedxgbllr.trees": 6,
         "fedxgbllr.rounds": 1,
@@ -499,12 +485,12 @@ Rows = set[tuple[float, ...]]
 
 
 @pytest.fixture
-def tested(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Rows]:
+def tested(monkeypatch):
     """The first columns of the test rows that each site has; of vertical sites, the first has."""
-    found: dict[Path, Rows] = {}
+    found = {}
     commit = Store.commit
 
-    def note(store: Store, *given: Any) -> None:
+    def note(store, *given):
         is_first, is_split = store.folder.parent.name == "party-1", "n_test" in store
         values = store.read("values", codec_of(Array)) if "values" in store else {}
         rows = None
@@ -520,7 +506,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Rows]:
     return found
 
 
-def training_strategies() -> list[str]:
+def training_strategies():
     return [name for name, method in all_methods().items() if method.trains]
 
 
@@ -532,9 +518,7 @@ def training_strategies() -> list[str]:
         pytest.param(training_strategies(), marks=pytest.mark.slow),
     ],
 )
-def test_every_method_holds_back_the_same_rows_of_a_table(
-    tested: dict[Path, Rows], tmp_path: Path, strategies: Iterable[str]
-) -> None:
+def test_every_method_holds_back_the_same_rows_of_a_table(tested, tmp_path, strategies):
     found = {}
     for number, strategy in enumerate(strategies):
         parties = 5 if number % 2 else 3
@@ -550,7 +534,7 @@ def test_every_method_holds_back_the_same_rows_of_a_table(
     assert {name: rows for name, rows in found.items() if rows != expected} == {}
 
 
-def test_the_pooled_model_is_one_number_whatever_the_parties_have() -> None:
+def test_the_pooled_model_is_one_number_whatever_the_parties_have():
     for data, objective in (("breast-cancer", "binary:logistic"), ("diabetes", "reg:squarederror")):
         given = {**SHORT, "data": data, "objective": objective, "subsample": 0.7}
         by_rows, by_columns = (
@@ -564,7 +548,7 @@ def test_the_pooled_model_is_one_number_whatever_the_parties_have() -> None:
 
 
 @pytest.mark.slow
-def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:
+def test_methods_of_all_kinds_have_their_own_baselines(tmp_path):
     methods = ["pax", "secureboost", "federated-forest"]
     given = {**SHORT, **QUICK["secureboost"], **QUICK["federated-forest"], "parties": 2}
     found = compare(methods, given, 1, tmp_path / "out", run_local)
@@ -582,7 +566,7 @@ def test_methods_of_all_kinds_have_their_own_baselines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_method_runs_with_the_settings_that_it_reads_alone(tmp_path: Path) -> None:
+def test_a_method_runs_with_the_settings_that_it_reads_alone(tmp_path):
     given = {"max_depth": 2, "n_estimators": 2, "parties": 2, "max-bin": 16, "align": "ordered"}
     found = compare(["pax", "federated-forest"], given, 1, tmp_path / "out", run_local)
     cells = {
@@ -600,10 +584,8 @@ def test_a_method_runs_with_the_settings_that_it_reads_alone(tmp_path: Path) -> 
     assert found.facts["pax"].endswith(f"; does not read {not_read}")
 
 
-def test_methods_that_cannot_be_scored_on_the_same_rows_are_refused(
-    tmp_path: Path, write_table: Callable[..., Path]
-) -> None:
-    def refused(match: str, *methods: str, **more: Any) -> None:
+def test_methods_that_cannot_be_scored_on_the_same_rows_are_refused(tmp_path, write_table):
+    def refused(match, *methods, **more):
         engine = Counted()
         with pytest.raises(ConfigError, match=match):
             compare(methods, {**SHORT, **more}, 1, tmp_path / "out", engine)
@@ -618,9 +600,7 @@ def test_methods_that_cannot_be_scored_on_the_same_rows_are_refused(
     refused(r"^test-fraction must leave test rows .* got 0.0$", "pax", **{"test-fraction": 0.0})
 
 
-def test_parties_by_a_column_hold_back_the_same_rows(
-    tmp_path: Path, write_table: Callable[..., Path]
-) -> None:
+def test_parties_by_a_column_hold_back_the_same_rows(tmp_path, write_table):
     path = write_table(n_rows=90, shop=[f"s{row % 3}" for row in range(90)], c=range(90))
     more = {"data": str(path), "label": "y", "partition": "column:shop"}
     runs = [load_settings({**SHORT, **more, "strategy": name}) for name in ("pax", "secureboost")]
@@ -630,7 +610,7 @@ def test_parties_by_a_column_hold_back_the_same_rows(
 @pytest.mark.by_default("run pax")
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize("command", ["run pax", "compare pax", "tune pax"])
-def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[..., Path]) -> None:
+def test_each_value_of_a_column_is_a_party(command, write_table):
     path = write_table(n_rows=150, shop=[f"s{row % 5}" for row in range(150)])
     words = [*command.split(), "--json", "--data", str(path), "--label", "y"]
     words += [
@@ -649,13 +629,11 @@ def test_each_value_of_a_column_is_a_party(command: str, write_table: Callable[.
     assert read_toml(next(folder.rglob("config.toml")).read_text(), "config")["parties"] == 5
 
 
-def test_the_number_of_parties_follows_a_column_unless_it_is_set(
-    write_table: Callable[..., Path],
-) -> None:
+def test_the_number_of_parties_follows_a_column_unless_it_is_set(write_table):
     path = write_table(n_rows=120, shop=[f"s{row % 4}" for row in range(120)], c=range(120))
     given = {"data": str(path), "label": "y"}
 
-    def natural(**more: Any) -> int:
+    def natural(**more):
         return natural_parties(load_settings({**given, **more}))
 
     assert natural(partition="column:shop") == 4
@@ -668,7 +646,7 @@ def test_the_number_of_parties_follows_a_column_unless_it_is_set(
 
 
 @pytest.mark.slow
-def test_ways_to_predict_and_superlinks_are_not_compared() -> None:
+def test_ways_to_predict_and_superlinks_are_not_compared():
     runner = CliRunner()
     for words, match in (
         (["pax", "eini"], "strategy must be one that trains"),

@@ -1,7 +1,5 @@
 """Settings: defaults, overrides, and what each refuses."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest
@@ -141,7 +139,7 @@ FEATURES = "federated-forest.max-features"
     ],
 )
 def test_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(given, rule):
-    def check_all() -> None:
+    def check_all():
         settings = load_settings(given)
         load_strategy(settings.strategy).section_settings(settings)
 

@@ -1,15 +1,11 @@
 """Ctrl-C on a terminal ends every command in the same sentence and status, wherever it comes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib
 import re
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +25,7 @@ NOTHING, RESUMES = "nothing was saved yet", r"saved up to \w+ \d+ in .*; to resu
 COMPLETE, AGAIN = "the run is complete and saved in", "run the same command again"
 PUSH, XGBOOST = "fedapp.runs.local:push_messages", "xgboost.core"
 # Stage: the function that runs, its how many-th call, the command, and what it prints.
-STAGES: dict[str, tuple[str, int, list[str], str]] = {
+STAGES = {
     "words": ("fedapp.arguments:parse_overrides", 1, PAX, NOTHING),
     "reading": (PUSH, 1, PAX, NOTHING),
     "matching": (PUSH, 4, SECUREBOOST, NOTHING),
@@ -67,14 +63,14 @@ STAGES: dict[str, tuple[str, int, list[str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def terminal() -> Iterator[Terminal]:
+def terminal():
     opened = Terminal()
     yield opened
     opened.close()
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """A finished run."""
     folder = tmp_path_factory.mktemp("finished")
     given = {"num_boost_round": 3, "max_depth": 2, "parties": 2, "run_dir": str(folder / "run")}
@@ -99,26 +95,26 @@ def test_ctrl_c_ends_a_command_in_one_sentence(stage, terminal, tmp_path, reques
 class Importing:
     """Presses Ctrl-C while a module is looked for."""
 
-    def find_spec(self, name: str, *_: object) -> None:
+    def find_spec(self, name, *_):
         signal.raise_signal(signal.SIGINT)
         PASSED.append(name)
 
 
 class Freed:
-    def __del__(self) -> None:
+    def __del__(self):
         signal.raise_signal(signal.SIGINT)
         PASSED.append("freed")
 
 
-PASSED: list[str] = []
+PASSED = []
 
 
-def _import() -> None:
+def _import():
     with contextlib.suppress(ImportError):
         importlib.import_module("fedapp_has_no_such_module")
 
 
-def _call_back() -> None:
+def _call_back():
     """Where the library is none that is known to call back."""
     ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
 

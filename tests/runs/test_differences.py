@@ -1,10 +1,5 @@
 """Differences of a run's model to the baselines, paired by test rows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,14 +11,14 @@ from fedapp.runs.compare import compare
 from fedapp.runs.differences import mean_span, model_margins
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 
 SHORT = {"num_boost_round": 3, "early_stopping_rounds": 0, "max_depth": 3, "eta": 0.3}
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> dict[str, Any]:
+def given(tmp_path):
     """A table split among parties."""
     columns = made_columns("binary:logistic", 400)
     data = write_rows(tmp_path / "rows.csv", {**columns, "w": [1 + row % 2 for row in range(400)]})
@@ -31,16 +26,14 @@ def given(tmp_path: Path) -> dict[str, Any]:
     return {**SHORT, **more, "run_dir": str(tmp_path / "run"), "progress": False}
 
 
-def test_margins_are_the_same_from_a_file() -> None:
+def test_margins_are_the_same_from_a_file():
     margins = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
     np.testing.assert_array_equal(decoded(encoded(margins), 7), margins)
 
 
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear"])
-def test_a_run_differs_from_its_baselines_by_their_scores(
-    given: dict[str, Any], strategy: str
-) -> None:
+def test_a_run_differs_from_its_baselines_by_their_scores(given, strategy):
     if strategy == "fedavg-linear":
         given = {name: given[name] for name in given if name not in SHORT}
     run = fedapp.run(strategy, baselines=True, **given)
@@ -65,7 +58,7 @@ def test_a_run_differs_from_its_baselines_by_their_scores(
     )
 
 
-def test_a_lossless_method_does_not_differ_from_pooled_training(given: dict[str, Any]) -> None:
+def test_a_lossless_method_does_not_differ_from_pooled_training(given):
     run = fedapp.run(
         "secureboost", baselines=True, allow_export=True, secureboost=SMALL_KEY, **given
     )
@@ -74,14 +67,14 @@ def test_a_lossless_method_does_not_differ_from_pooled_training(given: dict[str,
     np.testing.assert_allclose([*spans.values()], 0, atol=1e-6)
 
 
-def test_weighted_rows_have_no_differences(given: dict[str, Any]) -> None:
+def test_weighted_rows_have_no_differences(given):
     weighted = {"allow_export": True, "secureboost": SMALL_KEY, "drop_columns": "", "weight": "w"}
     run = fedapp.run("secureboost", baselines=True, **given | weighted)
     assert run.summary["baselines"]["differences"] == {} == run.summary["intervals"]
 
 
 @pytest.mark.slow
-def test_scores_of_a_divided_model_have_intervals(given: dict[str, Any]) -> None:
+def test_scores_of_a_divided_model_have_intervals(given):
     for strategy, more in (
         ("secureboost", {"secureboost": SMALL_KEY}),
         ("federated-forest", {"federated_forest": {"trees": 5}}),
@@ -97,7 +90,7 @@ def test_scores_of_a_divided_model_have_intervals(given: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
-def test_a_comparison_has_the_mean_difference_of_its_draws(tmp_path: Path) -> None:
+def test_a_comparison_has_the_mean_difference_of_its_draws(tmp_path):
     overrides = {"data": "breast-cancer", "parties": 2, "num-boost-round": 2, "max-depth": 2}
     overrides |= {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
     found = compare(["pax", "secureboost"], overrides, 2, tmp_path / "cells", run_local)
@@ -132,7 +125,7 @@ def test_a_comparison_has_the_mean_difference_of_its_draws(tmp_path: Path) -> No
         assert pooled in shown
 
 
-def test_a_summary_names_the_error_of_binning() -> None:
+def test_a_summary_names_the_error_of_binning():
     errors = {"auc": 0.0003, "ks": 0.01231, "pr_auc": 0.1, "cost@5": 0.0}
     (line,) = certainty_notes({"binning_errors": errors}, "auc")
     near = "auc 0.0003, ks 0.013, pr_auc 0.1"

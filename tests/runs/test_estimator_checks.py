@@ -1,11 +1,7 @@
 """scikit-learn's own checks of every estimator, with five trees or rounds and its defaults."""
 
-from __future__ import annotations
-
 import csv
-from collections.abc import Callable
 from fnmatch import filter as matching
-from typing import Any
 
 import pytest
 from sklearn.utils import estimator_checks
@@ -29,19 +25,19 @@ BRIEF = (
 # Trainings by default of the regressor whose trees may end early.
 TRAINING = "check_sample_weights", "check_pipeline_consistency", "check_methods", "check_fit2d_1f"
 # Of SecureBoost with few bins and an insecure key, which takes less time.
-FIVE: dict[str, dict[str, Any]] = {
+FIVE = {
     "FedAvgLinear": {"rounds": 5},
     "FedXGBllr": {"n_estimators": 5, "rounds": 5, "epochs": 10},
     "SecureBoost": {"n_estimators": 5, "max_bin": 16, "key_bits": 512, "insecure_small_key": True},
 }
 
 
-def with_five(name: str) -> Any:
+def with_five(name):
     method = name.removesuffix("Classifier").removesuffix("Regressor")
     return getattr(fedapp, name)(**FIVE.get(method, {"n_estimators": 5}))
 
 
-def failed_checks(estimator: Any) -> dict[str, str]:
+def failed_checks(estimator):
     """Checks that the documentation says an estimator fails, each with the reason."""
     with TABLE.open(encoding="utf-8") as file:
         return {
@@ -64,7 +60,7 @@ def failed_checks(estimator: Any) -> dict[str, str]:
     expected_failed_checks=failed_checks,
     xfail_strict=True,
 )
-def test_scikit_learns_check_passes(estimator: Any, check: Callable[[Any], None]) -> None:
+def test_scikit_learns_check_passes(estimator, check):
     check(estimator)
 
 
@@ -75,7 +71,5 @@ def test_scikit_learns_check_passes(estimator: Any, check: Callable[[Any], None]
     [with_five(name) for name in NAMES if name.startswith("FedXGBllr")],
     expected_failed_checks=failed_checks,
 )
-def test_scikit_learns_check_of_fedxgbllr_passes(
-    estimator: Any, check: Callable[[Any], None]
-) -> None:
+def test_scikit_learns_check_of_fedxgbllr_passes(estimator, check):
     check(estimator)

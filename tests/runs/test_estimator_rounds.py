@@ -1,9 +1,6 @@
 """Estimators beside XGBoost's: models to continue, parts of a model, leaves, sparse rows."""
 
-from __future__ import annotations
-
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from fedapp import (
     SecureBoostClassifier,
 )
 
-SHAPE: dict[str, Any] = {"max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0}
+SHAPE = {"max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0}
 DATA = {
     "binary": (load_breast_cancer, PAXClassifier, xgboost.XGBClassifier),
     "classes": (load_iris, PAXClassifier, xgboost.XGBClassifier),
@@ -29,7 +26,7 @@ DATA = {
 
 
 @pytest.fixture(params=DATA)
-def pair(request: pytest.FixtureRequest) -> tuple[Any, ...]:
+def pair(request):
     """Rows, labels, and estimators of fedapp and XGBoost with three rounds after two."""
     loaded, ours, theirs = DATA[request.param]
     X, y = loaded(return_X_y=True)

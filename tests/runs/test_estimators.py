@@ -1,11 +1,8 @@
 """Estimators by scikit-learn's rules, in scikit-learn's own tools."""
 
-from __future__ import annotations
-
 import copy
 import doctest
 import pickle
-from typing import Any
 
 import numpy as np
 import pandas
@@ -34,9 +31,9 @@ from fedapp import (
 )
 from fedapp.home import home
 
-SHORT: dict[str, Any] = {"n_estimators": 2, "max_depth": 2, "max_bin": 16}
+SHORT = {"n_estimators": 2, "max_depth": 2, "max_bin": 16}
 # What an estimator with ``parties=2, **SHORT`` runs, on an array of six columns and the label.
-SAME_RUN: dict[str, Any] = {
+SAME_RUN = {
     "num_boost_round": 2,
     "max_depth": 2,
     "max_bin": 16,
@@ -46,7 +43,7 @@ SAME_RUN: dict[str, Any] = {
     "test_fraction": 0,
     "valid_fraction": 0,
 }
-SMALL_KEY: dict[str, Any] = {"key_bits": 512, "insecure_small_key": True}
+SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 NAMES = [name for name in fedapp.__all__ if name.endswith(("Classifier", "Regressor"))]
 
 
@@ -57,7 +54,7 @@ def rows():
     return X[::3, :6], y[::3]
 
 
-def model_of(estimator: Any) -> str:
+def model_of(estimator):
     return str(estimator.model_text_)
 
 
@@ -208,7 +205,7 @@ def test_importance_of_a_forest_is_each_columns_share_of_all_gain():
 @pytest.mark.slow
 def test_columns_say_whose_a_column_is(rows):
     X, y = rows
-    columns: dict[str, Any] = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
+    columns = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
     found = SecureBoostClassifier(**SHORT, **SMALL_KEY, columns=columns).fit(X, y)
     assert found.run_.summary["active"] == "shop"
     other = SecureBoostClassifier(**SHORT, **SMALL_KEY, parties=2).fit(X, y)
@@ -366,7 +363,7 @@ def test_what_breaks_a_rule_is_a_value_error(rows):
 @pytest.mark.slow
 def test_a_grid_search_is_a_loop_over_its_cells(rows):
     X, y = rows
-    grid: dict[str, list[Any]] = {"learning_rate": [0.1, 1.0]}
+    grid = {"learning_rate": [0.1, 1.0]}
     folds = KFold(2, shuffle=True, random_state=0)
     search = GridSearchCV(PAXClassifier(**SHORT), grid, cv=folds).fit(X, y)
     expected = []

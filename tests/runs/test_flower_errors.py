@@ -1,7 +1,5 @@
 """What Flower says when it fails, in a sentence of ours."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -11,7 +9,6 @@ import ssl
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,9 +26,7 @@ from flwr.common.constant import AuthnType
 from flwr.proto.control_pb2 import (
     ListRunsRequest,
     ListRunsResponse,
-    StartRunRequest,
     StartRunResponse,
-    StreamLogsRequest,
     StreamLogsResponse,
 )
 from flwr.proto.run_pb2 import Run, RunStatus
@@ -72,11 +67,11 @@ def nobody(tmp_path, monkeypatch):
     return port
 
 
-def hospitals() -> SuperLink:
+def hospitals():
     return find_superlink("hospitals")
 
 
-def asked_of(link: SuperLink) -> str:
+def asked_of(link):
     """The fault of a question to a SuperLink."""
     with pytest.raises(SuperLinkError) as caught, link.client() as client:
         client.ListRuns(ListRunsRequest())
@@ -101,12 +96,12 @@ def test_a_port_in_use_is_named(monkeypatch, settings):
 
 
 @contextmanager
-def answering(port: int, status: int, body: str = "") -> Iterator[list[str]]:
+def answering(port, status, body=""):
     """A server that gives every question the same answer; yields how they were authorized."""
     authorized = list[str]()
 
     class Answer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             self.rfile.read(int(self.headers["content-length"]))
             authorized.append(self.headers.get("authorization", ""))
             self.send_response(status)
@@ -114,7 +109,7 @@ def answering(port: int, status: int, body: str = "") -> Iterator[list[str]]:
             self.end_headers()
             self.wfile.write(body.encode())
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", port), Answer) as server:
@@ -125,7 +120,7 @@ def answering(port: int, status: int, body: str = "") -> Iterator[list[str]]:
         thread.join()
 
 
-def detail(text: str, **more: object) -> str:
+def detail(text, **more):
     return json.dumps({"detail": text, **more})
 
 
@@ -251,28 +246,23 @@ def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
 class Told(Silent):
     """A watcher that keeps what it is shown."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.texts: list[str] = []
+        self.texts = []
 
-    def begin(self, doing: str, ends: bool = False) -> None:
+    def begin(self, doing, ends=False):
         self.texts.append(doing)
 
 
-def silence(has_lost_run: bool = False) -> SuperLinkError:
+def silence(has_lost_run=False):
     return SuperLinkError("no connection", has_lost_run)
 
 
-def asked(
-    monkeypatch: pytest.MonkeyPatch,
-    statuses: Iterable[str],
-    pause: float = 10.0,
-    fault: SuperLinkError | None = None,
-) -> tuple[str, list[str]]:
+def asked(monkeypatch, statuses, pause=10.0, fault=None):
     """What a run's status is found to be, and what is told meanwhile; "" is no answer."""
     clock, left = [0.0], iter(statuses)
 
-    def status_of(run_id: int, link: SuperLink) -> tuple[str, str]:
+    def status_of(run_id, link):
         if status := next(left, ""):
             return status, ""
         raise fault or silence()
@@ -318,7 +308,7 @@ def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody)
 
     with socket.create_server(("127.0.0.1", nobody)) as server:
 
-        def hang_up() -> None:
+        def hang_up():
             server.accept()[0].close()
 
         (thread := Thread(target=hang_up)).start()
@@ -347,7 +337,7 @@ def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(
     context.load_cert_chain(tmp_path / "pair.pem")
     with socket.create_server(("127.0.0.1", nobody)) as server_socket:
 
-        def refuse() -> None:
+        def refuse():
             with suppress(OSError), context.wrap_socket(server_socket.accept()[0], True):
                 pass
 
@@ -390,23 +380,23 @@ class Answers:
 
     name, host, values = "hospitals", "fed:9093", MappingProxyType[str, object]({})
 
-    def __init__(self, *statuses: RunStatus, log: str = "") -> None:
+    def __init__(self, *statuses, log=""):
         self.statuses, self.log = list(statuses), log
-        self.asked_for: StartRunRequest | None = None
+        self.asked_for = None
 
     @contextmanager
-    def client(self) -> Iterator[Answers]:
+    def client(self):
         yield self
 
-    def StartRun(self, request: StartRunRequest) -> StartRunResponse:
+    def StartRun(self, request):
         self.asked_for = request
         return StartRunResponse(run_id=7)
 
-    def ListRuns(self, request: ListRunsRequest) -> ListRunsResponse:
+    def ListRuns(self, request):
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return ListRunsResponse(run_dict={7: Run(run_id=7, status=status)})
 
-    def StreamLogs(self, request: StreamLogsRequest) -> Iterator[StreamLogsResponse]:
+    def StreamLogs(self, request):
         if self.log:
             yield StreamLogsResponse(log_output=self.log)
 
@@ -439,7 +429,7 @@ def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
     link = Answers(RunStatus(status="running"), killed)
     list_runs = link.ListRuns
 
-    def lists(request: ListRunsRequest) -> ListRunsResponse:
+    def lists(request):
         with folder.written():  # and dies
             folder.note(Stage("growing trees", 0.0))
             assert not folder.has_died
@@ -518,5 +508,5 @@ def test_a_simulation_joins_no_cluster_that_it_was_not_given(monkeypatch):
         ("write to ann@host (at once)", "write to ann@host (at once)"),
     ],
 )
-def test_addresses_are_shown_without_names_and_passwords(text: str, shown: str) -> None:
+def test_addresses_are_shown_without_names_and_passwords(text, shown):
     assert without_passwords(text) == shown

@@ -1,7 +1,5 @@
 """Cross-validation: each row is held back once, whoever has it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -21,7 +19,7 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 
-SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
@@ -75,7 +73,7 @@ def test_rows(monkeypatch):
     found, seen = dict[str, list[float]](), dict[int, Any]()
     written = Store.write
 
-    def note(store: Store, name: str, codec: Any, value: Any) -> None:
+    def note(store, name, codec, value):
         if name == "values" and "test" in value and id(value["test"]) not in seen:
             seen[id(value["test"])] = value["test"]
             found.setdefault(store.folder.parent.name, []).extend(value["test"][:, -1].tolist())
@@ -113,15 +111,15 @@ def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeyp
     from clients.vertical.opening import Opening
 
     ids = [f"r{row}" for row in range(40)]
-    given: dict[str, Any] = {"data": str(write_table(n_rows=40, key=ids)), "columns": "even"}
+    given = {"data": str(write_table(n_rows=40, key=ids)), "columns": "even"}
     if own_tables:
         bank = write_table("bank", n_rows=40, key=ids)
         shop = write_table("shop", n_rows=40, key=ids[::-1], a=None, c=range(40), y=None)
         given = {"data": f"bank={bank},shop={shop}", "align": "psi"}
-    held: dict[str, list[list[str]]] = {}
+    held = {}
     keep = Opening._keep
 
-    def note(party: Any, rows: Any, split: Any = None) -> None:
+    def note(party, rows, split=None):
         keep(party, rows, split)
         held.setdefault(party.name, []).append(party.ids[-party.n_test :].tolist())
 

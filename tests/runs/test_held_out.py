@@ -1,14 +1,9 @@
 """Test rows are new: of other persons than training rows, or later than they."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import settings as drawing
@@ -27,41 +22,40 @@ from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.compare import draws_of_seed
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables, party_configs, stacked_tables
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_subsets
 
 pytestmark = pytest.mark.usefixtures("own_folder")
-Keys = Mapping[str, list[Any]]  # by subset, of each row
 
 N_ROWS = 60
-SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 
 
-def of_parties(settings: Settings, nodes: list[dict[str, Any]]) -> dict[str, list[float]]:
+def of_parties(settings, nodes):
     """What parties have in column c, by subset: simulated ones, or sites with node configs."""
     configs = [site_config(node, {}) for node in nodes] or party_configs(settings)
-    found: dict[str, list[float]] = {subset: [] for subset in SUBSETS}
+    found = {subset: [] for subset in SUBSETS}
     for config in configs:
         for subset, table in read_subsets(config, settings.holdout).items():
             found[subset] += table.values[:, table.columns.index("c")].tolist()
     return found
 
 
-def of_baselines(settings: Settings) -> dict[str, list[float]]:
+def of_baselines(settings):
     """The same of the rows on which baselines are trained and scored."""
     rows = baseline_rows(settings)[0]
     column = rows.values[:, rows.columns.index("c")]
     return {subset: column[getattr(rows.split, subset)].tolist() for subset in SUBSETS}
 
 
-def in_two_subsets(rows: Mapping[str, list[float]], keys: npt.NDArray[Any]) -> set[Any]:
+def in_two_subsets(rows, keys):
     """The keys that rows of two subsets have."""
     sets = [{keys[int(row)] for row in rows[subset]} for subset in SUBSETS]
     return sets[0] & sets[1] | sets[0] & sets[2] | sets[1] & sets[2]
 
 
-def runs_of(given: dict[str, Any], path: str) -> Iterator[Settings]:
+def runs_of(given, path):
     """The settings of the runs that a command makes."""
     if path == "tune":  # its trials, and the last run
         yield load_settings({**given, "score-test": False})
@@ -81,7 +75,7 @@ def test_no_person_is_in_two_subsets(write_table, role, tables, path):
     rng, n_kept = np.random.default_rng([len(role), len(tables), len(path)]), 0
     for number in range(8):
         persons = rng.integers(0, rng.integers(12, 30), N_ROWS).astype(str)
-        columns: dict[str, Any] = {"c": range(N_ROWS), "who": persons}
+        columns = {"c": range(N_ROWS), "who": persons}
         files = {"": write_table("all", n_rows=N_ROWS, seed=number, **columns)}
         keys = persons
         if tables != "shared":
@@ -167,7 +161,7 @@ DAYS = [f"2023-{month:02}-15" for month in range(1, 13)] * 5
 NEWER = "2023-07-15,2023-09-01,2023-11-15"
 
 
-def by_time(write_table, tables: str, **more: Any) -> tuple[Settings, list[dict[str, Any]]]:
+def by_time(write_table, tables, **more):
     """Settings of two parties with rows of twelve months, and the node configs of sites."""
     given = {"label": "y", "parties": 2, "drop-columns": "", **more}
     if tables == "shared":
@@ -259,7 +253,7 @@ def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
     from clients.vertical.opening import Opening
 
     ids, who = [f"r{row}" for row in range(60)], [f"p{row % 17}" for row in range(60)]
-    columns: dict[str, Any] = {"key": ids, "day": DAYS, "who": who}
+    columns = {"key": ids, "day": DAYS, "who": who}
     given = {"data": str(write_table(n_rows=60, c=range(60), **columns)), "columns": "even"}
     if own_tables:
         bank = write_table("bank", n_rows=60, **columns)
@@ -269,7 +263,7 @@ def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
     held = dict[str, list[list[str]]]()
     keep = Opening._keep
 
-    def note(party: Any, rows: Any, split: Any = None) -> None:
+    def note(party, rows, split=None):
         keep(party, rows, split)
         held[party.name] = [party.ids[party.rows_of(subset)].tolist() for subset in SUBSETS]
 
@@ -294,7 +288,7 @@ def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
 
 # What is refused
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+REFUSED = {
     "no column": ({"test_from": "2023-07-01"}, "^test-from must be COLUMN:TIME, as in booked:2024"),
     "one time": (
         {"test_from": "day:2023-07-01,2023-08-01"},
@@ -382,7 +376,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_split_is_refused(write_table, settings, case):
     how, rule = REFUSED[case]
-    columns: dict[str, Any] = {"c": range(60), "day": DAYS, "town": ["Oslo", "Rome"] * 30}
+    columns = {"c": range(60), "day": DAYS, "town": ["Oslo", "Rome"] * 30}
     columns |= {"who": [n % 20 for n in range(60)], "same": ["x"] * 60, "half": [1, 2] * 30}
     columns |= {"gaps": ["", "z"] * 30, "empty": ["", *range(59)]}
     path = write_table(n_rows=60, **columns)

@@ -1,7 +1,5 @@
 """Which runs there are, and what of them is deleted."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -9,10 +7,8 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 import fedapp
@@ -38,7 +34,7 @@ def _here(tmp_path, monkeypatch):
 def unfinished(settings):
     """``unfinished(name, error)``: a run that was begun, and what it wrote of its end."""
 
-    def make(name: str, error: str = "", model_id: str = "", data: str = "wine") -> RunFolder:
+    def make(name, error="", model_id="", data="wine"):
         folder = RunFolder(RUNS / name)
         folder.begin(settings(data=data, run_dir=str(folder.path)))
         if error:
@@ -50,12 +46,12 @@ def unfinished(settings):
     return make
 
 
-def save(folder: RunFolder, state: RunState) -> None:
+def save(folder, state):
     """A checkpoint; any record may be the method's state."""
     Checkpoints(folder.path).save(state, state)
 
 
-def state_of(site: str, model_id: str, days: float = 0.0, is_part: bool = False) -> Path:
+def state_of(site, model_id, days=0.0, is_part=False):
     """What a site keeps of a model, so many days old."""
     folder = home() / "sites" / site / model_id
     folder.mkdir(parents=True)
@@ -66,11 +62,11 @@ def state_of(site: str, model_id: str, days: float = 0.0, is_part: bool = False)
     return folder
 
 
-def invoked(*words: str, typed: str = "") -> Result:
+def invoked(*words, typed=""):
     return CliRunner().invoke(cli, list(words), input=typed)
 
 
-def states_of(runs: Any) -> dict[str, str]:
+def states_of(runs):
     return {run.path.name: str(run.state) for run in runs}
 
 
@@ -108,7 +104,7 @@ def test_a_run_is_running_while_its_parties_answer(settings):
     run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "one")), set()
 
     class Watching(LocalGrid):
-        def pull_messages(self, message_ids: Any) -> Any:
+        def pull_messages(self, message_ids):
             seen.add(RunFolder(RUNS / "one").state)
             return super().pull_messages(message_ids)
 
@@ -171,7 +167,7 @@ def test_comparisons_and_searches_are_listed_as_wholes():
         ("finished", "search, pax", f"auc {tuned.summary['test']['auc']:.4f}"),
         ("interrupted", "unfinished comparison or search", ""),
     }
-    told: list[str] = []
+    told = []
     found = list_runs(RUNS, tell=told.append, with_groups=True)
     assert {(run.state, run.method, run.score) for run in found} == due
     assert not told

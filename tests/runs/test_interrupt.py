@@ -1,7 +1,5 @@
 """What a command leaves when it is interrupted, and how it goes on."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -12,13 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
-from flwr.app import Message
 from typer.testing import CliRunner
 
 from fedapp.commands import _carry_out as carry_out
@@ -29,12 +23,12 @@ from fedapp.home import app_folder, home, open_private, write_atomically
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from tests.disk import full_disk
+from tests.federated import lines_of, summary_of
 from tests.network import resumed, step_of
-from tests.transcript import lines_of, summary_of
 from tests.trees.test_edges import marked
 
 
-def fedapp(*words: object) -> Result:
+def fedapp(*words):
     return CliRunner().invoke(cli, [str(word) for word in words])
 
 
@@ -43,8 +37,8 @@ def interrupt_at(monkeypatch):
     """``interrupt_at(step)``: Ctrl-C before the messages of a step go out; None: no more."""
     push = LocalGrid.push_messages
 
-    def at(wanted: int | None) -> None:
-        def push_or_stop(grid: LocalGrid, messages: Iterable[Message]) -> Iterable[str]:
+    def at(wanted):
+        def push_or_stop(grid, messages):
             messages = list(messages)
             if step_of(messages[0]) == wanted:
                 raise KeyboardInterrupt
@@ -55,7 +49,7 @@ def interrupt_at(monkeypatch):
     return at
 
 
-def run_words(folder: Path, *more: str) -> list[object]:
+def run_words(folder, *more):
     given = ["num-boost-round=4", "max-depth=2", "max-bin=16", "parties=2", f"run-dir={folder}"]
     options = [word for pair in given for word in ("-c", pair)]
     return ["run", "pax", "--engine", "local", *more, *options]
@@ -100,8 +94,8 @@ def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(tmp_path,
 def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(tmp_path, monkeypatch):
     """What is said of a SuperLink's run: before it is known to have begun, and after."""
 
-    def stop(*told: str) -> Callable[..., None]:
-        def run(*given: object) -> None:
+    def stop(*told):
+        def run(*given):
             raise KeyboardInterrupt(*told)
 
         return run
@@ -134,7 +128,7 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
 
 
 def test_interrupted_baselines_leave_the_run_complete(tmp_path, monkeypatch):
-    def stop(settings: object, folder: Path) -> dict[str, Any]:
+    def stop(settings, folder):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedapp.runs.baselines.run_baselines", stop)
@@ -252,7 +246,7 @@ def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(tmp_path, 
 
 VERTICAL = {"parties": 2, "label": "y", "allow_export": True}
 KEY = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}
-ENDED: dict[str, dict[str, Any]] = {
+ENDED = {
     "pax": {"label": "y", "parties": 2},
     "cyclic": {"label": "y", "parties": 2},
     "federated-forest": {**VERTICAL, "federated_forest__trees": 2},
@@ -312,22 +306,22 @@ def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_l
 
 
 def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys):
-    def write_half(path: Path, *_: object) -> None:
+    def write_half(path, *_):
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("fedapp.home.write_new", write_half)
 
-    def write_page() -> None:
+    def write_page():
         if_interrupted.set(lambda: "saved up to round 3")
         with open_private(Path("/dev/full"), "w") as file:
             file.write("page")
 
-    def write_model() -> None:
+    def write_model():
         if_interrupted.set(lambda: "saved up to round 3")
         write_atomically(tmp_path / "model.json", b"{}")
 
-    def write_rows() -> None:
+    def write_rows():
         if_interrupted.set(lambda: "saved up to round 3")
         with open_private(tmp_path / "rows.csv", "w") as file:
             file.write("1,2")

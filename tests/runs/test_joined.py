@@ -1,7 +1,5 @@
 """Divided models are joined where all parts are: after a simulation."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path
@@ -24,7 +22,7 @@ METHODS = {
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def done(request, tmp_path_factory) -> Path:
+def done(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))

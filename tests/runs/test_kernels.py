@@ -1,13 +1,9 @@
 """Kernels on disk are those of today's sources."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -35,7 +31,7 @@ def caller():
 """
 
 
-def loaded(path: Path) -> ModuleType:
+def loaded(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
@@ -63,7 +59,7 @@ def test_a_kernel_is_compiled_again_when_a_function_of_another_file_changes(
     room.mkdir()
     (room / "caller.py").write_text(CALLER)
 
-    def call() -> tuple[int, int]:
+    def call():
         """In a fresh process, as it were: the answer, and how many kernels came from the disk."""
         kernels._sources.cache_clear()
         kernels.cache_folder.cache_clear()
@@ -112,10 +108,10 @@ def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
     lines = list[str]()
 
     class Listener(Silent):
-        def begin(self, doing: str, ends: bool = False) -> None:
+        def begin(self, doing, ends=False):
             lines.append(doing)
 
-        def tell(self, text: str) -> None:
+        def tell(self, text):
             lines.append(text)
 
     for _ in range(2):
@@ -173,14 +169,14 @@ assert sum(doubled.stats.cache_hits.values()) == {len(calls)}
     run_code(check, tmp_path, NUMBA_CACHE_DIR=given["NUMBA_CACHE_DIR"])
 
 
-def cached_in(tmp_path: Path) -> dict[str, str]:
+def cached_in(tmp_path):
     """Environment of a process that imports this checkout and what is in the folder, and caches
     its kernels there."""
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     return {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
 
 
-def run_code(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_code(code, tmp_path, **environment):
     """Run code in a process of its own."""
     given = {**cached_in(tmp_path), **environment}
     return subprocess.run(

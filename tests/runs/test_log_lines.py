@@ -1,7 +1,5 @@
 """Log lines of one form."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -26,7 +24,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(process, "_about", {})
     monkeypatch.setattr(uvicorn.Config, "configure_logging", uvicorn.Config.configure_logging)
 
-    def begin(**environment: str) -> None:
+    def begin(**environment):
         for name, value in {"FEDAPP_NAME": "bank", **environment}.items():
             monkeypatch.setenv(name, value)
         process.start_log("worker")
@@ -73,7 +71,7 @@ def test_no_text_of_a_message_looks_like_another_line(begun, capsys):
     assert second == "    2026-11-23T19:05:28.499Z INFO bank worker: approved?[2J?x"
 
 
-def say_what_flower_says_of_messages() -> None:
+def say_what_flower_says_of_messages():
     FLOWER.info("")
     FLOWER.info("[RUN %s, ROUND %s]", RUN, 1)
     FLOWER.info("Receiving: %s message (ID: %s)", "train.pax_sums", "ab")

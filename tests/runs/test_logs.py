@@ -1,16 +1,12 @@
 """Runs in MLflow: what is read back there is the run's."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.csv
@@ -23,15 +19,14 @@ from fedapp.runs import logs, session
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.logs import MLflowLog
 from simulations.deployment import settings_of
-from tests.conftest import MakeSettings, WriteTable
 from tests.deployed import PAX, started
 
-SHORT: dict[str, Any] = {"num_boost_round": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
+SHORT = {"num_boost_round": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path, monkeypatch):
     """MLflow writes to the folder of the test."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -41,7 +36,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def table(write_table: WriteTable) -> Any:
+def table(write_table):
     """Whole numbers, categories and missing values."""
     rng = np.random.default_rng(0)
     towns = rng.choice(["Oslo", "Rome", ""], 60)
@@ -53,33 +48,33 @@ class Fake(MLflowLog):
     """A log that writes down what MLflow would get, and fails where it is asked to."""
 
     fails = ""
-    made: list[Fake]
+    made: list
 
-    def _open(self, settings: Any, engine: str) -> None:
-        self.told: list[Any] = []
+    def _open(self, settings, engine):
+        self.told = []
         self.is_resumed = bool(self.run_id)
         if self.fails == "begin":
             raise OSError("no begin at http://ann:secret@tracking:5000/api")
         self.run_id, self.location = self.run_id or "new", "nowhere"
         self.made.append(self)
 
-    def _note(self, what: str, *more: Any) -> None:
+    def _note(self, what, *more):
         if what == self.fails:
             raise OSError(f"no {what}")
         self.told.append((what, *more))
 
-    def _log_round(self, info: fedapp.RoundInfo) -> None:
+    def _log_round(self, info):
         self._note("round", info["round"])
 
-    def _finish(self) -> None:
+    def _finish(self):
         self._note("end", self._folder.summary["logs"])
 
-    def _close(self, status: str) -> None:
+    def _close(self, status):
         self._note("close", status)
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
+def fakes(monkeypatch):
     """Stands for MLflow; ``fails`` is what the next one fails at, ``made`` are those made."""
     found = type("Fake", (Fake,), {"made": []})
     monkeypatch.setattr(logs, "MLflowLog", found)
@@ -90,8 +85,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
 # One run, told to any tool
 
 
-def test_a_tool_is_told_every_round_and_the_end(table: Any, fakes: type[Fake]) -> None:
-    seen: list[int] = []
+def test_a_tool_is_told_every_round_and_the_end(table, fakes):
+    seen = []
     run = fedapp.run(
         "pax",
         data=table,
@@ -107,9 +102,7 @@ def test_a_tool_is_told_every_round_and_the_end(table: Any, fakes: type[Fake]) -
 
 
 @pytest.mark.parametrize("fails", ["round", "end"])
-def test_a_tool_that_fails_is_given_up_and_the_run_is_not(
-    table: Any, fakes: type[Fake], fails: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tool_that_fails_is_given_up_and_the_run_is_not(table, fakes, fails, caplog):
     fakes.fails = fails
     run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
     told = f"log=mlflow failed and is given up: OSError: no {fails}"
@@ -120,9 +113,7 @@ def test_a_tool_that_fails_is_given_up_and_the_run_is_not(
     assert fakes.made[0].told[-1] == ("close", "FAILED")
 
 
-def test_a_tool_that_cannot_be_reached_is_refused_before_training(
-    table: Any, fakes: type[Fake]
-) -> None:
+def test_a_tool_that_cannot_be_reached_is_refused_before_training(table, fakes):
     fakes.fails = "begin"
     told = (
         "^log=mlflow must be a tool that can be reached: "
@@ -133,7 +124,7 @@ def test_a_tool_that_cannot_be_reached_is_refused_before_training(
     assert not (Path("one") / "config.toml").exists()
 
 
-def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: type[Fake]) -> None:
+def test_a_resumed_run_goes_on_where_it_was_logged(table, fakes):
     given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
     with pytest.raises(fedapp.StoppedError):
         fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
@@ -145,7 +136,7 @@ def test_a_resumed_run_goes_on_where_it_was_logged(table: Any, fakes: type[Fake]
     assert len(run.rounds) == 3
 
 
-def test_rounds_before_a_log_are_logged_when_it_is_opened(table: Any, fakes: type[Fake]) -> None:
+def test_rounds_before_a_log_are_logged_when_it_is_opened(table, fakes):
     given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
     with pytest.raises(fedapp.StoppedError):
         fedapp.run("pax", on_round=lambda info: info["round"] < 2, **given)
@@ -155,7 +146,7 @@ def test_rounds_before_a_log_are_logged_when_it_is_opened(table: Any, fakes: typ
     assert [told[1] for told in fake.told[:-1]] == [1, 2, 3]
 
 
-def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch):
     rule = "^log must be one of '' or 'mlflow', got 'wandb'$"
     with pytest.raises(fedapp.ConfigError, match=rule):
         fedapp.run("pax", log="wandb")
@@ -166,7 +157,7 @@ def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch: pytest.MonkeyP
     assert not Path("runs").exists()
 
 
-def test_a_comparison_and_a_prediction_log_nothing() -> None:
+def test_a_comparison_and_a_prediction_log_nothing():
     from typer.testing import CliRunner
 
     from fedapp.commands import cli
@@ -175,11 +166,11 @@ def test_a_comparison_and_a_prediction_log_nothing() -> None:
     assert str(refused.exception).startswith("log must be omitted to compare: fedapp run logs")
 
 
-def test_scores_that_are_no_numbers_are_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_are_no_numbers_are_not_logged(monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    told: list[Any] = []
+    told = []
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", lambda *_, metrics: told.extend(metrics))
-    info: Any = {
+    info = {
         "round": 1,
         "rounds": 2,
         "trees": 1,
@@ -202,7 +193,7 @@ def test_scores_that_are_no_numbers_are_not_logged(monkeypatch: pytest.MonkeyPat
 
 
 @contextmanager
-def grid_of(settings: Any, name: str) -> Iterator[Any]:
+def grid_of(settings, name):
     """A grid in this process that is called otherwise."""
     grid = type(name, (LocalGrid,), {})(simulated_contexts(settings))
     try:
@@ -217,13 +208,8 @@ def grid_of(settings: Any, name: str) -> Iterator[Any]:
     ids=["deployment", "deployment on one machine", "simulation that a command waits for"],
 )
 def test_between_organisations_the_serverapp_logs(
-    settings: MakeSettings,
-    fakes: type[Fake],
-    grid_name: str,
-    is_held: bool,
-    expected: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    settings, fakes, grid_name, is_held, expected, monkeypatch
+):
     given = settings(log="mlflow", parties=2)
     folder = RunFolder(Path(given.run_dir))
     monkeypatch.setattr(server_app, "untested_versions", lambda: ["numpy differs"])
@@ -243,7 +229,7 @@ def test_between_organisations_the_serverapp_logs(
 # The tools themselves
 
 
-def logged_in_mlflow(run: fedapp.Run) -> tuple[Any, Any]:
+def logged_in_mlflow(run):
     """MLflow's client, and its record of a run."""
     import mlflow
 
@@ -251,7 +237,7 @@ def logged_in_mlflow(run: fedapp.Run) -> tuple[Any, Any]:
     return client, client.get_run(json.loads((run.path / logs.RUN_ID_FILE).read_text())["mlflow"])
 
 
-def check_mlflow(run: fedapp.Run, table: Any) -> None:
+def check_mlflow(run, table):
     """Hold what MLflow has of a run against the run."""
     import mlflow
 
@@ -282,7 +268,7 @@ def check_mlflow(run: fedapp.Run, table: Any) -> None:
 
 
 @pytest.mark.slow
-def test_mlflow_has_the_run_and_its_model_predicts_the_same(table: Any) -> None:
+def test_mlflow_has_the_run_and_its_model_predicts_the_same(table):
     mlflow = pytest.importorskip("mlflow")
     run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
     check_mlflow(run, table)
@@ -290,16 +276,14 @@ def test_mlflow_has_the_run_and_its_model_predicts_the_same(table: Any) -> None:
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def silent():
     """Address of a server that takes connections and answers nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://ann:secret@127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.mark.slow
-def test_an_mlflow_that_does_not_answer_is_named_before_training(
-    table: Any, silent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mlflow_that_does_not_answer_is_named_before_training(table, silent, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", silent)
     address = silent.replace("ann:secret@", "")
@@ -311,13 +295,11 @@ def test_an_mlflow_that_does_not_answer_is_named_before_training(
 
 
 @pytest.mark.slow
-def test_an_mlflow_that_dies_is_given_up_once(
-    table: Any, silent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mlflow_that_dies_is_given_up_once(table, silent, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     mlflow = pytest.importorskip("mlflow")
 
-    def die(info: fedapp.RoundInfo) -> None:
+    def die(info):
         mlflow.set_tracking_uri(silent)
 
     try:
@@ -332,9 +314,7 @@ def test_an_mlflow_that_dies_is_given_up_once(
 
 
 @pytest.mark.slow
-def test_mlflow_in_sqlite_after_a_stop_and_inside_another_run(
-    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_in_sqlite_after_a_stop_and_inside_another_run(table, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
@@ -351,21 +331,21 @@ def test_mlflow_in_sqlite_after_a_stop_and_inside_another_run(
 
 
 @pytest.mark.slow
-def test_flowers_simulation_logs_in_the_command(table: Any) -> None:
+def test_flowers_simulation_logs_in_the_command(table):
     pytest.importorskip("mlflow")
     run = fedapp.run("pax", data=table, label="y", engine="simulation", log="mlflow", **SHORT)
     check_mlflow(run, table)
 
 
 @pytest.mark.slow
-def test_tools_are_imported_where_they_are_asked_for() -> None:
+def test_tools_are_imported_where_they_are_asked_for():
     code = "import sys, fedapp.runs.session;print({'mlflow', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 @pytest.mark.slow
-def test_a_coordinator_logs_what_its_sites_trained(tmp_path: Path) -> None:
+def test_a_coordinator_logs_what_its_sites_trained(tmp_path):
     mlflow, pandas = pytest.importorskip("mlflow"), pytest.importorskip("pandas")
     (folder := tmp_path / "sites").mkdir()
     with started(folder) as deployment:

@@ -1,11 +1,8 @@
 """What is installed: versions, and the methods that need more than the rest."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -48,7 +45,7 @@ main()
 """
 
 
-def without(package: str, code: str, *words: str) -> subprocess.CompletedProcess[str]:
+def without(package, code, *words):
     """Run code, then the command, in a process that has not this package."""
     program = WITHOUT.format(package) + code + MAIN
     command = [sys.executable, "-W", "ignore", "-c", program, *words]
@@ -107,7 +104,7 @@ def test_a_site_says_what_to_install_before_it_reads_its_table(settings, monkeyp
 
 def test_every_extra_of_a_method_is_one_of_the_package():
     with (app_folder() / "pyproject.toml").open("rb") as file:
-        project: dict[str, Any] = tomllib.load(file)["project"]
+        project = tomllib.load(file)["project"]
     extras = project["optional-dependencies"]
     packages = {name: method.package for name, method in all_methods().items() if method.package}
     assert packages

@@ -1,7 +1,5 @@
 """Whose table is whose when parties predict together, and what the answer says of it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -18,17 +16,15 @@ from fedapp.commands import cli
 from fedapp.data.datasets import sources_to_predict
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
-from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import table_facts
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.joined import read_joined
 from fedapp.site.table import check_range, quantiles, unlike_columns
 from fedapp.trees.divided import joint_names
-from tests.transcript import summary_of
+from tests.federated import summary_of
 
 N_ROWS = 200
 
@@ -50,11 +46,11 @@ def tables(tmp_path):
     return paths
 
 
-def named(tables: dict[str, Path]) -> str:
+def named(tables):
     return ",".join(f"{party}={path}" for party, path in tables.items())
 
 
-def some_rows(path: Path, first: int, last: int, drop: str = "") -> Path:
+def some_rows(path, first, last, drop=""):
     """A copy with some of the rows, without a column."""
     rows = list(csv.DictReader(path.read_text().splitlines()))[first:last]
     copy = path.with_name(f"{path.stem}-{first}-{last}{drop}.csv")
@@ -71,21 +67,21 @@ def train(vertical, tables, monkeypatch, tmp_path):
     """A model of both tables, whose parts stay at the parties unless something else is said."""
     monkeypatch.chdir(tmp_path)
 
-    def make(**more: object) -> RunFolder:
+    def make(**more):
         given = {"data": named(tables), "label": "y", "id": "id", "allow_export": False, **more}
         return run_local(vertical(**given))
 
     return make
 
 
-def predict(folder: RunFolder, data: str, *more: str) -> tuple[int, str]:
+def predict(folder, data, *more):
     """Exit status and output of the command."""
     arguments = ["predict", str(folder.path), "--data", data, "--id", "id", "--output", "out.csv"]
     result = CliRunner().invoke(cli, [*arguments, *more])
     return result.exit_code, result.output + str(result.exception or "")
 
 
-def scores() -> dict[str, float]:
+def scores():
     """Predictions by id."""
     with Path("out.csv").open() as file:
         return {row["id"]: float(row["probability_1"]) for row in csv.DictReader(file)}
@@ -156,7 +152,7 @@ def test_semicolons_in_tables_to_predict_are_told(train, tables, is_whole):
 def test_parties_that_predict_read_the_tables_that_were_checked(train, tables, monkeypatch):
     folder, read = train(), []
 
-    def counted(data: str, *how: object) -> Table:
+    def counted(data, *how):
         read.append(data)
         return read_columns_of(data, *how)
 

@@ -1,7 +1,5 @@
 """What a person sees while a command works: phases, rounds, and how long a phase has taken."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -42,28 +40,28 @@ START = 1_000_000.0
 class Watched:
     """A follower of a run's folder, with a clock that is moved by hand."""
 
-    def __init__(self, folder: Path, **console: object) -> None:
+    def __init__(self, folder, **console):
         self.now, self.out = START, io.StringIO()
         self.folder = RunFolder(folder)
         self.console = Console(file=self.out, **{"width": 100, **console})
         self.follower = Follower(self.console, clock=lambda: self.now)
 
     @property
-    def lines(self) -> list[str]:
+    def lines(self):
         return self.out.getvalue().splitlines()
 
-    def stage(self, doing: str, **more: object) -> None:
+    def stage(self, doing, **more):
         self.folder.note(Stage(doing, self.now, **more))
 
-    def training(self, number: int, **more: object) -> None:
+    def training(self, number, **more):
         self.stage("growing trees", round=number, rounds=50, **more)
 
-    def write(self, *rounds: int, tail: str = "") -> None:
+    def write(self, *rounds, tail=""):
         lines = [json.dumps(round_line(number, ["auc", "logloss"], 50)) for number in rounds]
         # As a run that goes on writes it: another file under the same name.
         self.folder.write("rounds.jsonl", "".join(f"{line}\n" for line in lines) + tail)
 
-    def tick(self, seconds: float = 0.0) -> list[str]:
+    def tick(self, seconds=0.0):
         """Lines that come up when so much time has passed."""
         before = len(self.lines)
         self.now += seconds
@@ -186,7 +184,7 @@ def test_a_thread_shows_what_comes_while_a_command_works(tmp_path):
     shown = threading.Event()
 
     class Told(io.StringIO):
-        def write(self, text: str) -> int:
+        def write(self, text):
             if "scoring" in text:
                 shown.set()
             return super().write(text)
@@ -262,11 +260,11 @@ def test_a_terminal_has_one_live_line(tmp_path):
 # Stages
 
 
-def requests() -> list[type[Request]]:
+def requests():
     for module in pkgutil.iter_modules(fedapp.messages.__path__):
         importlib.import_module(f"fedapp.messages.{module.name}")
 
-    def below(kind: type[Request]) -> list[type[Request]]:
+    def below(kind):
         return [kind, *(each for one in kind.__subclasses__() for each in below(one))]
 
     ours = [kind for kind in below(Request)[1:] if kind.__module__.startswith("fedapp.messages.")]
@@ -287,11 +285,11 @@ def test_every_training_method_has_requests_of_its_rounds():
 class Timed:
     """Stages with a clock that is moved by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.noted = START, list[Stage]()
         self.stages = Stages(self.noted.append, lambda: self.now)
 
-    def exchange(self, kind: type[Request], takes: float, **more: object) -> Stage:
+    def exchange(self, kind, takes, **more):
         request = kind.__new__(kind)
         given = {"round_id": 1, "n_rounds": 4, **more}
         end = self.stages.begin(request, **given)
@@ -345,7 +343,7 @@ def test_a_stage_names_the_parties_that_are_waited_for():
 def test_the_parties_that_are_waited_for_are_counted(monkeypatch, tmp_path, parties, n_lost, text):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.setattr("strategies.handshake.QUIET_SECONDS", -1.0)
-    waits: list[str] = []
+    waits = []
     nodes = list(range(parties - n_lost or 3))
     assert find_nodes(LocalGrid(nodes), parties, n_lost, 9.0, waits.append) == nodes
     assert waits == [text]
@@ -354,7 +352,7 @@ def test_the_parties_that_are_waited_for_are_counted(monkeypatch, tmp_path, part
 class LocalGrid(SimpleNamespace):
     """A grid of the local engine, by its name."""
 
-    def __init__(self, nodes: list[int]) -> None:
+    def __init__(self, nodes):
         super().__init__(get_node_ids=lambda: nodes)
 
 
@@ -364,7 +362,7 @@ def test_sites_that_are_not_connected_are_named(tmp_path, monkeypatch):
     for name, node in {"bank": 17, "shop": 4}.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
-    waits: list[str] = []
+    waits = []
     with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
         find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
     assert waits == ["waiting for 2 parties", "waiting for shop"]
@@ -443,7 +441,7 @@ def test_a_command_says_something_before_what_trains_is_loaded():
 class Terminal(io.StringIO):
     """A stream at which a person looks."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
@@ -477,7 +475,7 @@ def test_threads_and_other_processes_show_nothing(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     watchers = []
 
-    def call() -> None:
+    def call():
         with following(None) as watcher:
             watchers.append(watcher)
 
@@ -500,14 +498,14 @@ def test_what_a_callback_prints_into_a_pipe_stays_out_of_the_terminal(monkeypatc
 
 def test_a_notebook_has_one_output_that_changes(monkeypatch):
     """As IPython has it: a display with an id is updated in place."""
-    shown: list[str] = []
+    shown = []
 
     class Output:
-        def update(self, content: object, raw: bool = False) -> None:
+        def update(self, content, raw=False):
             text = content if raw else content._repr_mimebundle_((), ())
             shown.append(text["text/plain"])
 
-    def display(content: object, display_id: bool = False) -> Output | None:
+    def display(content, display_id=False):
         output = Output()
         output.update(content)
         return output if display_id else None

@@ -1,13 +1,9 @@
 """Erasure: a retrained run is that of tables that never had the rows."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,27 +20,25 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.report.page import run_page
 from fedapp.report.summary import resolved_facts
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import trained_settings
 from fedapp.runs.retrain import model_digest, remains, retraining
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_table
 from strategies.run import load_strategy
 from tests.contract.conftest import _silent  # noqa: F401 (noise is 0)
-from tests.contract.methods import METHODS, ROUNDS, Method
-from tests.pooled import made_columns
-from tests.transcript import summary_of
+from tests.contract.methods import METHODS, ROUNDS
+from tests.federated import summary_of
+from tests.tables import made_columns
 
 N_ROWS = 120
 TRAINING = [name for name, method in METHODS.items() if not method.trained]
-Make = Callable[..., Settings]
 
 
-def write_table(path: Path, ids: Collection[int], columns: Collection[str] = ()) -> Path:
+def write_table(path, ids, columns=()):
     """Rows of one table by their numbers: of numbers, names, booleans and times."""
-    every: dict[str, Any] = made_columns("binary:logistic", N_ROWS)
+    every = made_columns("binary:logistic", N_ROWS)
     rng = np.random.default_rng(8)
     every["kind"] = rng.choice(["low", "middle", "high"], N_ROWS)
     every["flag"] = rng.integers(0, 2, N_ROWS).astype(str)
@@ -58,13 +52,13 @@ def write_table(path: Path, ids: Collection[int], columns: Collection[str] = ())
     return path
 
 
-def write_ids(path: Path, rows: Collection[int], *others: str) -> str:
+def write_ids(path, rows, *others):
     path.write_text("\n".join(["id", *(f"c{row}" for row in rows), *others, ""]))
     return str(path)
 
 
-def settings_of(method: Method, data: str, run_dir: Path, **more: Any) -> Settings:
-    own: dict[str, Any] = {
+def settings_of(method, data, run_dir, **more):
+    own = {
         "strategy": method.strategy,
         "data": data,
         "label": "y",
@@ -83,7 +77,7 @@ def settings_of(method: Method, data: str, run_dir: Path, **more: Any) -> Settin
     )
 
 
-def retrained(earlier: RunFolder, without: str, engine: str = "local") -> RunFolder:
+def retrained(earlier, without, engine="local"):
     run_dir = f"{earlier.path}-again"
     folder = retraining(earlier, without, engine, run_dir).carry_out()
     assert folder is not None
@@ -93,9 +87,7 @@ def retrained(earlier: RunFolder, without: str, engine: str = "local") -> RunFol
 @pytest.mark.by_default("1-pax, secure", "1-bagging", "1-secureboost")
 @pytest.mark.parametrize("name", TRAINING)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(
-    tmp_path: Path, name: str, seed: int
-) -> None:
+def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(tmp_path, name, seed):
     """Whichever rows are erased; also the three that decide how a column is read."""
     method = METHODS[name]
     rng = np.random.default_rng(seed)
@@ -116,12 +108,10 @@ def test_a_retrained_model_is_that_of_a_table_that_never_had_the_rows(
 @pytest.mark.slow
 @pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("name", ["cyclic", "secureboost", "federated-forest, encoded"])
-def test_deleted_rows_prove_that_a_retrained_model_has_none_of_them(
-    tmp_path: Path, name: str
-) -> None:
+def test_deleted_rows_prove_that_a_retrained_model_has_none_of_them(tmp_path, name):
     """Of parties with files of their own; then no file of ids is needed any more."""
     method = METHODS[name]
-    columns: dict[str, Any] = dict.fromkeys(("bank", "lab", "shop"), "abcdefy")
+    columns = dict.fromkeys(("bank", "lab", "shop"), "abcdefy")
     rows = {"bank": range(40), "lab": range(40, 80), "shop": range(80, N_ROWS)}
     n_gone = {"bank": 2, "lab": 1, "shop": 0}
     if method.is_vertical:
@@ -161,14 +151,12 @@ FIELDS = st.one_of(
     st.lists(st.tuples(FIELDS, FIELDS), min_size=2, max_size=12),
     st.sets(st.integers(0, 11), min_size=1),
 )
-def test_rows_are_left_out_as_if_the_file_had_never_had_them(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], gone: set[int]
-) -> None:
+def test_rows_are_left_out_as_if_the_file_had_never_had_them(tmp_path_factory, rows, gone):
     """Also where only these rows made a column one of text, of booleans or of times."""
     folder = tmp_path_factory.mktemp("tables")
     gone = {row for row in gone if row < len(rows)} - {0}
 
-    def write(name: str, numbers: Collection[int]) -> Path:
+    def write(name, numbers):
         with (folder / name).open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerows([["id", "a", "b"], *([f"c{row}", *rows[row]] for row in numbers)])
@@ -183,7 +171,7 @@ def test_rows_are_left_out_as_if_the_file_had_never_had_them(
     assert outcome(whole, roles) == outcome(rest, Roles(id_column="id"))
 
 
-def outcome(path: Path, roles: Roles) -> object:
+def outcome(path, roles):
     """A table's content, or that it has none that can be read."""
     try:
         table = load_table(path, roles)
@@ -194,7 +182,7 @@ def outcome(path: Path, roles: Roles) -> object:
     return content, [note for note in table.notes if "left out" not in note.rule]
 
 
-def test_rows_of_a_parquet_file_are_left_out(tmp_path: Path) -> None:
+def test_rows_of_a_parquet_file_are_left_out(tmp_path):
     names = pa.array(["low", "high", "rare"]).dictionary_encode()
     frame = pa.table({"id": [7, 8, 9], "kind": names, "a": [1.0, 2.0, 3.0]})
     parquet.write_table(frame, tmp_path / "rows.parquet")
@@ -203,7 +191,7 @@ def test_rows_of_a_parquet_file_are_left_out(tmp_path: Path) -> None:
     assert table.values[:, 1].tolist() == [1.0, 2.0]
 
 
-def test_a_site_leaves_out_the_rows_that_its_node_config_names(tmp_path: Path) -> None:
+def test_a_site_leaves_out_the_rows_that_its_node_config_names(tmp_path):
     """Of every file; ids that no row has change nothing, and numbers are written in one way."""
     (tmp_path / "rows.csv").write_text("id,a,y\n1,2,0\n2,3,1\n3,4,1\n4,5,0\n")
     (tmp_path / "may.csv").write_text("name,id\nAda,1.0\n")
@@ -236,7 +224,7 @@ def test_a_site_leaves_out_the_rows_that_its_node_config_names(tmp_path: Path) -
         (None, r"data file must exist, got '.*/ids.csv'"),
     ],
 )
-def test_files_of_ids_that_are_refused(tmp_path: Path, ids: str | None, rule: str) -> None:
+def test_files_of_ids_that_are_refused(tmp_path, ids, rule):
     """What a file without a line of names begins with stays at the site: it is an id."""
     (tmp_path / "rows.csv").write_text("id,a\n1,2\n2,3\n")
     if ids is not None:
@@ -248,7 +236,7 @@ def test_files_of_ids_that_are_refused(tmp_path: Path, ids: str | None, rule: st
     assert "c1" not in str(error.value.for_others(True))
 
 
-def test_ids_need_a_column_of_ids() -> None:
+def test_ids_need_a_column_of_ids():
     config = site_config({"name": "bank", "data": "rows.csv", "without": "ids.csv"}, {})
     with pytest.raises(
         ConfigError, match=r"id must name the column of the ids in ids.csv, got none"
@@ -259,7 +247,7 @@ def test_ids_need_a_column_of_ids() -> None:
 # Refusals, and the command
 
 
-def simple(folder: Path, **more: Any) -> Settings:
+def simple(folder, **more):
     data = write_table(folder / "rows.csv", range(N_ROWS), "abcdefy")
     return settings_of(METHODS["bagging"], str(data), **{"run_dir": folder / "run", **more})
 
@@ -274,9 +262,7 @@ def simple(folder: Path, **more: Any) -> Settings:
         ({"id": "", "drop_columns": "id"}, [3], "local", "id must name the column of the ids in "),
     ],
 )
-def test_retrainings_that_are_refused(
-    tmp_path: Path, settings: dict[str, Any], gone: Collection[int], engine: str, rule: str
-) -> None:
+def test_retrainings_that_are_refused(tmp_path, settings, gone, engine, rule):
     earlier = run_local(simple(tmp_path, **settings))
     ids = write_ids(tmp_path / "ids.csv", gone)
     with pytest.raises((ConfigError, DataError), match=rule):
@@ -284,7 +270,7 @@ def test_retrainings_that_are_refused(
 
 
 @pytest.mark.slow
-def test_a_model_that_was_continued_is_not_retrained(tmp_path: Path) -> None:
+def test_a_model_that_was_continued_is_not_retrained(tmp_path):
     first = run_local(simple(tmp_path))
     more = run_local(simple(tmp_path, init_model=str(first.path), run_dir=tmp_path / "more"))
     ids = write_ids(tmp_path / "ids.csv", [3])
@@ -296,9 +282,7 @@ def test_a_model_that_was_continued_is_not_retrained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_sites_is_trained_again_on_what_they_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_sites_is_trained_again_on_what_they_have(tmp_path, monkeypatch):
     earlier, later = (
         run_local(simple(tmp_path)),
         run_local(simple(tmp_path, run_dir=tmp_path / "b")),
@@ -328,9 +312,7 @@ def test_a_run_of_sites_is_trained_again_on_what_they_have(
 
 
 @pytest.mark.slow
-def test_the_command_shows_the_digest_and_what_still_has_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_shows_the_digest_and_what_still_has_the_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_local(simple(tmp_path, run_dir="first"))
     write_ids(tmp_path / "ids.csv", [3, 4], "nobody")

@@ -1,13 +1,11 @@
 """What a run's folder keeps, how far the run has come, and who may write the folder."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Annotated
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.wire import from_records
@@ -68,7 +65,7 @@ class Training:
     n_read: int = field(init=False)  # no part of the record
 
 
-def training(n_trees: int = 1) -> Training:
+def training(n_trees=1):
     trees = tuple(np.full(2, number, dtype=np.int32) for number in range(n_trees))
     last = Round((0.5, math.nan), n_trees)
     return Training(
@@ -206,10 +203,10 @@ def test_only_where_parties_are_elsewhere_a_checkpoint_is_on_the_disk_before_the
 ):
     events, push = list[str](), LocalGrid.push_messages
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
 
-    def sent(grid: LocalGrid, messages: Iterable[Message]) -> Iterable[str]:
+    def sent(grid, messages):
         messages = list(messages)
         events.append(str(from_records(messages[0].content, "")[0].checkpoint))
         return push(grid, messages)
@@ -250,7 +247,7 @@ def test_a_command_that_waits_does_not_lock_out_its_server_app(settings):
 
 
 def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(tmp_path, monkeypatch):
-    def unsupported(*_: object) -> None:
+    def unsupported(*_):
         raise OSError(errno.ENOTSUP, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)

@@ -1,11 +1,6 @@
 """Scores in a run's summary are those of the written model on the same rows, within the bounds that
 the summary has."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,15 +14,14 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import PLAIN
 from fedapp.trees.objective import margins_of
 from fedapp.trees.survival import concordance
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
 from tests.strategies.test_survival import counted
+from tests.tables import write_rows
 
 OBJECTIVES = tuple(objective for objective in NAMES if objective != CUSTOM)
 BINARY, MULTI, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 FOREST = {"trees": 4, "max_depth": 3}
 # Settings of methods, beside those of PAX; objectives that are scored.
-METHODS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+METHODS = {
     "pax": ({}, OBJECTIVES),
     "pax, secure": ({"pax__aggregation": "secure"}, (BINARY, MULTI, NUMBERS, "survival:aft")),
     "pax, floors": ({"least_bin_rows": 3}, (BINARY, NUMBERS, "survival:cox")),
@@ -58,14 +52,14 @@ DEFAULT = (
 NUMBERED = {"tweedie-nloglik": "@1.3", "cost": "@5", "error": "@0.4", "ndcg": "@5"}
 
 
-def made(path: Path, objective: str, n_rows: int = 300, seed: int = 4) -> Path:
+def made(path, objective, n_rows=300, seed=4):
     """Four columns of many values, and labels of an objective that follow from them."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(n_rows, 4)).round(3)
     values[rng.random(values.shape) < 0.05] = np.nan
     signal = np.nan_to_num(values) @ [1, -1, 0.5, 0.2] + rng.normal(0, 0.7, n_rows)
     kind, _, name = objective.partition(":")
-    y: Any = signal.round(3)
+    y = signal.round(3)
     if objective in (BINARY, "binary:hinge"):
         y = (signal > 0).astype(int)
     elif kind in ("multi", "rank"):
@@ -81,13 +75,13 @@ def made(path: Path, objective: str, n_rows: int = 300, seed: int = 4) -> Path:
     return write_rows(path, {**dict(zip("abcd", values.T, strict=True)), **more, "y": y})
 
 
-def requested(objective: str) -> tuple[str, ...]:
+def requested(objective):
     """Every metric that may be requested of an objective."""
     due = {name.partition("@")[0]: name for name in objective_metrics(objective, PLAIN)}
     return tuple(due.get(kind, kind + NUMBERED.get(kind, "")) for kind in EVAL_METRICS[objective])
 
 
-def roles_of(objective: str) -> dict[str, Any]:
+def roles_of(objective):
     """Settings that name the columns of ``made``."""
     event = {"event": "died"} if "survival" in objective else {}
     return {"label": "y", **event, **({"qid": "query"} if "rank" in objective else {})}
@@ -95,9 +89,7 @@ def roles_of(objective: str) -> dict[str, Any]:
 
 @pytest.mark.by_default(*DEFAULT)
 @pytest.mark.parametrize(("name", "objective", "parties"), CASES)
-def test_scores_of_a_run_are_those_of_its_predictions(
-    vertical: MakeSettings, tmp_path: Path, name: str, objective: str, parties: int
-) -> None:
+def test_scores_of_a_run_are_those_of_its_predictions(vertical, tmp_path, name, objective, parties):
     strategy = name.partition(",")[0]
     data = made(tmp_path / "rows.csv", objective)
     how = {"strategy": strategy, "data": str(data), **roles_of(objective)}
@@ -130,7 +122,7 @@ def test_scores_of_a_run_are_those_of_its_predictions(
 # Six kinds of times
 
 
-def times(kind: str, n_rows: int = 2500) -> tuple[Any, Any, Any]:
+def times(kind, n_rows=2500):
     """Columns, times and events of a kind; the order of most times is that of their risk."""
     rng = np.random.default_rng(8)
     values = rng.normal(size=(n_rows, 3)).round(2)
@@ -156,13 +148,11 @@ KINDS = "ages", "registry years", "one late row", "calendar years", "seconds", "
 @pytest.mark.by_default("cox-calendar years", "aft-registry years", "aft-one late row")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("objective", ["survival:aft", "survival:cox"], ids=["aft", "cox"])
-def test_c_index_of_a_run_is_harrells_whatever_the_times_are(
-    settings: MakeSettings, tmp_path: Path, objective: str, kind: str
-) -> None:
+def test_c_index_of_a_run_is_harrells_whatever_the_times_are(settings, tmp_path, objective, kind):
     values, seen, events = times(kind)
     columns = dict(zip("abc", values.T, strict=True))
     data = write_rows(tmp_path / "times.csv", {**columns, "died": events, "y": seen})
-    how: dict[str, Any] = {
+    how = {
         "objective": objective,
         "event": "died",
         "num_boost_round": 20,

@@ -1,24 +1,19 @@
 """Results that stay on disk serve again only where what decides on them is the same."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.run_folder import INPUTS_FILE, RunFolder
+from fedapp.run_folder import INPUTS_FILE
 from fedapp.runs import series as module
 from fedapp.runs.local import run_local
 from fedapp.runs.series import NO_INPUTS, Series, code_digest, other_code, table_digest
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from simulations import study
 
 NAME = "pax-42"
@@ -30,21 +25,21 @@ def settings(write_table):
     return load_settings({**own, "num-boost-round": 2, "max-depth": 2, "max-bin": 16})
 
 
-def stopped(settings: Settings) -> RunFolder:
+def stopped(settings):
     return run_local(settings, on_round=lambda line: False)
 
 
-def not_run(settings: Settings) -> RunFolder:
+def not_run(settings):
     raise AssertionError
 
 
-def told_by(settings: Settings, output: Path, engine: Callable[[Settings], RunFolder]) -> list[str]:
-    told: list[str] = []
+def told_by(settings, output, engine):
+    told = []
     Series(output, told.append).run(settings, engine)
     return told
 
 
-def run_or_stop(settings: Settings, output: Path, engine: Callable[..., RunFolder]) -> None:
+def run_or_stop(settings, output, engine):
     if engine is stopped:
         with pytest.raises(StoppedError):
             told_by(settings, output, engine)
@@ -52,7 +47,7 @@ def run_or_stop(settings: Settings, output: Path, engine: Callable[..., RunFolde
         told_by(settings, output, engine)
 
 
-def change(path: Path, **facts: Any) -> None:
+def change(path, **facts):
     """What a file says that it was made from."""
     content = json.loads(path.read_text())
     content["made_from"] |= facts
@@ -114,9 +109,9 @@ def test_a_run_that_was_killed_before_it_began_is_begun_again(settings, tmp_path
     assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
 
 
-def rows_of(path: Path, settings: Settings, value: int) -> tuple[list[dict[str, Any]], list[str]]:
+def rows_of(path, settings, value):
     """What is kept, where ``value`` would be made now, and what is told."""
-    told: list[str] = []
+    told = []
     series = Series(path.parent, told.append)
     return series.rows(path.stem, settings, lambda: [{"value": value}]), told
 

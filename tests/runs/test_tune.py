@@ -1,13 +1,10 @@
 """The search for settings: by validation rows, and as if never interrupted."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,19 +22,17 @@ from fedapp.runs.search_space import (
     settings_of_trial,
     space_of,
 )
-from fedapp.runs.session import Training
 from fedapp.runs.tune import Tuning, _training
 from fedapp.runs.tuned_baselines import baseline_space
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
-from tests.conftest import WriteTable
 from tests.runs.test_compare import QUICK, training_strategies
 
-SHORT: dict[str, Any] = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 2}
+SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 2}
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def space(strategy: str = "pax", given: dict[str, Any] | None = None, **asked: str) -> Any:
+def space(strategy="pax", given=None, **asked):
     settings = load_settings({**(given or {}), "strategy": strategy})
     return space_of(settings, given or {}, {k.replace("_", "-"): v for k, v in asked.items()})
 
@@ -45,7 +40,7 @@ def space(strategy: str = "pax", given: dict[str, Any] | None = None, **asked: s
 # Spaces
 
 
-def test_each_method_has_settings_to_search_by_default() -> None:
+def test_each_method_has_settings_to_search_by_default():
     found = {name: set(space(name)) for name in training_strategies()}
     assert all(found.values())
     assert set().union(*found.values()) == set(DEFAULT_SPACE)
@@ -54,7 +49,7 @@ def test_each_method_has_settings_to_search_by_default() -> None:
     }
 
 
-def test_a_setting_that_is_given_is_not_searched() -> None:
+def test_a_setting_that_is_given_is_not_searched():
     assert "eta" in space()
     assert "eta" not in space(given={"eta": 0.1})
 
@@ -62,7 +57,7 @@ def test_a_setting_that_is_given_is_not_searched() -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("log*", "int*", "1,2")
 @pytest.mark.parametrize("text", ["log:0.01:0.5", "uniform:0:1", "int:3:8", "share,equal", "1,2"])
-def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
+def test_draws_lie_in_their_domain_and_reach_its_ends(text):
     name = {"share,equal": "pax.bins", "int:3:8": "max-depth"}.get(text, "alpha")
     domain = space(**{name: text})
     study = new_study(larger_is_better=True)
@@ -101,22 +96,22 @@ def test_draws_lie_in_their_domain_and_reach_its_ends(text: str) -> None:
         ),
     ],
 )
-def test_a_space_that_cannot_be_searched_is_refused(asked: dict[str, str], match: str) -> None:
+def test_a_space_that_cannot_be_searched_is_refused(asked, match):
     with pytest.raises(ConfigError, match=match):
         space_of(load_settings({"strategy": "pax"}), {}, asked)
 
 
-def test_a_setting_both_given_and_searched_is_refused() -> None:
+def test_a_setting_both_given_and_searched_is_refused():
     with pytest.raises(ConfigError, match=r"^space must not name a setting that is given too"):
         space(given={"eta": 0.1}, eta="log:0.1:1")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "optuna"])
-def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
+def test_a_draw_follows_from_seed_and_trials(kind):
     found = space(**{"pax.bins": "share,equal"})
 
-    def draws(seed: int) -> list[dict[str, Any]]:
+    def draws(seed):
         (folder := Path(f"{seed}-{len(list(Path().iterdir()))}")).mkdir()
         drawn = []
         for number in range(1, 15):
@@ -129,7 +124,7 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
             study.tell(trial, float(drawn[-1]["eta"]) + number % 2)
         return drawn
 
-    def uninterrupted(seed: int) -> list[dict[str, Any]]:
+    def uninterrupted(seed):
         study, drawn = new_study(True), []
         for number in range(1, 15):
             trial = new_trial(study, kind, found, seed, number)
@@ -144,7 +139,7 @@ def test_a_draw_follows_from_seed_and_trials(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_optuna_learns_from_the_trials() -> None:
+def test_optuna_learns_from_the_trials():
     found = space(eta="log:0.001:1")
     study, off = new_study(larger_is_better=False), []
     for number in range(1, 41):
@@ -158,7 +153,7 @@ def test_optuna_learns_from_the_trials() -> None:
 
 
 @pytest.mark.slow
-def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table: WriteTable) -> None:
+def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table):
     path = write_table(n_rows=120)
     given = {"data": path, "label": "y", "valid_fraction": 0.3, **SHORT}
     found = fedapp.tune("pax", runs=3, space={"eta": [0.1, 0.3, 0.9], "gamma": "int:0:3"}, **given)
@@ -188,13 +183,11 @@ def test_the_best_of_the_trials_is_run_with_its_test_scores(write_table: WriteTa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_trials_do_not_look_at_test_rows(
-    strategy: str, write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_do_not_look_at_test_rows(strategy, write_table, monkeypatch):
     path = write_table(n_rows=100)
-    kept: list[tuple[int, int]] = []  # rows that validate and test, by run
+    kept = []  # rows that validate and test, by run
 
-    def note(settings: Any, *more: Any) -> Any:
+    def note(settings, *more):
         folder = carry_out(settings, *more)
         summary = folder.summary
         rows = summary.get("matched_rows") or summary["rows"]
@@ -212,13 +205,11 @@ def test_trials_do_not_look_at_test_rows(
     assert kept == [(8, 0), (8, 0), (8, 20)]
 
 
-def test_rows_that_are_not_scored_are_not_kept_either(
-    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: dict[int, tuple[str, Any]] = {}
+def test_rows_that_are_not_scored_are_not_kept_either(write_table, monkeypatch):
+    kept = {}
     written = Store.write
 
-    def note(store: Store, name: str, codec: Any, value: Any) -> None:
+    def note(store, name, codec, value):
         if name == "values":
             kept.update({id(rows): (subset, rows) for subset, rows in value.items()})
         written(store, name, codec, value)
@@ -231,20 +222,18 @@ def test_rows_that_are_not_scored_are_not_kept_either(
     assert (n_rows["train"], n_rows["valid"], n_rows["test"]) == (36, 4, 0)
 
 
-def _watched(on_round: Any, *words: Any, **how: Any) -> Training:
+def _watched(on_round, *words, **how):
     settings = _training(*words, **how)
     return replace(settings, on_round=on_round)
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
-    write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(write_table, monkeypatch):
     given = {"data": write_table(n_rows=80), "label": "y", **SHORT}
     whole = fedapp.tune("pax", runs=3, output="whole", **given)
     rounds = 0
 
-    def interrupted(info: fedapp.RoundInfo) -> None:
+    def interrupted(info):
         nonlocal rounds
         rounds += 1
         if rounds == 3:  # the first of the second trial
@@ -258,7 +247,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
         file.write('{"op_code": 6, "wor')  # what is left of a line that was not written whole
     parts = fedapp.tune("pax", runs=3, output="parts", **given)
 
-    def told(found: fedapp.Tuned) -> list[Any]:
+    def told(found):
         return [(one.number, one.settings, one.score) for one in read_trials(found.path)]
 
     assert told(parts) == told(whole)
@@ -267,7 +256,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_other_settings_or_another_space_are_not_taken_for_these(write_table: WriteTable) -> None:
+def test_other_settings_or_another_space_are_not_taken_for_these(write_table):
     given = {"data": write_table(n_rows=60), "label": "y", "output": "out", **SHORT}
     fedapp.tune("pax", runs=1, **given)
     for changed, match in (
@@ -284,7 +273,7 @@ def test_other_settings_or_another_space_are_not_taken_for_these(write_table: Wr
 
 
 @pytest.mark.slow
-def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable) -> None:
+def test_a_finished_search_is_shown_and_not_gone_on_with(write_table):
     given = {"data": write_table(n_rows=60), "label": "y", **SHORT}
     first = fedapp.tune("pax", runs=1, **given)
     again = fedapp.tune("pax", runs=3, **given)  # the folder follows from table and settings
@@ -310,15 +299,13 @@ def test_a_finished_search_is_shown_and_not_gone_on_with(write_table: WriteTable
         ({"bytes": 9}, "^bytes must be omitted, as runs= limits a search, got 9$"),
     ],
 )
-def test_what_does_not_go_with_a_search_is_refused(more: dict[str, Any], match: str) -> None:
+def test_what_does_not_go_with_a_search_is_refused(more, match):
     with pytest.raises(ConfigError, match=match):
         fedapp.tune("pax", **{**SHORT, **more})
     assert not Path("runs").exists()
 
 
-def test_without_optuna_its_search_is_refused_before_anything_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_optuna_its_search_is_refused_before_anything_runs(monkeypatch):
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     rule = r"^optuna must be installed to search \(pip install 'fedapp\[tune\]'\), got "
     with pytest.raises(ConfigError, match=rule):
@@ -327,7 +314,7 @@ def test_without_optuna_its_search_is_refused_before_anything_runs(
 
 
 @pytest.mark.slow
-def test_a_frame_is_searched_on_and_not_kept(write_table: WriteTable) -> None:
+def test_a_frame_is_searched_on_and_not_kept(write_table):
     frame = pytest.importorskip("pandas").read_csv(write_table(n_rows=60))
     found = fedapp.tune("pax", data=frame, label="y", runs=1, **SHORT)
     assert found.run.summary["data"] == "frame"
@@ -335,9 +322,7 @@ def test_a_frame_is_searched_on_and_not_kept(write_table: WriteTable) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(
-    write_table: WriteTable,
-) -> None:
+def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(write_table):
     words = ["tune", "pax", "-c", f"data={write_table(n_rows=100)}", "-c", "label=y"]
     words += ["-c", "num-boost-round=1", "-c", "parties=2", "-c", "valid-fraction=0.3"]
     words += ["--space", "max-depth=int:1:3", "--runs", "3", "--output", "out"]
@@ -354,7 +339,7 @@ def test_the_command_prints_the_trials_best_first_and_how_to_repeat_the_best(
 
 
 @pytest.mark.slow
-def test_baselines_have_the_trials_of_the_search(write_table: WriteTable) -> None:
+def test_baselines_have_the_trials_of_the_search(write_table):
     given = {"data": write_table(n_rows=120), "label": "y", **SHORT, "parties": 1}
     found = fedapp.tune("pax", runs=3, baselines=True, subsample=1.0, colsample_bytree=1.0, **given)
     tuned = found.summary["baselines"]
@@ -369,8 +354,8 @@ def test_baselines_have_the_trials_of_the_search(write_table: WriteTable) -> Non
     ("strategy", "names"),
     [("fedxgbllr", {"eta", "max-depth", "lambda"}), ("federated-forest", set[str]())],
 )
-def test_baselines_search_what_they_read(strategy: str, names: set[str]) -> None:
-    given: dict[str, Any] = {"subsample": 0.9}
+def test_baselines_search_what_they_read(strategy, names):
+    given = {"subsample": 0.9}
     first = load_settings({"strategy": strategy, **given})
     searched = set(baseline_space(first, given, space(strategy, given)))
     assert searched >= names

@@ -1,7 +1,5 @@
 """A table of columns of all kinds, and an application that serves a model of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

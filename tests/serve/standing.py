@@ -1,19 +1,15 @@
 """Standing processes of sites in threads of a test, over real sockets and TLS."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import httpx
 import numpy as np
@@ -26,32 +22,32 @@ from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import parse_node_config
 from fedapp.site.standing import current, ids_of
 from simulations.bench.sites import Sites
-from tests.pooled import made_columns
+from tests.tables import made_columns
 
-FEW: dict[str, Any] = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
+FEW = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
 
 
 class Threads:
     """The sites' processes, each in a thread with a loop of its own."""
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites):
         self.sites = sites
-        self._running: dict[str, tuple[threading.Thread, Any, asyncio.Event]] = {}
-        self.site: dict[str, Site] = {}
+        self._running = {}
+        self.site = {}
         self.client = httpx.Client(base_url=sites.url(), timeout=30)
 
-    def start(self, *names: str) -> None:
+    def start(self, *names):
         for name in names or self.sites.names:
             ready, failure = threading.Event(), list[BaseException]()
 
-            async def stand(name: str = name, ready: threading.Event = ready) -> None:
+            async def stand(name=name, ready=ready):
                 ending = asyncio.Event()
                 self.site[name] = Site(self.sites.config(name))
                 self._running[name] = threading.current_thread(), asyncio.get_running_loop(), ending
                 port = self.sites.ports[name]
                 await serve(self.site[name], "", port, ending, lambda _: ready.set())
 
-            def run(stand: Any = stand, ready: Any = ready, failure: Any = failure) -> None:
+            def run(stand=stand, ready=ready, failure=failure):
                 try:
                     asyncio.run(stand())
                 except BaseException as error:
@@ -64,28 +60,28 @@ class Threads:
             if failure:
                 raise failure[0]
 
-    def stop(self, *names: str) -> None:
+    def stop(self, *names):
         for name in names or tuple(self._running):
             thread, loop, ending = self._running.pop(name)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ending.set)
             thread.join()
 
-    def restart(self, name: str) -> None:
+    def restart(self, name):
         self.stop(name)
         self.start(name)
 
-    def score(self, ids: Any, **more: Any) -> tuple[int, dict[str, Any]]:
+    def score(self, ids, **more):
         key = "id" if isinstance(ids, str) else "ids"
         reply = self.client.post("/score", json={key: ids, **more})
         return reply.status_code, reply.json()
 
-    def close(self) -> None:
+    def close(self):
         self.stop()
         self.client.close()
 
 
-def tables(objective: str = "binary:logistic", n_parties: int = 2, n_rows: int = 200) -> Any:
+def tables(objective="binary:logistic", n_parties=2, n_rows=200):
     """Tables by party: every party lacks some rows, orders them otherwise, has names and gaps."""
     columns = made_columns(objective, n_rows=n_rows)
     rng = np.random.default_rng(1)
@@ -94,9 +90,9 @@ def tables(objective: str = "binary:logistic", n_parties: int = 2, n_rows: int =
     ids = [f"c{number}" for number in rng.permutation(9000)[:n_rows]]
     names = ("bank", "insurer", "shop")[:n_parties]
     labels = columns.pop("y")
-    every: dict[str, pa.Table] = {}
+    every = {}
     for place, name in enumerate(names):
-        mine: Mapping[str, Any] = dict(list(columns.items())[place :: len(names)])
+        mine = dict(list(columns.items())[place :: len(names)])
         mine = {"id": ids, **mine, **({"y": labels} if place == 0 else {})}
         rows = np.sort(rng.permutation(n_rows)[: n_rows - 7])
         order = rng.permutation(len(rows))
@@ -107,7 +103,7 @@ def tables(objective: str = "binary:logistic", n_parties: int = 2, n_rows: int =
 
 
 @cache
-def _models() -> TemporaryDirectory[str]:
+def _models():
     return TemporaryDirectory()
 
 
@@ -115,7 +111,7 @@ class TrainedSites(Sites):
     """Sites that train the first model of equal tables and settings, and copy what the sites that
     did so before them have."""
 
-    def train(self, strategy: str = "secureboost", **settings: Any) -> str:
+    def train(self, strategy="secureboost", **settings):
         if (home() / "sites").exists():
             return super().train(strategy, **settings)
         configs = {name: parse_node_config(str(self.config(name))) for name in self.names}
@@ -136,23 +132,23 @@ class TrainedSites(Sites):
         return (files / "model").read_text()
 
 
-def sites_in(folder: Path, *of_tables: Any, **node: Any) -> Sites:
+def sites_in(folder, *of_tables, **node):
     return TrainedSites(folder / "sites", tables(*of_tables), "y", **node)
 
 
-def bits(rows: Any) -> dict[str, tuple[float, ...]]:
+def bits(rows):
     """Predictions of ``fedapp predict`` by id."""
     return {row.pop("id"): tuple(row.values()) for row in rows.to_pylist()}
 
 
-def scored(threads: Threads, ids: list[str], **more: Any) -> dict[str, tuple[float, ...]]:
+def scored(threads, ids, **more):
     status, reply = threads.score(ids, **more)
     assert status == 200, reply
     rows = zip(ids, reply["rows"], strict=True)
     return {name: tuple(row["scores"].values()) for name, row in rows}
 
 
-def logged(site: str) -> list[dict[str, Any]]:
+def logged(site):
     """Lines of a site's log about scores."""
     audit = Audit(home() / "sites" / site / LOG)
     lines = [fields for _, fields in audit] if audit.path.exists() else []
@@ -161,7 +157,7 @@ def logged(site: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def as_the_bank(threads: Threads) -> Iterator[Callable[[bytes], Any]]:
+def as_the_bank(threads):
     """What the insurer answers the bank's certificate."""
     site = threads.site["bank"]
     peer = site.versions[site.current].agreed.peers["insurer"]
@@ -170,11 +166,11 @@ def as_the_bank(threads: Threads) -> Iterator[Callable[[bytes], Any]]:
         yield lambda body: client.post(url, content=body)
 
 
-def ids(site: str = "bank") -> list[str]:
+def ids(site="bank"):
     return [str(name) for name in ids_of(site, current(site)[0])]
 
 
-def until(is_true: Callable[[], bool], seconds: float = 20) -> None:
+def until(is_true, seconds=20):
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline

@@ -1,14 +1,11 @@
 """Features from a database: the rows of a query score as those of a file do."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +31,7 @@ QUERY = {
 }
 
 
-def write(url: str, table: pa.Table) -> None:
+def write(url, table):
     """The table customers, of numbers, texts and gaps; its ids are numbers."""
     engine = sqlalchemy.create_engine(url)
     rows = table.to_pylist()
@@ -52,7 +49,7 @@ def write(url: str, table: pa.Table) -> None:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def url(request, tmp_path):
     """The URL of an empty database."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'customers.db'}"
@@ -92,12 +89,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         server.wait(30)
 
 
-Stand = Callable[..., tuple[Sites, Threads, str]]
-
-
-def numbered(every: dict[str, pa.Table]) -> dict[str, pa.Table]:
+def numbered(every):
     """The same tables with numbers as ids."""
-    numbers: dict[str, int] = {}
+    numbers = {}
     for name, table in every.items():
         ids = [numbers.setdefault(one, 1000 + len(numbers)) for one in table["id"].to_pylist()]
         every[name] = table.set_column(0, "id", pa.array(ids))
@@ -105,7 +99,7 @@ def numbered(every: dict[str, pa.Table]) -> dict[str, pa.Table]:
 
 
 @pytest.mark.slow
-def test_rows_of_a_database_score_as_those_of_a_file(tmp_path: Path, url: str) -> None:
+def test_rows_of_a_database_score_as_those_of_a_file(tmp_path, url):
     every = numbered(tables("binary:logistic", 2, 200))
     sites = Sites(tmp_path / "sites", every, "y")
     model = sites.train(**FEW)
@@ -154,7 +148,7 @@ READER = Reader()
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+def database(tmp_path):
     path = tmp_path / "rows.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE rows (id INTEGER, a REAL)")
@@ -163,12 +157,12 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def query(path: Path, rows: str = "", ids: str = "") -> Query:
+def query(path, rows="", ids=""):
     rows = rows or "SELECT id, a FROM rows WHERE id IN :ids"
     return Query(f"sqlite:///{path}", rows, ids or "SELECT id FROM rows")
 
 
-def test_more_ids_than_a_query_may_bind_are_asked_for_in_parts(database: Path) -> None:
+def test_more_ids_than_a_query_may_bind_are_asked_for_in_parts(database):
     asked = query(database)
     bound = asked.bound_ids("id", READER)
     assert bound["17"] == 17
@@ -176,12 +170,12 @@ def test_more_ids_than_a_query_may_bind_are_asked_for_in_parts(database: Path) -
     np.testing.assert_array_equal(frame["a"].to_numpy(), np.arange(7000) / 2)
 
 
-def test_ids_are_bound_and_never_part_of_the_query(database: Path) -> None:
+def test_ids_are_bound_and_never_part_of_the_query(database):
     assert query(database).rows(["0); DELETE FROM rows; --"]).num_rows == 0
     assert query(database).rows([1, 2]).num_rows == 2
 
 
-def test_a_database_is_only_read(database: Path) -> None:
+def test_a_database_is_only_read(database):
     writes = query(database, "DELETE FROM rows WHERE id IN :ids RETURNING id")
     with pytest.raises(DataError, match="database must answer the queries of the node config"):
         writes.rows([1])
@@ -196,20 +190,18 @@ def test_a_database_is_only_read(database: Path) -> None:
         ({"ids": "SELECT id FROM none"}, "database must answer the queries"),
     ],
 )
-def test_queries_that_do_not_fit_are_refused(
-    database: Path, given: dict[str, str], rule: str
-) -> None:
+def test_queries_that_do_not_fit_are_refused(database, given, rule):
     with pytest.raises((ConfigError, DataError), match=rule):
         query(database, **given).bound_ids("id", READER)
 
 
-def test_a_driver_that_is_missing_is_named() -> None:
+def test_a_driver_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"predict-data .*whose driver is installed, got"):
         Query("nosuch://host/db", "SELECT 1 WHERE 1 IN :ids", "SELECT 1")
 
 
 @pytest.mark.slow
-def test_a_site_whose_database_is_gone_takes_part_in_no_activation(tmp_path: Path) -> None:
+def test_a_site_whose_database_is_gone_takes_part_in_no_activation(tmp_path):
     sites = Sites(tmp_path / "sites", tables("binary:logistic", 2, 100), "y")
     model = sites.train(**FEW)
     sites.activate(model)

@@ -1,7 +1,5 @@
 """Rows scored over HTTP: as `fedapp predict` scores them, or a named refusal."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import json
@@ -13,7 +11,6 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.csv
@@ -144,7 +141,7 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(table):
 @pytest.mark.parametrize("strategy", ["pax", "fedavg-linear", "federated-forest"])
 def test_a_model_of_any_kind_knows_values_far_from_those_of_training(strategy):
     forest = {"trees": 3, "master_keeps_model": True, "max_depth": 3}
-    given: dict[str, dict[str, Any]] = {
+    given = {
         "pax": SHORT,
         "fedavg-linear": {"fedavg_linear": {"rounds": 2}},
         "federated-forest": {"federated_forest": forest, "allow_export": True},
@@ -207,7 +204,7 @@ def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
     score, lock, goes = client.scorer.score, threading.Lock(), threading.Event()
     scored, most = [0], [0]
 
-    def slow(columns: Any) -> Any:
+    def slow(columns):
         with lock:
             scored[0] += 1
             most[0] = max(most[0], scored[0])
@@ -216,7 +213,7 @@ def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
             scored[0] -= 1
         return score(columns)
 
-    async def all_at_once() -> list[int]:
+    async def all_at_once():
         row = {"row": rows_of(table)[0]}
         asked = [asyncio.ensure_future(client.asked("POST", "/score", row)) for _ in range(35)]
         try:
@@ -337,7 +334,7 @@ def test_the_page_asks_from_python(write_table, capsys):
     numbers = {name: np.arange(60) for name in ("age", "income", "amount")}
     path = write_table(n_rows=60, a=None, b=None, **numbers, **columns)
     client = Client(fedapp.run("pax", data=path, label="y", **SHORT).path, most_rows=2)
-    names: dict[str, Any] = {}
+    names = {}
     with serving(client.app) as address:
         code = code.replace("http://127.0.0.1:8000", address)
         exec(code, names)
@@ -353,7 +350,7 @@ def port(client, request):
     pytest.importorskip(request.param)
     score = client.scorer.score
 
-    def long_answer(columns: Any) -> Any:
+    def long_answer(columns):
         named, classes, _ = score(columns)
         return named, classes, {"warnings": ["x" * 5_000_000]}
 
@@ -373,7 +370,7 @@ def port(client, request):
         assert not server.server_state.connections
 
 
-def begun(port: int, body: bytes, n_bytes: int) -> socket.socket:
+def begun(port, body, n_bytes):
     """A connection on which a request with this part of its body was sent."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n_bytes}\r\n\r\n"
@@ -408,7 +405,7 @@ def test_a_client_that_hangs_up_leaves_no_traceback(
     body, score = json.dumps({"row": rows_of(table)[0]}).encode(), client.scorer.score
     scored, goes = threading.Event(), threading.Event()
 
-    def watched(columns: Any) -> Any:
+    def watched(columns):
         scored.set()
         assert goes.wait(60)
         return score(columns)

@@ -1,16 +1,11 @@
 """Scores of a divided model in one round between the sites' own processes."""
 
-from __future__ import annotations
-
 import json
 import re
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +40,7 @@ from tests.serve.standing import (  # noqa: E402
 
 # Scores
 
-MODELS: dict[str, Any] = {
+MODELS = {
     "two classes": ((), {}),
     "three classes, three parties": (("multi:softprob", 3), {"objective": "multi:softprob"}),
     "more than 64 leaves": (
@@ -63,9 +58,7 @@ MODELS: dict[str, Any] = {
 
 @pytest.mark.by_default("three classes, three parties", "a forest")
 @pytest.mark.parametrize(("of_tables", "settings"), MODELS.values(), ids=MODELS)
-def test_scores_have_the_bits_of_interactive_prediction(
-    stand: Any, of_tables: tuple[Any, ...], settings: dict[str, Any]
-) -> None:
+def test_scores_have_the_bits_of_interactive_prediction(stand, of_tables, settings):
     sites, threads, model = stand(*of_tables, **settings)
     expected = bits(sites.predicted(model))
     assert len(expected) > 100
@@ -82,7 +75,7 @@ def test_scores_have_the_bits_of_interactive_prediction(
 
 
 @pytest.mark.slow
-def test_a_score_says_how_it_came_about(stand: Any) -> None:
+def test_a_score_says_how_it_came_about(stand):
     _sites, threads, _ = stand()
     name = ids_of("bank", current("bank")[0])[3]
     _, reply = threads.score(str(name), purpose="credit")
@@ -98,7 +91,7 @@ def test_a_score_says_how_it_came_about(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_coordinator_cannot_compute_pseudonyms(stand: Any) -> None:
+def test_the_coordinator_cannot_compute_pseudonyms(stand):
     sites, _, model = stand()
     first, ids = current("bank")[0], ids_of("bank", current("bank")[0])
     np.testing.assert_array_equal(ids, ids_of("insurer", first))
@@ -109,15 +102,15 @@ def test_the_coordinator_cannot_compute_pseudonyms(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_site_sees_beforehand_what_its_cells_show(stand: Any) -> None:
+def test_a_site_sees_beforehand_what_its_cells_show(stand):
     sites, threads, model = stand()
 
-    def shown_at(site: str) -> Any:
+    def shown_at(site):
         command = ["check", "--site", str(sites.config(site)), "--json"]
         return json.loads(CliRunner().invoke(site_app, command).output)["cells_show"]
 
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
-    sent: list[Any] = []
+    sent = []
     with pytest.MonkeyPatch.context() as patch:
         read = joint.Joint._read
         patch.setattr(joint.Joint, "_read", lambda *args: sent.append(read(*args)) or sent[-1])
@@ -134,7 +127,7 @@ def test_a_site_sees_beforehand_what_its_cells_show(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_refresh_matches_new_ids_and_leaves_the_others_as_they_are(stand: Any) -> None:
+def test_a_refresh_matches_new_ids_and_leaves_the_others_as_they_are(stand):
     sites, threads, model = stand()
     before = ids_of("bank", current("bank")[0])
     more = tables("binary:logistic", 2, 260)
@@ -160,7 +153,7 @@ def test_a_refresh_matches_new_ids_and_leaves_the_others_as_they_are(stand: Any)
 
 
 @pytest.mark.slow
-def test_an_older_model_is_active_again_and_none_ends(stand: Any) -> None:
+def test_an_older_model_is_active_again_and_none_ends(stand):
     sites, threads, first = stand()
     second = sites.train(**FEW, eta=0.9)
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
@@ -174,14 +167,14 @@ def test_an_older_model_is_active_again_and_none_ends(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand: Any) -> None:
+def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand):
     sites, threads, model = stand()
     before = threads.site["bank"].current
     expected, names = bits(sites.predicted(model)), ids_of("bank", before)
-    failures: list[Any] = []
+    failures = []
     ending = threading.Event()
 
-    def ask() -> None:
+    def ask():
         while not ending.is_set():
             status, reply = threads.score(str(names[5]))
             if status != 200 or tuple(reply["scores"].values()) != expected[names[5]]:
@@ -198,7 +191,7 @@ def test_requests_that_name_the_version_before_are_answered_after_a_switch(stand
 
 
 @pytest.mark.slow
-def test_a_site_without_an_address_takes_part_in_no_activation(tmp_path: Path) -> None:
+def test_a_site_without_an_address_takes_part_in_no_activation(tmp_path):
     sites = sites_in(tmp_path, **{"standing-address": ""})
     model = sites.train(**FEW)
     with pytest.raises(PartyError, match="standing-address must be set in the node config"):
@@ -209,7 +202,7 @@ def test_a_site_without_an_address_takes_part_in_no_activation(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_table_that_changes_is_read_again(stand: Any) -> None:
+def test_a_table_that_changes_is_read_again(stand):
     sites, threads, model = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
     before = scored(threads, ids)
@@ -228,7 +221,7 @@ def test_a_table_that_changes_is_read_again(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_rows_that_have_left_the_table_have_no_score(stand: Any) -> None:
+def test_rows_that_have_left_the_table_have_no_score(stand):
     sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
     table = tables("binary:logistic", 2, 200)["insurer"]
@@ -249,7 +242,7 @@ def test_rows_that_have_left_the_table_have_no_score(stand: Any) -> None:
 
 # Limits
 
-LIMITS: dict[str, Any] = {
+LIMITS = {
     "standing-rows-per-second": (2, 5, 429, r"rows must be <= 2 \(standing-rows-per-second in the"),
     "standing-rows-per-day": (6, 7, 429, r"rows must be <= 6 \(standing-rows-per-day in the node"),
     "standing-least-rows": (4, 3, 422, r"rows must be >= 4 different ones \(standing-least-rows"),
@@ -259,7 +252,7 @@ LIMITS: dict[str, Any] = {
 
 @pytest.mark.by_default("standing-rows-per-day")
 @pytest.mark.parametrize("setting", LIMITS)
-def test_a_limit_of_the_other_site_binds(stand: Any, setting: str) -> None:
+def test_a_limit_of_the_other_site_binds(stand, setting):
     sites, threads, _ = stand()
     value, n_rows, due, rule = LIMITS[setting]
     sites.configure("insurer", {setting: value})
@@ -274,7 +267,7 @@ def test_a_limit_of_the_other_site_binds(stand: Any, setting: str) -> None:
 
 
 @pytest.mark.slow
-def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: Any) -> None:
+def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand):
     sites, threads, model = stand(node={"standing-rows-per-day": 4})
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
     for _ in range(9):  # the same row again tells nothing new
@@ -289,7 +282,7 @@ def test_different_rows_of_a_day_are_counted_over_requests_and_processes(stand: 
 
 
 @pytest.mark.slow
-def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand: Any) -> None:
+def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand):
     _sites, threads, _ = stand(node={"standing-rows-per-day": 4, "standing-nightly": "all"})
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
     assert threads.client.post("/nightly", json={"all": True}).status_code == 200
@@ -300,11 +293,11 @@ def test_rows_sent_ahead_of_all_do_not_count_for_the_day(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
+def test_cells_are_sent_ahead_as_the_site_permits(stand):
     sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])]
 
-    def fetch(**body: Any) -> tuple[int, Any]:
+    def fetch(**body):
         reply = threads.client.post("/nightly", json=body)
         return reply.status_code, reply.json()
 
@@ -329,7 +322,7 @@ def test_cells_are_sent_ahead_as_the_site_permits(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand: Any) -> None:
+def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand):
     sites, threads, model = stand(node={"standing-nightly": "all"})
     expected = bits(sites.predicted(model))
     ids = list(expected)
@@ -360,13 +353,13 @@ def test_a_party_that_is_gone_is_named_at_once_and_last_nights_cells_serve(stand
 
 
 @pytest.mark.slow
-def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_party_that_hangs_is_named_in_time(stand, monkeypatch):
     monkeypatch.setattr(joint, "LIVE_SECONDS", 2.0)
     _, threads, _ = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
     slow = threading.Event()
 
-    async def hang(self: Any, version: str) -> None:
+    async def hang(self, version):
         import asyncio
 
         while not slow.is_set():
@@ -383,11 +376,11 @@ def test_a_party_that_hangs_is_named_in_time(stand: Any, monkeypatch: pytest.Mon
     assert "within 2 s, got nothing" in reply["error"]
 
 
-async def _nothing(version: str = "") -> None:
+async def _nothing(version=""):
     pass
 
 
-ALTERED: dict[str, Callable[[bytes], bytes]] = {
+ALTERED = {
     "zeros": lambda data: cells_of_trees.compress(np.zeros((10**4, 1), np.uint8)),
     "ones": lambda data: cells_of_trees.compress(np.full((10**4, 1), 255, np.uint8)),
     "nothing": lambda data: b"",
@@ -396,9 +389,7 @@ ALTERED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_cells_that_contradict_each_other_give_no_score(
-    stand: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_that_contradict_each_other_give_no_score(stand, monkeypatch):
     _, threads, _ = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
     for change in ALTERED.values():
@@ -409,7 +400,7 @@ def test_cells_that_contradict_each_other_give_no_score(
         assert reply["error"].startswith("insurer: cells must")
 
 
-def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
+def test_another_part_of_the_model_gives_no_score(stand):
     _sites, threads, model = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
     path = home() / "sites" / "insurer" / model / "part.json"
@@ -421,9 +412,7 @@ def test_another_part_of_the_model_gives_no_score(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_starts_has_the_certificate_that_peers_know(
-    stand: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_starts_has_the_certificate_that_peers_know(stand, monkeypatch):
     sites, threads, model = stand()
     name = str(ids_of("bank", current("bank")[0])[0])
     monkeypatch.setattr("fedapp.site.standing.days_left", lambda path: 1.0)
@@ -438,7 +427,7 @@ def test_a_process_that_starts_has_the_certificate_that_peers_know(
     assert threads.score(name)[0] == 200
 
 
-def test_a_stranger_gets_no_connection(stand: Any, tmp_path: Path) -> None:
+def test_a_stranger_gets_no_connection(stand, tmp_path):
     sites, _threads, _ = stand()
     pair = own_certificate("bank")  # the name alone proves nothing
     (tmp_path / "tls.pem").write_bytes(pair.secret + pair.public)
@@ -461,14 +450,14 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
-def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
+def test_malformed_requests_are_refused_each_with_a_line(stand):
     _, threads, _ = stand()
     n_rows = len(ids_of("bank", current("bank")[0]))
     with as_the_bank(threads) as asked:
 
         @examples(max_examples=10, deadline=None)
         @given(FIELDS.map(lambda fields: json.dumps(fields).encode()) | st.binary(max_size=60))
-        def ask(body: bytes) -> None:
+        def ask(body):
             reply = asked(body)
             (line,) = logged("insurer")[count[0] :]
             count[0] += 1
@@ -491,7 +480,7 @@ def test_malformed_requests_are_refused_each_with_a_line(stand: Any) -> None:
             assert reply.json()["error"].startswith("rows must be 1 to 10000 numbers of rows")
 
 
-def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
+def test_the_passive_party_has_no_scores_and_says_who_has(stand):
     sites, _threads, _ = stand()
     reply = httpx.post(f"{sites.url('insurer')}/score", json={"id": "c1"})
     assert reply.status_code == 404
@@ -505,14 +494,14 @@ def test_the_passive_party_has_no_scores_and_says_who_has(stand: Any) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
+def test_metrics_count_rows_and_name_no_one(stand):
     _sites, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])[:5]]
     before = threads.client.get("/metrics").text
     threads.score(ids)
     text = threads.client.get("/metrics").text
 
-    def value(shown: str, name: str, **labels: str) -> float:
+    def value(shown, name, **labels):
         families = parser.text_string_to_metric_families(shown)
         samples = (sample for family in families for sample in family.samples)
         return sum(s.value for s in samples if (s.name, s.labels) == (name, labels))
@@ -527,7 +516,7 @@ def test_metrics_count_rows_and_name_no_one(stand: Any) -> None:
 # The log
 
 
-def test_scores_are_in_the_sites_log_and_shown(stand: Any, tmp_path: Path) -> None:
+def test_scores_are_in_the_sites_log_and_shown(stand, tmp_path):
     _, threads, _ = stand()
     ids = [str(name) for name in ids_of("bank", current("bank")[0])[:3]]
     scored(threads, ids, purpose="care")

@@ -1,7 +1,5 @@
 """What breaks standing scores, or gets more out of a site than it permits, is refused by a rule."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -9,10 +7,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,14 +40,14 @@ from tests.serve.standing import (  # noqa: E402
     until,
 )
 
-ASKED: dict[str, Any] = {"rows": [0], "purpose": "", "request": ""}
+ASKED = {"rows": [0], "purpose": "", "request": ""}
 
 
 # Who is answered, and when
 
 
 @contextmanager
-def connection(threads: Threads) -> Iterator[ssl.SSLSocket]:
+def connection(threads):
     """One of the bank to the insurer."""
     site = threads.site["bank"]
     context = site.context_to(site.versions[site.current].agreed.peers["insurer"].certificate)
@@ -60,7 +56,7 @@ def connection(threads: Threads) -> Iterator[ssl.SSLSocket]:
         yield secure
 
 
-def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(stand: Any) -> None:
+def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(stand):
     sites, threads, _ = stand()
     body = b'{"rows": [0], "purpose": "", "request": ""}'
     head = f"POST /cells/{current('bank')[0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
@@ -76,14 +72,14 @@ def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(stand: A
 
 
 @contextmanager
-def in_place_of_the_insurer(threads: Threads, reply: bytes) -> Iterator[None]:
+def in_place_of_the_insurer(threads, reply):
     """A server with the insurer's certificate."""
     threads.stop("insurer")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder_of("insurer") / "tls.pem")
     server = socket.create_server(("127.0.0.1", threads.sites.peer_ports["insurer"]))
 
-    def answer() -> None:
+    def answer():
         while True:
             with suppress(ssl.SSLError, ConnectionError):
                 try:
@@ -105,12 +101,12 @@ def in_place_of_the_insurer(threads: Threads, reply: bytes) -> Iterator[None]:
         thread.join()
 
 
-def http(status: str, body: bytes, *headers: str) -> bytes:
+def http(status, body, *headers):
     head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", *headers])
     return head.encode() + b"\r\n\r\n" + body
 
 
-REPLIES: dict[str, tuple[bytes, int, str]] = {
+REPLIES = {
     "no HTTP": (b"SSH-2.0\r\n", 504, "insurer must answer at"),
     "packed, but not": (http("200 OK", b"hello", "content-encoding: gzip"), 502, "part of the"),
     "too long": (http("200 OK", bytes(10**7)), 502, "answer must have at most 1,"),
@@ -121,7 +117,7 @@ REPLIES: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.slow
-def test_an_answer_of_another_form_is_refused_with_a_line(stand: Any) -> None:
+def test_an_answer_of_another_form_is_refused_with_a_line(stand):
     _, threads, _ = stand()
     for reply, status, text in REPLIES.values():
         name, n_lines = ids()[0], len(logged("bank"))
@@ -133,7 +129,7 @@ def test_an_answer_of_another_form_is_refused_with_a_line(stand: Any) -> None:
         threads.start("insurer")
 
 
-FORMS: dict[str, tuple[dict[str, str], str]] = {
+FORMS = {
     "no certificate": ({"certificate": "none"}, "must be one certificate in PEM"),
     "two": ({"certificate": "two"}, "must be one certificate in PEM, and nothing else, got more"),
     "another party's": ({"certificate": "one"}, "must be of one party"),
@@ -144,12 +140,12 @@ FORMS: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.mark.parametrize(("change", "rule"), FORMS.values(), ids=FORMS)
 def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
-    tmp_path: Any, monkeypatch: Any, change: dict[str, str], rule: str
-) -> None:
+    tmp_path, monkeypatch, change, rule
+):
     sites = sites_in(tmp_path)
     model, bank = sites.train(**FEW), certificate("bank")
 
-    def sent(address: str, content: Any, *more: Any) -> Address:
+    def sent(address, content, *more):
         if address.endswith(str(sites.peer_ports["insurer"])):
             contents = {"one": bank, "two": bytes(content) + bank, "none": b"hello"}
             content = np.frombuffer(contents.get(change.get("certificate", ""), content), np.uint8)
@@ -158,7 +154,7 @@ def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
 
     prepare = Agreeing.prepare
 
-    def prepared(self: Any, request: Any, mail: Any) -> Any:
+    def prepared(self, request, mail):
         with monkeypatch.context() as patch:
             patch.setattr("clients.standing.Address", sent)
             return prepare(self, request, mail)
@@ -176,16 +172,14 @@ def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
         *((text, 0) for text in ("a:0", "a:65536", "[:]:1", "a b:1", "a@b:1", "a?b:1", "%%:1")),
     ],
 )
-def test_an_address_has_a_host_and_a_port(text: str, due: int) -> None:
+def test_an_address_has_a_host_and_a_port(text, due):
     assert is_address(text) == due
     if due:
         httpx.URL(f"https://{text}")
 
 
 @pytest.mark.slow
-def test_a_refresh_of_other_rows_than_those_of_now_is_refused(
-    tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_a_refresh_of_other_rows_than_those_of_now_is_refused(tmp_path, monkeypatch):
     sites = sites_in(tmp_path)
     model = sites.train(**FEW)
     sites.activate(model)
@@ -193,7 +187,7 @@ def test_a_refresh_of_other_rows_than_those_of_now_is_refused(
     for name, table in tables("binary:logistic", 2, 260).items():
         sites.write_table(name, table)
 
-    def after_another(self: Any, request: Any, mail: Any) -> Any:
+    def after_another(self, request, mail):
         with monkeypatch.context() as patch:
             patch.setattr(Opening, "match", match)
             if current("bank")[0] == version:
@@ -213,15 +207,13 @@ def test_a_refresh_of_other_rows_than_those_of_now_is_refused(
 
 
 @pytest.mark.slow
-def test_who_is_being_answered_is_answered_while_the_table_changes(
-    stand: Any, monkeypatch: Any
-) -> None:
+def test_who_is_being_answered_is_answered_while_the_table_changes(stand, monkeypatch):
     sites, threads, model = stand()
     expected = bits(sites.predicted(model))
     names, cells = list(expected), peers._cells
     asked, may_end = threading.Event(), threading.Event()
 
-    async def late(version: Any, rows: Any) -> bytes:
+    async def late(version, rows):
         if rows[0] == first:
             asked.set()
             await asyncio.to_thread(may_end.wait)
@@ -229,7 +221,7 @@ def test_who_is_being_answered_is_answered_while_the_table_changes(
 
     first = ids().index(names[0])
     monkeypatch.setattr(peers, "_cells", late)
-    answers: list[Any] = []
+    answers = []
     asking = threading.Thread(target=lambda: answers.append(scored(threads, names[:1])))
     asking.start()
     asked.wait()
@@ -245,14 +237,12 @@ def test_who_is_being_answered_is_answered_while_the_table_changes(
 
 
 @pytest.mark.slow
-def test_a_version_that_is_slow_to_load_delays_nobody_for_long(
-    stand: Any, monkeypatch: Any
-) -> None:
+def test_a_version_that_is_slow_to_load_delays_nobody_for_long(stand, monkeypatch):
     sites, threads, model = stand()
     name, before = ids()[0], current("bank")[0]
     load, may_load = versions.Version.load, threading.Event()
 
-    def slow(config: Any, version: str) -> Any:
+    def slow(config, version):
         assert version == before or may_load.wait(20)
         return load(config, version)
 
@@ -267,13 +257,11 @@ def test_a_version_that_is_slow_to_load_delays_nobody_for_long(
 
 
 @pytest.mark.slow
-def test_activations_that_end_halfway_leave_the_version_that_answers(
-    stand: Any, monkeypatch: Any
-) -> None:
+def test_activations_that_end_halfway_leave_the_version_that_answers(stand, monkeypatch):
     sites, threads, model = stand()
     name, before, switched = ids()[0], current("bank")[0], Agreeing.switch_version
 
-    def halfway(self: Any, request: Any) -> Any:
+    def halfway(self, request):
         if self.name == "bank":
             raise OSError("no power")
         return switched(self, request)
@@ -293,9 +281,7 @@ def test_activations_that_end_halfway_leave_the_version_that_answers(
 
 
 @pytest.mark.slow
-def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates(
-    tmp_path: Any,
-) -> None:
+def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates(tmp_path):
     sites = sites_in(tmp_path)
     model = sites.train(**FEW)
     threads = Threads(sites)
@@ -312,9 +298,7 @@ def test_a_process_that_runs_learns_of_the_first_version_and_of_new_certificates
 
 
 @pytest.mark.slow
-def test_a_certificate_that_ends_soon_is_renewed_by_an_activation_only(
-    tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_a_certificate_that_ends_soon_is_renewed_by_an_activation_only(tmp_path, monkeypatch):
     sites = sites_in(tmp_path)
     model = sites.train(**FEW)
     with monkeypatch.context() as patch:
@@ -345,7 +329,7 @@ def test_a_certificate_that_ends_soon_is_renewed_by_an_activation_only(
         threads.close()
 
 
-UNREADABLE: dict[str, Callable[[Any], Any]] = {
+UNREADABLE = {
     "gone": lambda path: path.unlink(),
     "half": lambda path: path.write_text(path.read_text()[:40]),
     "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
@@ -354,7 +338,7 @@ UNREADABLE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.slow
-def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(stand: Any) -> None:
+def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(stand):
     sites, threads, _ = stand()
     path, name = sites.config("insurer"), ids()[0]
     before, text = path.stat(), path.read_text()
@@ -369,12 +353,12 @@ def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(stand: A
 
 
 @pytest.mark.slow
-def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkeypatch: Any) -> None:
+def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand, monkeypatch):
     """Such as where the process had no file descriptor left."""
     sites, threads, _ = stand()
     name, read = ids()[0], parse_node_config
 
-    def fails(text: str) -> Any:
+    def fails(text):
         if text == str(sites.config("insurer")):
             raise OSError("too many open files")
         return read(text)
@@ -390,7 +374,7 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(stand: Any, monkey
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.6), st.integers(1, 6)), max_size=30))
-def test_no_second_has_more_rows_than_allowed(gaps: list[tuple[float, int]]) -> None:
+def test_no_second_has_more_rows_than_allowed(gaps):
     allowance, now, answered = peers.Allowance(), 0.0, list[tuple[float, int]]()
     config = SiteConfig("insurer", "rows.csv", standing_rows_per_second=6)
     for gap, n_rows in gaps:
@@ -406,12 +390,12 @@ def test_no_second_has_more_rows_than_allowed(gaps: list[tuple[float, int]]) -> 
 
 
 @pytest.mark.slow
-def test_rows_that_are_named_for_the_night_count_as_others_do(stand: Any) -> None:
+def test_rows_that_are_named_for_the_night_count_as_others_do(stand):
     sites, threads, _ = stand()
     names = ids()
     limits = {"standing-least-rows": 10, "standing-rows-per-day": 20}
 
-    def fetch(**body: Any) -> tuple[int, str]:
+    def fetch(**body):
         reply = threads.client.post("/nightly", json=body)
         return reply.status_code, reply.text
 
@@ -430,7 +414,7 @@ def test_rows_that_are_named_for_the_night_count_as_others_do(stand: Any) -> Non
 
 
 @pytest.mark.slow
-def test_blocks_for_the_night_are_of_equal_size(stand: Any, monkeypatch: Any) -> None:
+def test_blocks_for_the_night_are_of_equal_size(stand, monkeypatch):
     sites, threads, model = stand()
     expected = bits(sites.predicted(model))
     monkeypatch.setattr(joint, "BLOCK", 64)
@@ -441,7 +425,7 @@ def test_blocks_for_the_night_are_of_equal_size(stand: Any, monkeypatch: Any) ->
 
 
 @pytest.mark.slow
-def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) -> None:
+def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand):
     _, threads, _ = stand(node={"standing-rows-per-day": 5})
     assert threads.score(ids()[0])[0] == 200
     threads.restart("bank")
@@ -449,7 +433,7 @@ def test_a_limit_at_the_party_with_the_labels_lets_it_start_again(stand: Any) ->
 
 
 @pytest.mark.slow
-def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:
+def test_what_fails_has_a_line(stand, monkeypatch):
     _, threads, _ = stand()
     name = ids()[0]
     for place, site in (("joint", "bank"), ("peers", "insurer")):
@@ -461,7 +445,7 @@ def test_what_fails_has_a_line(stand: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.slow
-def test_who_begins_no_handshake_is_cut_off(stand: Any, monkeypatch: Any) -> None:
+def test_who_begins_no_handshake_is_cut_off(stand, monkeypatch):
     monkeypatch.setattr("fedapp.serve.standing.HANDSHAKE_SECONDS", 0.2)
     sites, threads, _ = stand()
     with socket.create_connection(("127.0.0.1", sites.peer_ports["insurer"])) as stranger:

@@ -1,14 +1,10 @@
 """Files and databases that change, break or hang below standing scores."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 import time
 from functools import partial
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 pytest.importorskip("uvicorn")
@@ -21,7 +17,7 @@ from tests.serve.standing import bits, ids, scored, tables, until
 
 
 @pytest.mark.slow
-def test_cells_of_the_night_that_are_torn_are_as_none(stand: Any) -> None:
+def test_cells_of_the_night_that_are_torn_are_as_none(stand):
     sites, threads, _ = stand()
     sites.configure("insurer", {"standing-nightly": "all"})
     name, path = ids()[0], folder_of("bank") / current("bank")[0] / "cells.insurer"
@@ -35,7 +31,7 @@ def test_cells_of_the_night_that_are_torn_are_as_none(stand: Any) -> None:
         assert threads.score(name, way="nightly")[0] == 404
 
 
-def write_database(path: Any, table: pa.Table) -> None:
+def write_database(path, table):
     with sqlite3.connect(path) as database:
         names = [f'"{name}"' + " text" * (name == "id") for name in table.column_names]
         database.execute(f"create table r ({', '.join(names)})")
@@ -46,7 +42,7 @@ def write_database(path: Any, table: pa.Table) -> None:
 
 
 @pytest.mark.slow
-def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None:
+def test_a_database_is_followed_as_a_table_is(stand, tmp_path):
     pytest.importorskip("sqlalchemy")
     sites, threads, model = stand()
     expected, table = bits(sites.predicted(model)), tables()["insurer"]
@@ -59,7 +55,7 @@ def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None
     until(lambda: not site.versions[site.current].features.is_in_memory)
     assert scored(threads, names) == expected
 
-    def refuses(rule: str) -> bool:
+    def refuses(rule):
         return rule in threads.score(names[0])[1].get("error", "")
 
     # Another query counts without a restart.
@@ -84,7 +80,7 @@ def test_a_database_is_followed_as_a_table_is(stand: Any, tmp_path: Any) -> None
 
 
 @pytest.mark.slow
-def test_a_database_that_hangs_is_named_in_time(stand: Any, monkeypatch: Any) -> None:
+def test_a_database_that_hangs_is_named_in_time(stand, monkeypatch):
     _, threads, _ = stand()
     site, may_end = threads.site["bank"], threading.Event()
     features = site.versions[site.current].features
@@ -103,5 +99,5 @@ def test_a_database_that_hangs_is_named_in_time(stand: Any, monkeypatch: Any) ->
     )
 
 
-async def _nothing(*_: Any) -> bytes:
+async def _nothing(*_):
     return b""

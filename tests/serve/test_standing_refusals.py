@@ -1,7 +1,5 @@
 """What a standing process refuses, each by a request to sites that all tests of this file share."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -9,10 +7,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,13 +26,12 @@ from fedapp.site.log import LOG  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402
 from tests.serve.standing import FEW, Threads, ids, logged, sites_in, tables, until  # noqa: E402
 
-ASKED: dict[str, Any] = {"rows": [0], "purpose": "", "request": ""}
+ASKED = {"rows": [0], "purpose": "", "request": ""}
 TABLES = ("binary:logistic", 3)
-Configure = Callable[..., None]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_home(tmp_path_factory):
     """One for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(tmp_path_factory.mktemp("standing") / "home"))
@@ -45,7 +39,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Threads]:
+def threads(tmp_path_factory):
     """The bank, which has the labels, the insurer and the shop."""
     sites = sites_in(tmp_path_factory.mktemp("sites"), *TABLES)
     sites.activate(sites.train(**FEW))
@@ -58,7 +52,7 @@ def threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Threads]:
 
 
 @pytest.fixture
-def configure(threads: Threads) -> Iterator[Configure]:
+def configure(threads):
     """``configure(site, key=value)``: its node config for the rest of a test."""
     paths = {name: threads.sites.config(name) for name in threads.sites.names}
     before = {name: path.read_text() for name, path in paths.items()}
@@ -69,25 +63,25 @@ def configure(threads: Threads) -> Iterator[Configure]:
         _replace(path, before[name])
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path, text):
     """Another file in its place, as a process compares files by their times."""
     written = path.with_suffix(".new")
     written.write_text(text)
     written.rename(path)
 
 
-def live(threads: Threads, names: Any, **more: Any) -> tuple[int, dict[str, Any]]:
+def live(threads, names, **more):
     """Scores by the other sites' answers, whatever they have sent ahead."""
     return threads.score(names, way="live", **more)
 
 
-def nightly(threads: Threads, **body: Any) -> tuple[int, dict[str, Any]]:
+def nightly(threads, **body):
     reply = threads.client.post("/nightly", json=body)
     return reply.status_code, reply.json()
 
 
 @contextmanager
-def as_peer(threads: Threads, asker: str, asked: str) -> Iterator[Any]:
+def as_peer(threads, asker, asked):
     """A client with one site's certificate, towards another."""
     site = threads.site[asker]
     peer = site.versions[site.current].agreed.peers[asked]
@@ -115,9 +109,7 @@ def as_peer(threads: Threads, asker: str, asked: str) -> Iterator[Any]:
     ],
     ids=["rows a second", "different rows"],
 )
-def test_rows_beyond_a_limit_are_not_answered(
-    threads: Threads, configure: Configure, keys: Any, places: Any, fit: Any, status: int, rule: str
-) -> None:
+def test_rows_beyond_a_limit_are_not_answered(threads, configure, keys, places, fit, status, rule):
     names = ids()
     configure("insurer", **keys)
     got, reply = live(threads, [names[place] for place in places])
@@ -131,9 +123,7 @@ def test_rows_beyond_a_limit_are_not_answered(
     ("purpose", "status", "got"),
     [("fraud", 200, ""), ("frod", 422, "'frod'; did you mean fraud?"), ("", 422, "''")],
 )
-def test_rows_are_answered_for_purposes_of_the_site(
-    threads: Threads, configure: Configure, purpose: str, status: int, got: str
-) -> None:
+def test_rows_are_answered_for_purposes_of_the_site(threads, configure, purpose, status, got):
     configure("insurer", standing_purposes="credit,fraud")
     answered, reply = live(threads, ids()[0], purpose=purpose)
     rule = "insurer: purpose must be one of credit, fraud (standing-purposes of insurer), got "
@@ -155,9 +145,7 @@ def test_rows_are_answered_for_purposes_of_the_site(
         ({"standing_nightly": "all", "standing_least_rows": 10**6}, {"all": True}, 200, ""),
     ],
 )
-def test_cells_are_sent_ahead_as_the_site_permits(
-    threads: Threads, configure: Configure, keys: Any, body: Any, status: int, rule: str
-) -> None:
+def test_cells_are_sent_ahead_as_the_site_permits(threads, configure, keys, body, status, rule):
     configure("shop", standing_nightly="all")
     configure("insurer", **keys)
     got, reply = nightly(threads, **({"ids": ids()[:9]} if "ids" in body else body))
@@ -165,9 +153,7 @@ def test_cells_are_sent_ahead_as_the_site_permits(
     assert reply.get("error", "").startswith(f"insurer: {rule}" if rule else "")
 
 
-def test_a_site_that_withdraws_answers_neither_peers_nor_callers(
-    threads: Threads, configure: Configure
-) -> None:
+def test_a_site_that_withdraws_answers_neither_peers_nor_callers(threads, configure):
     rule = "allow in the node config of {} must have standing, got it withdrawn"
     for site, status, before in (("insurer", 403, "insurer: "), ("bank", 503, "")):
         configure(site, allow="secureboost")
@@ -179,9 +165,7 @@ def test_a_site_that_withdraws_answers_neither_peers_nor_callers(
         assert live(threads, ids()[0])[0] == 200
 
 
-def test_a_node_config_that_cannot_be_read_permits_nothing(
-    threads: Threads, configure: Configure
-) -> None:
+def test_a_node_config_that_cannot_be_read_permits_nothing(threads, configure):
     path = threads.sites.config("insurer")
     _replace(path, path.read_text()[:40])
     assert live(threads, ids()[0])[0] == 403
@@ -191,7 +175,7 @@ def test_a_node_config_that_cannot_be_read_permits_nothing(
 # Who is answered
 
 
-def test_only_the_party_with_the_labels_is_answered(threads: Threads) -> None:
+def test_only_the_party_with_the_labels_is_answered(threads):
     version = current("bank")[0]
     for asker, asked, status in (
         ("bank", "insurer", 200),
@@ -209,7 +193,7 @@ def test_only_the_party_with_the_labels_is_answered(threads: Threads) -> None:
             assert client.get("/alive").text == (version if status == 200 else "")
 
 
-def test_another_version_or_too_long_a_body_is_refused(threads: Threads) -> None:
+def test_another_version_or_too_long_a_body_is_refused(threads):
     with as_peer(threads, "bank", "insurer") as client:
         reply = client.post("/cells/another", json=ASKED)
         assert (reply.status_code, reply.json()["error"][-13:]) == (409, ", got another")
@@ -224,18 +208,16 @@ def test_another_version_or_too_long_a_body_is_refused(threads: Threads) -> None
             assert reply.json()["error"].endswith("got texts of more than 80 characters or none")
 
 
-def test_a_site_gives_rows_to_no_other_certificate_than_the_pinned_one(
-    threads: Threads, tmp_path: Path
-) -> None:
+def test_a_site_gives_rows_to_no_other_certificate_than_the_pinned_one(threads, tmp_path):
     pair = own_certificate("insurer")  # the name alone proves nothing
     (tmp_path / "tls.pem").write_bytes(pair.secret + pair.public)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "tls.pem")
     site = threads.site["bank"]
     pinned = site.versions[site.current].agreed.peers["insurer"].certificate
-    received: list[bytes] = []
+    received = []
 
-    def accept() -> None:
+    def accept():
         raw, _ = server.accept()
         fails = pytest.raises((ssl.SSLError, ConnectionError))
         with raw, fails, context.wrap_socket(raw, server_side=True) as secure:
@@ -254,7 +236,7 @@ def test_a_site_gives_rows_to_no_other_certificate_than_the_pinned_one(
 # Rows and versions that are not there
 
 
-def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads: Threads) -> None:
+def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads):
     names, whole = ids(), tables(*TABLES)["insurer"]
     lacks = next(name for name in whole.column_names if name not in ("id", "kind"))
     others = [name != names[0] for name in whole["id"].to_pylist()]
@@ -283,9 +265,7 @@ def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads: Threads)
         ('{"version": "', "unreadable file current: activate again"),
     ],
 )
-def test_without_an_active_version_there_are_no_scores(
-    threads: Threads, text: str, fault: str
-) -> None:
+def test_without_an_active_version_there_are_no_scores(threads, text, fault):
     path, name = folder_of("bank") / "current", ids()[0]
     before = path.read_text()
     _replace(path, text)
@@ -304,9 +284,7 @@ def test_without_an_active_version_there_are_no_scores(
         ({}, r"port \d+ must be free at 127\.0\.0\.1, got: address already in use; standing-port"),
     ],
 )
-def test_a_process_that_cannot_be_reached_does_not_start(
-    threads: Threads, configure: Configure, keys: Any, rule: str
-) -> None:
+def test_a_process_that_cannot_be_reached_does_not_start(threads, configure, keys, rule):
     configure("shop", **keys)
     site, port = Site(threads.sites.config("shop")), threads.sites.ports["bank"]
     with pytest.raises(ConfigError, match=f"(?i)^{rule}"):
@@ -337,9 +315,7 @@ UNKNOWN = "id must be of a row that all parties had when they matched, got 1 unk
         ({"id": "", "way": "fast"}, 422, "way must be live or nightly, got fast"),
     ],
 )
-def test_a_caller_that_breaks_a_rule_is_refused_without_asking(
-    threads: Threads, asked: dict[str, Any], status: int, error: str
-) -> None:
+def test_a_caller_that_breaks_a_rule_is_refused_without_asking(threads, asked, status, error):
     named = {"id": ids()[0]} if "id" in asked else {}
     if "ids" in asked:
         named = {"ids": [name or ids()[0] for name in asked["ids"]]}
@@ -360,12 +336,12 @@ def test_a_caller_that_breaks_a_rule_is_refused_without_asking(
         {"all": True, "ids": ["c1"]},
     ],
 )
-def test_a_night_of_another_form_is_refused(threads: Threads, body: dict[str, Any]) -> None:
+def test_a_night_of_another_form_is_refused(threads, body):
     rule = 'body must be {"ids": [id, ...]} or {"all": true}, got another'
     assert nightly(threads, **body) == (422, {"error": rule})
 
 
-def test_a_caller_from_another_page_is_refused(threads: Threads) -> None:
+def test_a_caller_from_another_page_is_refused(threads):
     rule = "host must be one of 127.0.0.1, ::1, localhost (--allow-host adds another), got "
     reply = threads.client.get("/health", headers={"host": "evil.example"})
     assert (reply.status_code, reply.json()) == (400, {"error": f"{rule}'evil.example'"})
@@ -387,9 +363,7 @@ def test_a_caller_from_another_page_is_refused(threads: Threads) -> None:
         ({}, 200, ""),
     ],
 )
-def test_a_page_of_another_site_gets_no_score_and_sends_nothing(
-    threads: Threads, headers: Mapping[str, str], status: int, rule: str
-) -> None:
+def test_a_page_of_another_site_gets_no_score_and_sends_nothing(threads, headers, status, rule):
     host = threads.client.base_url.netloc.decode()
     given = {name: value.format(host=host) for name, value in headers.items()}
     n_lines = len(logged("insurer"))
@@ -401,7 +375,7 @@ def test_a_page_of_another_site_gets_no_score_and_sends_nothing(
     assert len(logged("insurer")) == n_lines + (status == 200)
 
 
-def test_neither_the_other_sites_nor_the_metrics_learn_an_id(threads: Threads) -> None:
+def test_neither_the_other_sites_nor_the_metrics_learn_an_id(threads):
     names = ids()[:5]
     assert live(threads, names, purpose="care")[0] == 200
     for site in ("insurer", "shop"):
@@ -417,7 +391,7 @@ def test_neither_the_other_sites_nor_the_metrics_learn_an_id(threads: Threads) -
 
 
 @pytest.fixture
-def sent_ahead(threads: Threads, configure: Configure) -> list[str]:
+def sent_ahead(threads, configure):
     """The first 20 ids, whose cells all have sent."""
     for site in ("insurer", "shop"):
         configure(site, standing_nightly="named")
@@ -425,9 +399,7 @@ def sent_ahead(threads: Threads, configure: Configure) -> list[str]:
     return ids()[:20]
 
 
-def test_cells_that_are_stale_or_of_other_rows_give_no_score(
-    threads: Threads, configure: Configure, sent_ahead: list[str]
-) -> None:
+def test_cells_that_are_stale_or_of_other_rows_give_no_score(threads, configure, sent_ahead):
     rule = "way must be live for rows of which not all parties have sent cells, or where these "
     assert threads.score(sent_ahead, way="nightly")[1]["way"] == "nightly"
     status, reply = threads.score(ids()[20], way="nightly")
@@ -438,8 +410,8 @@ def test_cells_that_are_stale_or_of_other_rows_give_no_score(
 
 
 def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
-    threads: Threads, configure: Configure, sent_ahead: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    threads, configure, sent_ahead, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr("fedapp.serve.joint.LIVE_SECONDS", 0.0)
         status, reply = threads.score(sent_ahead)
@@ -458,7 +430,7 @@ def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
 # What other parties answer
 
 
-REPLIES: dict[str, tuple[int, bytes, int, str]] = {
+REPLIES = {
     "no JSON": (422, b"[" * 10**5, 422, "answered with status 422"),
     "no error": (429, b"[]", 429, "answered with status 429"),
     "another place": (302, b"", 502, "answered with status 302"),
@@ -468,15 +440,8 @@ REPLIES: dict[str, tuple[int, bytes, int, str]] = {
 
 
 @pytest.mark.parametrize(("due", "body", "status", "error"), REPLIES.values(), ids=REPLIES)
-def test_a_partys_refusal_is_passed_on_in_its_name(
-    threads: Threads,
-    monkeypatch: pytest.MonkeyPatch,
-    due: int,
-    body: bytes,
-    status: int,
-    error: str,
-) -> None:
-    async def replied(client: Any, *given: Any, **content: Any) -> tuple[Any, bytes]:
+def test_a_partys_refusal_is_passed_on_in_its_name(threads, monkeypatch, due, body, status, error):
+    async def replied(client, *given, **content):
         return httpx.Response(due), body
 
     monkeypatch.setattr("fedapp.serve.joint._replied", replied)
@@ -486,9 +451,7 @@ def test_a_partys_refusal_is_passed_on_in_its_name(
     assert logged("bank")[-1]["outcome"] == f"refused: {reply['error']}"
 
 
-def test_an_answer_that_is_too_long_is_not_read(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_too_long_is_not_read(threads, monkeypatch):
     monkeypatch.setattr("fedapp.serve.joint.MOST_ANSWER", 0)
     monkeypatch.setattr("fedapp.serve.joint.MOST_TIMES", 0)
     status, reply = live(threads, ids()[0])
@@ -498,10 +461,8 @@ def test_an_answer_that_is_too_long_is_not_read(
 
 
 @pytest.mark.parametrize("days", ["none", "soon", "nan", "inf", "-1"])
-def test_days_that_are_no_number_are_refused(
-    threads: Threads, configure: Configure, monkeypatch: pytest.MonkeyPatch, days: str
-) -> None:
-    def answer(content: bytes, headers: Mapping[str, str]) -> Response:
+def test_days_that_are_no_number_are_refused(threads, configure, monkeypatch, days):
+    def answer(content, headers):
         given = {name: value for name, value in headers.items() if name != "fedapp-days"}
         return Response(content, headers=given | ({} if days == "none" else {"fedapp-days": days}))
 
@@ -513,10 +474,8 @@ def test_days_that_are_no_number_are_refused(
     assert logged("bank")[-1]["outcome"] == f"refused: {rule}"
 
 
-def test_cells_that_cannot_be_stored_do_not_count(
-    threads: Threads, configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*given: Any) -> None:
+def test_cells_that_cannot_be_stored_do_not_count(threads, configure, monkeypatch):
+    def full(*given):
         raise OSError(28, "No space left on device")
 
     for site in ("insurer", "shop"):
@@ -530,11 +489,11 @@ def test_cells_that_cannot_be_stored_do_not_count(
 
 
 @contextmanager
-def full_disk(site: str) -> Iterator[None]:
+def full_disk(site):
     """A log that takes half a line more."""
     write, is_log = os.write, str(home() / "sites" / site / LOG)
 
-    def short(file: int, data: bytes) -> int:
+    def short(file, data):
         if os.readlink(f"/proc/self/fd/{file}") != is_log:
             return write(file, data)
         return write(file, data[: len(data) // 2])
@@ -545,7 +504,7 @@ def full_disk(site: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("site", ["bank", "insurer"])
-def test_where_the_log_takes_no_line_there_is_no_answer(threads: Threads, site: str) -> None:
+def test_where_the_log_takes_no_line_there_is_no_answer(threads, site):
     name, n_lines = ids()[0], len(logged(site))
     with full_disk(site):
         status, reply = live(threads, name)
@@ -556,9 +515,7 @@ def test_where_the_log_takes_no_line_there_is_no_answer(threads: Threads, site: 
     assert len(logged(site)) == n_lines + 1
 
 
-def test_a_refusal_is_a_short_line_whatever_is_asked(
-    threads: Threads, configure: Configure
-) -> None:
+def test_a_refusal_is_a_short_line_whatever_is_asked(threads, configure):
     configure("insurer", standing_rows_per_second=1)
     path, line = home() / "sites" / "insurer" / LOG, f"/cells/{current('bank')[0]}"
     odd, rows = "\U0001f600" * 80, list(range(0, len(ids()), 2)) * 90
@@ -572,9 +529,7 @@ def test_a_refusal_is_a_short_line_whatever_is_asked(
     assert "rows" not in last
 
 
-def test_a_flood_of_refusals_is_counted_and_others_are_answered(
-    threads: Threads, configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_refusals_is_counted_and_others_are_answered(threads, configure, monkeypatch):
     monkeypatch.setattr("fedapp.serve.versions.LISTED", 3)
     site, n_asked = threads.site["insurer"], 40
     site.note_refused()

@@ -1,10 +1,7 @@
 """The Open Inference Protocol and `/score`: the scores of `fedapp predict`, or a named refusal."""
 
-from __future__ import annotations
-
 import json
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,16 +29,16 @@ FORMS = {f"{kind}{8 * size}": f"<{kind[0].lower()}{size}" for kind, size in WIDT
 
 
 @pytest.fixture
-def run(table, settings, trained_once) -> fedapp.Run:
+def run(table, settings, trained_once):
     return fedapp.load(trained_once(settings(data=str(table), label="y", **SHORT)).path)
 
 
 @pytest.fixture
-def client(run) -> Client:
+def client(run):
     return Client(run.path, most_rows=80)
 
 
-def inputs_of(rows: list[dict[str, Any]], **changed: Any) -> list[dict[str, Any]]:
+def inputs_of(rows, **changed):
     """Rows as inputs of the protocol."""
     return [
         {
@@ -55,7 +52,7 @@ def inputs_of(rows: list[dict[str, Any]], **changed: Any) -> list[dict[str, Any]
     ]
 
 
-def packed(datatype: str, values: Any) -> bytes:
+def packed(datatype, values):
     if form := FORMS.get(datatype):
         return np.array([np.nan if one is None else one for one in values], form).tobytes()
     texts = [(text or "").encode() for text in values]
@@ -100,7 +97,7 @@ def test_binary_data_are_those_of_json(client, run, table):
         binary = packed(each["datatype"], each.pop("data"))
         each["parameters"] = {"binary_data_size": len(binary)}
         tail += binary
-    document: dict[str, Any] = {"inputs": inputs}
+    document = {"inputs": inputs}
     head = json.dumps(document).encode()
     assert client.infer(client.scorer.run, head + tail, len(head)) == (200, expected)
     document["parameters"] = {"binary_data_output": True}
@@ -125,7 +122,7 @@ def test_numbers_may_be_of_any_type_and_booleans_words(client, table, is_binary)
     rows = [{name: whole[name] for name in rows_of(table)[0]}, {**rows_of(table)[0], **whole}]
     _, expected = client.infer(client.scorer.run, {"inputs": inputs_of(rows)})
     numbers = ("FP16", "FP32", "INT8", "INT16", "INT64", "UINT8", "UINT16", "UINT64")
-    flags: dict[str, list[Any]] = {"BYTES": ["yes", "TRUE"], "BOOL": ["y", True], "INT32": [1, 1]}
+    flags = {"BYTES": ["yes", "TRUE"], "BOOL": ["y", True], "INT32": [1, 1]}
     if is_binary:
         flags["BOOL"] = [True, True]
     for datatype in (*numbers, *flags):
@@ -415,15 +412,15 @@ class Fake:
     inputs = (Tensor("id", "BYTES"), Tensor("n", "INT64"), Tensor("x", "FP32"))
     outputs = (Tensor("probability_1", "FP32"), Tensor("class", "BYTES"))
 
-    def __init__(self, n_inputs: int = 3, reason: str = "", admission: Any = None) -> None:
+    def __init__(self, n_inputs=3, reason="", admission=None):
         self.inputs, self.reason = self.inputs[:n_inputs], reason
         app = Starlette(routes=routes(self, 4, 10_000, admission), exception_handlers=HANDLERS)
         self.client, self.asked = AppClient(app), Asked({})
 
-    async def ready(self) -> str:
+    async def ready(self):
         return self.reason
 
-    async def answer(self, asked: Asked) -> Answered:
+    async def answer(self, asked):
         self.asked = asked
         n_rows = len(asked.columns["id"])
         facts = {"parties": ["bank", "shop"], "way": "interactive", "age_seconds": 0.5}
@@ -458,7 +455,7 @@ def test_values_have_the_precision_of_their_datatype(is_binary):
     inputs, tail = [], b""
     for tensor in fake.inputs:
         values = columns[tensor.name]
-        each: dict[str, Any] = {"name": tensor.name, "shape": [2], "datatype": tensor.datatype}
+        each = {"name": tensor.name, "shape": [2], "datatype": tensor.datatype}
         if is_binary:
             binary = packed(tensor.datatype, values)
             each["parameters"] = {"binary_data_size": len(binary)}
@@ -518,9 +515,9 @@ anything = st.recursive(
 
 
 @st.composite
-def changed_requests(draw: st.DrawFn) -> Any:
+def changed_requests(draw):
     """A good request, of which a part anywhere is gone or anything else."""
-    request: Any = {
+    request = {
         "id": "q",
         "parameters": {"purpose": "care", "binary_data_output": True},
         "inputs": [
@@ -549,7 +546,7 @@ def changed_requests(draw: st.DrawFn) -> Any:
     return request
 
 
-def check_refusal(status: int, reply: Any) -> None:
+def check_refusal(status, reply):
     assert status in (200, 404, 413, 422)
     assert status == 200 or (reply.keys() >= {"error"} and isinstance(reply["error"], str))
 

@@ -4,12 +4,8 @@ The coordinator trains nothing: no leaf has a value, so gradients stay as they a
 draws all rows but one differs from the round of all by that row.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +14,12 @@ from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.home import home
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import fields_of
 from fedapp.messages.pax import GrowSumsRequest
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.site.policy import check_sample_size, check_share
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import Store
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 from tests.crypto.test_masks import NAMES, Coordinator, growing
 from tests.stored import by_subset
 
@@ -43,20 +37,13 @@ class Rounds:
     edges : upper ends of the bins, float32, shape (n_columns, n_bins).
     """
 
-    def __init__(
-        self,
-        configs: Mapping[str, SiteConfig],
-        share: float,
-        number: int = 0,
-        edges: Array = EDGES,
-        n_rows: int = 300,
-    ) -> None:
+    def __init__(self, configs, share, number=0, edges=EDGES, n_rows=300):
         self._edges, self._share, self._round = edges, share, 0
         plan = {"valid_fraction": 0.0, "subsample": share, "rounds": 10**4}
         self._coordinator = Coordinator(configs, model=f"{number:016x}", **plan)
         self._coordinator.ask(replace(self._coordinator.opening, n_rows=n_rows), 3)
 
-    def sums(self) -> Array:
+    def sums(self):
         """Gradients and hessians of the rows that one more round draws, by column and bin."""
         n_columns, n_bins = self._edges.shape
         edges, offsets = self._edges.ravel(), np.arange(n_columns + 1) * n_bins
@@ -77,7 +64,7 @@ class Rounds:
         return sums[: n_columns * n_bins * 2].reshape(n_columns, n_bins, 2)
 
 
-def rows_of(edges: Array) -> set[tuple[int, ...]]:
+def rows_of(edges):
     """The training rows of all sites: the bin of each value, and the label."""
     rows = set()
     for name in NAMES:
@@ -89,7 +76,7 @@ def rows_of(edges: Array) -> set[tuple[int, ...]]:
     return rows
 
 
-def single_row(difference: Array, hessian: int) -> tuple[int, ...] | None:
+def single_row(difference, hessian):
     """The bins and the label of a difference that is one row; None of any other."""
     filled = difference[..., 1] != 0
     if not (filled.sum(axis=1) == 1).all() or abs(difference[0, filled[0], 1][0]) != hessian:
@@ -98,7 +85,7 @@ def single_row(difference: Array, hessian: int) -> tuple[int, ...] | None:
     return *bins, int(sign * difference[0, bins[0], 0] < 0)
 
 
-def read_rows(sums: list[Array], n_rows: int) -> set[tuple[int, ...]]:
+def read_rows(sums, n_rows):
     """Rows by which a round differs from all rows; every row's hessian is the same."""
     hessian = int(sums[0][0, :, 1].sum()) // n_rows
     found = {single_row(sums[0] - one, hessian) for one in sums[1:]}
@@ -106,10 +93,10 @@ def read_rows(sums: list[Array], n_rows: int) -> set[tuple[int, ...]]:
 
 
 @pytest.fixture
-def configs(write_table: WriteTable) -> Callable[..., dict[str, SiteConfig]]:
+def configs(write_table):
     """``configs(**node)``: three sites with such node configs."""
 
-    def make(**node: Any) -> dict[str, SiteConfig]:
+    def make(**node):
         more = {"label": "y", "allow": "pax", "least-parties": 3, "runs-per-day": 100}
         more |= {key.replace("_", "-"): value for key, value in node.items()}
         tables = {name: write_table(name, 100, seed) for seed, name in enumerate(NAMES)}
@@ -127,9 +114,7 @@ def configs(write_table: WriteTable) -> Callable[..., dict[str, SiteConfig]]:
     ("node", "reads"),
     [({}, True), ({"min_rows": 20}, False), ({"min_rows": 3, "least_bin_rows": 5}, False)],
 )
-def test_no_row_is_read_from_rounds_of_all_rows_but_few(
-    configs: Callable[..., dict[str, SiteConfig]], node: dict[str, Any], reads: bool
-) -> None:
+def test_no_row_is_read_from_rounds_of_all_rows_but_few(configs, node, reads):
     sites = configs(**node)
     drawn = Rounds(sites, 1 - 1.2 / N_ROWS, number=1)
     sums = [Rounds(sites, 1.0).sums(), *(drawn.sums() for _ in range(60))]
@@ -140,9 +125,7 @@ def test_no_row_is_read_from_rounds_of_all_rows_but_few(
 
 
 @pytest.mark.slow
-def test_no_row_is_read_from_draws_of_nearly_the_same_share(
-    configs: Callable[..., dict[str, SiteConfig]],
-) -> None:
+def test_no_row_is_read_from_draws_of_nearly_the_same_share(configs):
     """Draws of two rounds or shares have nothing in common, so they differ by many rows.
 
     A site whose draw leaves out fewer than min-rows takes all its rows. About 1 of 400 rounds has
@@ -160,7 +143,7 @@ def test_no_row_is_read_from_draws_of_nearly_the_same_share(
 # Every method that draws rows
 
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
-FEW_LEFT: dict[str, tuple[str, dict[str, Any]]] = {
+FEW_LEFT = {
     "pax": ("pax", {"subsample": 0.9}),
     "bagging": ("bagging", {"subsample": 0.9}),
     "cyclic": ("cyclic", {"subsample": 0.9}),
@@ -183,12 +166,10 @@ ALL = {"subsample": 1.0, "secureboost__goss": False}
 
 
 @pytest.fixture
-def trained(
-    settings: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> Callable[..., RunFolder]:
+def trained(settings, sites, write_table):
     """``trained(strategy, overrides, **node)``: a run of two sites with such node configs."""
 
-    def train(strategy: str, overrides: Mapping[str, Any], **node: object) -> RunFolder:
+    def train(strategy, overrides, **node):
         is_vertical, nodes = strategy in ("secureboost", "federated-forest"), []
         for seed, name in enumerate(("bank", "shop")):
             without = {"y": None} if is_vertical and seed else {}
@@ -204,9 +185,7 @@ def trained(
 
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("name", FEW_LEFT)
-def test_a_draw_that_leaves_out_few_rows_draws_all(
-    trained: Callable[..., RunFolder], name: str
-) -> None:
+def test_a_draw_that_leaves_out_few_rows_draws_all(trained, name):
     if name == "fedxgbllr":
         pytest.importorskip("torch")
     strategy, few = FEW_LEFT[name]
@@ -223,9 +202,7 @@ def test_a_draw_that_leaves_out_few_rows_draws_all(
 
 
 @pytest.mark.slow
-def test_a_forest_whose_trees_leave_out_few_rows_is_refused(
-    trained: Callable[..., RunFolder],
-) -> None:
+def test_a_forest_whose_trees_leave_out_few_rows_is_refused(trained):
     """Its parties draw the same rows, so one cannot draw all by itself."""
     rule = (
         r"federated-forest\.bootstrap must be false where a tree draws or leaves out fewer than 45 "
@@ -254,14 +231,12 @@ def test_a_forest_whose_trees_leave_out_few_rows_is_refused(
         ((0, 0), 99, 99),
     ],
 )
-def test_a_sample_leaves_out_enough_rows_or_none(
-    floors: tuple[int, int], n_drawn: int, expected: int
-) -> None:
+def test_a_sample_leaves_out_enough_rows_or_none(floors, n_drawn, expected):
     config = SiteConfig("bank", "rows.csv", min_rows=floors[0], least_bin_rows=floors[1])
     assert check_sample_size(config, 100, n_drawn) == expected
 
 
-def test_a_sample_of_fewer_rows_than_the_site_trains_on_is_refused() -> None:
+def test_a_sample_of_fewer_rows_than_the_site_trains_on_is_refused():
     config = SiteConfig("bank", "rows.csv", min_rows=20)
     rule = r"must draw at least 20 training rows a round \(min-rows of bank\), got 19; "
     with pytest.raises(ConfigError, match=rule):
@@ -271,7 +246,7 @@ def test_a_sample_of_fewer_rows_than_the_site_trains_on_is_refused() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [100, 1000, 10**5])
-def test_a_share_that_is_drawn_leaves_out_enough_rows_however_it_falls(n_rows: int) -> None:
+def test_a_share_that_is_drawn_leaves_out_enough_rows_however_it_falls(n_rows):
     """Rows without weight count for nothing."""
     config = SiteConfig("bank", "rows.csv", min_rows=20)
     weights = np.concatenate([np.ones(n_rows), np.zeros(n_rows)])

@@ -1,9 +1,5 @@
 """What parties of SecureBoost find out about each other."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -14,8 +10,7 @@ from fedapp.audit.labels import embedded
 from fedapp.messages.fields import Array
 from fedapp.runs.local import run_local
 from simulations.attacks import crafted, eini_paths, vertical
-from tests.conftest import MakeSettings, MakeSites, WriteTable
-from tests.transcript import lines_of
+from tests.federated import lines_of
 
 SMALL = {"data": "breast-cancer", "columns": "sizes:25,5", "test-fraction": 0.8, "max-bin": 8}
 SMALL |= {"secureboost.key-bits": 384, "num-boost-round": 2, "max-depth": 3, "seed": 1}
@@ -23,9 +18,7 @@ ALONE = {"secureboost.first-trees": 2}
 
 
 @pytest.mark.slow
-def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(monkeypatch):
     monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
     monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)
     found = vertical.attack_shared_nodes({**SMALL, "columns": "sizes:28,2"})
@@ -34,21 +27,21 @@ def test_rows_that_share_nodes_tell_labels_and_none_where_no_round_is_shared(
     assert (alone.success, alone.chance) == (0.5, found.chance)
 
 
-def test_rows_in_the_same_nodes_are_embedded_alike() -> None:
+def test_rows_in_the_same_nodes_are_embedded_alike():
     nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
     found = embedded([nodes[:1], nodes[1:]])
     assert np.allclose(found[::2], found[1::2])
     assert not np.allclose(found[0], found[2])
 
 
-def test_sums_tell_bins_of_rows_and_none_where_no_round_is_shared() -> None:
+def test_sums_tell_bins_of_rows_and_none_where_no_round_is_shared():
     found = vertical.attack_solved_bins(SMALL)
     assert found.success > found.chance + 0.1
     alone = vertical.attack_solved_bins({**SMALL, **ALONE})
     assert alone.success == alone.chance == found.chance
 
 
-def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
+def test_bins_are_solved_for_where_sums_are_as_many_as_rows():
     rng = np.random.default_rng(3)
     # Of the second column the third bin is that of missing values.
     widths, codes = np.array([3, 2]), rng.integers(0, 3, size=(40, 2))
@@ -60,7 +53,7 @@ def test_bins_are_solved_for_where_sums_are_as_many_as_rows() -> None:
     assert np.array_equal(found, codes)
 
 
-def test_equations_that_say_the_same_again_do_not_mislead() -> None:
+def test_equations_that_say_the_same_again_do_not_mislead():
     """Sums are rounded: of equal equations the difference is noise, and is dropped."""
     rng = np.random.default_rng(4)
     codes = rng.integers(0, 4, size=60)
@@ -77,7 +70,7 @@ def test_equations_that_say_the_same_again_do_not_mislead() -> None:
 
 
 @pytest.mark.slow
-def test_rows_written_into_gradients_are_read_in_every_column() -> None:
+def test_rows_written_into_gradients_are_read_in_every_column():
     found = crafted.attack_reverse_sums(SMALL)
     assert found.success == 1.0
     assert found.chance < 0.6
@@ -86,7 +79,7 @@ def test_rows_written_into_gradients_are_read_in_every_column() -> None:
     assert found.chance == first.chance < first.success < 1.0
 
 
-def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
+def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum():
     rng = np.random.default_rng(5)
     options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
     chosen = [2, 0, 3, 1, 0]
@@ -99,7 +92,7 @@ def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum() -> None:
 
 
 @pytest.mark.slow
-def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
+def test_sums_of_leaves_tell_the_ways_of_rows():
     found = eini_paths.attack_eini_paths({**SMALL, "num-boost-round": 4})
     assert found.success > 0.9
     assert found.unfinished == 0.0
@@ -107,13 +100,13 @@ def test_sums_of_leaves_tell_the_ways_of_rows() -> None:
 
 
 @pytest.mark.slow
-def test_rows_whose_search_is_not_finished_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_whose_search_is_not_finished_are_told(monkeypatch):
     monkeypatch.setattr(eini_paths.the_way, "__defaults__", (1,))
     found = eini_paths.attack_eini_paths({**SMALL, "num-boost-round": 2})
     assert 0.0 < found.unfinished <= 1.0 - found.success
 
 
-def labels_from_losses(losses: list[float], draws: list[Array]) -> list[float]:
+def labels_from_losses(losses, draws):
     """Labels, up to a swap, of the rows that draws are of, where trees have one leaf, of eta 0.3.
 
     A loss is that of a margin, which tells how many of a round's rows are of class 1: an equation.
@@ -136,17 +129,12 @@ def labels_from_losses(losses: list[float], draws: list[Array]) -> list[float]:
 
 
 @pytest.mark.slow
-def test_losses_and_a_seed_do_not_tell_labels(
-    vertical: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_losses_and_a_seed_do_not_tell_labels(vertical, sites, write_table, monkeypatch):
     """A coordinator that knew which rows a round draws would solve for every label."""
     n_rows, n_rounds, labels = 20, 30, list[Array]()
     honest = active.Active._new_round
 
-    def seen(*given: Any) -> Any:
+    def seen(*given):
         labels.append(given[0].numbers)
         return honest(*given)
 

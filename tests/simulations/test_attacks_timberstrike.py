@@ -1,9 +1,6 @@
 """Rows that are rebuilt from trees."""
 
-from __future__ import annotations
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from fedapp.audit.timberstrike import (
@@ -15,17 +12,16 @@ from fedapp.audit.timberstrike import (
     first_counts,
     matched,
 )
-from fedapp.trees.model import LEAF, NODE, Tree
+from fedapp.trees.model import LEAF, NODE
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
 from simulations.attacks.horizontal import VALUES, attack_trees, moved
 
 ETA, LAMBDA, MARGIN = 0.3, 1.0, -0.5
 N_ROWS, N_COLUMNS, ROUNDS = 120, 4, 12
-Floats = npt.NDArray[np.float32]
 
 
-def made(seed: int) -> tuple[Floats, Floats]:
+def made(seed):
     """Values, few of them large, and labels of rows."""
     rng = np.random.default_rng(seed)
     numbers = rng.normal(size=(N_ROWS, N_COLUMNS))
@@ -34,7 +30,7 @@ def made(seed: int) -> tuple[Floats, Floats]:
 
 
 @pytest.fixture(scope="module")
-def trees() -> tuple[Tree, ...]:
+def trees():
     """That XGBoost grows on the rows of seed 1."""
     values, labels = made(1)
     parameters = {"eta": ETA, "max_depth": 4, "reg_lambda": LAMBDA, "max_bin": 256}
@@ -43,21 +39,19 @@ def trees() -> tuple[Tree, ...]:
     return grow_trees("binary:logistic", 2, parameters, rows, margins, ROUNDS, widths).trees
 
 
-def target(trees: tuple[Tree, ...], tells_hessians: bool) -> Target:
+def target(trees, tells_hessians):
     own, truth = (np.column_stack(made(seed)).astype(np.float64) for seed in (2, 1))
     read = [(Leaves.of(tree, N_COLUMNS, ETA, tells_hessians), True) for tree in trees]
     return Target(read, MARGIN, truth, own)
 
 
-def shares(attacked: Target) -> tuple[float, ...]:
+def shares(attacked):
     """Means of what is rebuilt, and of what is guessed."""
     return tuple(float(each.mean()) for each in attacked.shares(LAMBDA, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize("tells_hessians", [True, False])
-def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(
-    trees: tuple[Tree, ...], tells_hessians: bool
-) -> None:
+def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(trees, tells_hessians):
     values, labels = made(1)
     leaves = np.zeros(N_ROWS, dtype=np.int32)
     find_leaves(trees[0], values, leaves)
@@ -72,22 +66,20 @@ def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(
 
 
 @pytest.mark.parametrize("tells_hessians", [True, False])
-def test_trees_tell_more_of_their_rows_than_the_bounds_of_columns(
-    trees: tuple[Tree, ...], tells_hessians: bool
-) -> None:
+def test_trees_tell_more_of_their_rows_than_the_bounds_of_columns(trees, tells_hessians):
     found, first = (shares(target(given, tells_hessians)) for given in (trees, trees[:1]))
     assert found[0] > found[1] + 0.1
     assert found[1] == first[1] < first[0] < found[0]
 
 
-def test_rows_are_in_the_boxes_that_they_are_dealt_to(trees: tuple[Tree, ...]) -> None:
+def test_rows_are_in_the_boxes_that_they_are_dealt_to(trees):
     attacked = target(trees, True)
     found = attacked.rebuilt(LAMBDA)
     assert (found.lows < found.highs).all()
     assert found.labels.sum() == attacked.truth[:, -1].sum()
 
 
-def test_a_split_outside_of_its_box_leaves_one_box() -> None:
+def test_a_split_outside_of_its_box_leaves_one_box():
     tree = np.zeros(5, dtype=NODE)
     tree["left"], tree["value"] = [1, LEAF, 3, LEAF, LEAF], [0, 1, 0, 2, 3]
     tree["threshold"][[0, 2]] = 5.0, 4.0
@@ -97,7 +89,7 @@ def test_a_split_outside_of_its_box_leaves_one_box() -> None:
     assert leaves.highs.tolist() == [[5.0], [np.inf]]
 
 
-def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves() -> None:
+def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
     margins = np.array([-1.0, -1.0, 0.5, 0.5, 2.0])
     labels = np.array([0.0, 0.0, 1.0, 1.0, 0.0])
     means = 1 / (1 + np.exp(-margins))
@@ -118,7 +110,7 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves() -> None:
         assert dealt(rows, leaves, LAMBDA)[3] == 1
 
 
-def test_a_tree_of_others_moves_rows_by_the_leaves_that_are_open_to_them() -> None:
+def test_a_tree_of_others_moves_rows_by_the_leaves_that_are_open_to_them():
     steps, hessians = np.array([-1.0, 1.0]), np.array([3.0, 1.0])
     leaves = Leaves(
         np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]]), steps, hessians, steps
@@ -129,7 +121,7 @@ def test_a_tree_of_others_moves_rows_by_the_leaves_that_are_open_to_them() -> No
     assert rows.margins.tolist() == [-0.5, -1.0, 1.0]
 
 
-def test_values_are_drawn_from_the_range_of_a_row() -> None:
+def test_values_are_drawn_from_the_range_of_a_row():
     own = np.array([[1.0, 0.0], [2.0, 0.0], [4.0, 1.0], [5.0, 1.0]])
     ends = np.array([[-np.inf, np.inf], [1.5, np.inf], [1.5, 3.0], [6.0, np.inf], [-np.inf, 0.5]])
     rows = Rows(ends[:, :1], ends[:, 1:], np.array([1.0, 0.0, 1.0, 1.0, 0.0]), np.zeros(5))
@@ -140,14 +132,14 @@ def test_values_are_drawn_from_the_range_of_a_row() -> None:
         assert (values <= [5.0, 5.0, 3.0, 6.0, 0.5]).all()
 
 
-def test_a_row_is_moved_into_the_box_that_it_is_nearest_to() -> None:
+def test_a_row_is_moved_into_the_box_that_it_is_nearest_to():
     own = np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [3.0, 30.0, 1.0]])
     lows = np.array([[1.5, -np.inf], [-np.inf, -np.inf], [3.5, -np.inf]])
     rows = Rows(lows, np.full((3, 2), np.inf), np.array([0.0, 0.0, 1.0]), np.zeros(3))
     assert moved(rows, own).tolist() == [[2.0, 20.0, 0.0], [1.0, 10.0, 0.0], [3.5, 30.0, 1.0]]
 
 
-def test_rows_are_matched_so_that_most_values_agree() -> None:
+def test_rows_are_matched_so_that_most_values_agree():
     truth = np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 1.0], [3.0, 30.0, 1.0]])
     tolerances = np.array([0.5, 1.0, 0.1])
     assert matched(truth[[2, 0, 1]] + np.array([0.4, -0.9, 0.0]), truth, tolerances).mean() == 1.0
@@ -166,7 +158,7 @@ FEW = {"fedxgbllr.trees": 4, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1}
     ("strategy", "knows_values"),
     [("bagging", False), ("cyclic", True), ("fedxgbllr", False), ("pax", False)],
 )
-def test_runs_are_attacked(strategy: str, knows_values: bool) -> None:
+def test_runs_are_attacked(strategy, knows_values):
     given = {**SHORT, "strategy": strategy, "seed": 1, VALUES: knows_values}
     given |= FEW if strategy == "fedxgbllr" else {}
     found = attack_trees(given)

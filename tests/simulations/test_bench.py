@@ -1,7 +1,5 @@
 """Benches: small runs of each, what they compare before they time, and the command of all."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,14 +7,13 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Thread
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import psutil
@@ -43,7 +40,7 @@ SMALL_KEY = ["--key-bits", "512"]
 
 
 @pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     """Runs of a fraction of a second."""
     small = {"DATA": "breast-cancer", "COPIES": 2, "TREES": 10, "DEPTH": 3, "REPEATS": 1}
     for name, value in small.items():
@@ -59,8 +56,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Arguments of a small run, and what its lines say.
-Lines = list[dict[str, Any]]
-RUNS: list[tuple[Callable[..., Any], str, Callable[[Lines], bool]]] = [
+RUNS = [
     (
         pax.pax_secure,
         "--rows 300 --columns 5 --parties 2 --trees 3 --repeats 1",
@@ -118,9 +114,7 @@ RUNS: list[tuple[Callable[..., Any], str, Callable[[Lines], bool]]] = [
 @pytest.mark.parametrize(
     ("bench", "words", "holds"), RUNS, ids=lambda each: getattr(each, "__name__", "")
 )
-def test_a_small_run_measures_what_its_reference_confirms(
-    bench: Callable[..., Any], words: str, holds: Callable[[Lines], bool], tmp_path: Path
-) -> None:
+def test_a_small_run_measures_what_its_reference_confirms(bench, words, holds, tmp_path):
     lines = command(bench, shlex.split(words))
     lines = lines.lines() if isinstance(lines, study.Bench) else lines
     found = list(lines) if isinstance(lines, Iterator) else [lines]
@@ -129,16 +123,8 @@ def test_a_small_run_measures_what_its_reference_confirms(
     assert not list((tmp_path / "home" / "sites").glob("*/*/"))
 
 
-def test_options_follow_from_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
-    def bench(
-        *names: str,
-        rows: int = 10,
-        first: int = 0,
-        eta: float = 0.5,
-        quick: bool = False,
-        sets: tuple[str, ...] = ("a",),
-        output: Path = Path("x"),
-    ) -> tuple[Any, ...]:
+def test_options_follow_from_a_signature(capsys):
+    def bench(*names, rows=10, first=0, eta=0.5, quick=False, sets=("a",), output=Path("x")):
         return names, rows, first, eta, quick, sets, output
 
     assert command(bench, []) == ((), 10, 0, 0.5, False, ("a",), Path("x"))
@@ -151,11 +137,11 @@ def test_options_follow_from_a_signature(capsys: pytest.CaptureFixture[str]) -> 
     assert "argument --rows: must be a whole number >= 1, got 0" in capsys.readouterr().err
 
 
-def test_a_bench_compares_first_and_has_medians_and_their_ratios() -> None:
-    calls: list[str] = []
+def test_a_bench_compares_first_and_has_medians_and_their_ratios():
+    calls = []
     seconds = iter([99, 99, 1, 9, 2, 3, 8, 4])
 
-    def measure(method: str) -> study.Row:
+    def measure(method):
         calls.append(method)
         return {"seconds": next(seconds), "auc": 0.5, "cpu_seconds": None}
 
@@ -171,14 +157,14 @@ def test_a_bench_compares_first_and_has_medians_and_their_ratios() -> None:
     assert (ours["seconds"], ours["ratio of seconds"], ours["repeats"]) == (4, 2, 3)
 
 
-def test_a_table_has_an_empty_cell_for_what_a_row_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_has_an_empty_cell_for_what_a_row_lacks(capsys):
     rows = [{"data": "a", "auc": 0.51234, "bytes": 2_500_000}, {"data": "b", "auc": None}]
     study.show("scores", rows, "data; AUC=auc:.3f; MB=mb:.1f")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines == [["scores"], ["data", "AUC", "MB"], ["a", "0.512", "2.5"], ["b"]]
 
 
-def test_growth_is_an_exponent_of_figures_that_both_rows_have() -> None:
+def test_growth_is_an_exponent_of_figures_that_both_rows_have():
     before = {"rows": 10, "seconds": 1.0, "bytes": 5, "peak_bytes": {"bank": 7}}
     row = {"rows": 100, "seconds": 100.0, "bytes": 50, "peak_bytes": {"bank": 9}}
     found = growth(before, row, "rows", ("seconds", "bytes", "peak_bytes", "cpu"))
@@ -193,11 +179,11 @@ LINE = {"bench": "pax_speed", "rows": 100, "versions": {"fedapp": "1"}}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def asked(monkeypatch):
     """Words of the commands that were run; each prints a table and LINE."""
-    commands: list[list[str]] = []
+    commands = []
 
-    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run(words, **_):
         commands.append(words[2:])
         is_bad = "score" in words
         printed = "a table\n" + json.dumps(LINE) + "\n"
@@ -207,7 +193,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
-def test_the_lines_of_a_bench_have_its_arguments(tmp_path: Path, asked: list[list[str]]) -> None:
+def test_the_lines_of_a_bench_have_its_arguments(tmp_path, asked):
     batch.bench(quick=True, only=("pax_speed",), folder=str(tmp_path))
     words = ["--repeats", "1"]
     assert asked == [["simulations", "bench", "pax_speed", *words]]
@@ -216,9 +202,7 @@ def test_the_lines_of_a_bench_have_its_arguments(tmp_path: Path, asked: list[lis
     assert "a table" in (tmp_path / "pax_speed.txt").read_text()
 
 
-def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
-    tmp_path: Path, asked: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(tmp_path, asked, capsys):
     only = ("score", "pax_secure")
     for n_runs in (3, 4):  # two of pax_secure, once; score, which fails, each time
         with pytest.raises(SystemExit, match=r"failed: score; NAME\.txt says why"):
@@ -243,30 +227,26 @@ def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
         (["bench", "rows", "--parties", "3"], "--parties and --columns must be 2 and 20 but for"),
     ],
 )
-def test_a_command_that_cannot_be_run_says_why(words: list[str], expected: str) -> None:
+def test_a_command_that_cannot_be_run_says_why(words, expected):
     with pytest.raises(SystemExit) as ended:
         every.main(words)
     assert expected in str(ended.value.code)
 
 
 @pytest.mark.parametrize("name", ["", *batch.BENCHES])
-def test_every_bench_describes_itself_and_its_options(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_bench_describes_itself_and_its_options(name, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         every.main(["bench", *filter(None, [name]), "--help"])
     assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
 
 
-def test_help_lists_all_studies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_studies(capsys):
     every.main(["--help"])
     shown = capsys.readouterr().out.split()
     assert {"reference", *(name for _, name in every.PLACES if name)} <= set(shown)
 
 
-def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(capsys):
     for words, shown in (
         ("bench parties", "--only"),
         ("bench parties", "by default 'pax, share' 'pax, equal' secureboost"),
@@ -280,7 +260,7 @@ def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(
         assert ("--only" in out) == (words != "attacks solved_bins")
 
 
-def test_a_line_tells_its_bench_commit_and_versions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_tells_its_bench_commit_and_versions(capsys):
     study.print_line("x", seconds=1.0)
     told = json.loads(capsys.readouterr().out)
     assert (told["bench"], told["seconds"], list(told["versions"])) == ("x", 1.0, [*study.PACKAGES])
@@ -290,9 +270,7 @@ def test_a_line_tells_its_bench_commit_and_versions(capsys: pytest.CaptureFixtur
     assert told["commit"].removesuffix("-dirty") == (commit or "unknown")
 
 
-def test_a_command_ends_with_the_line_above_its_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_ends_with_the_line_above_its_table(tmp_path, capsys):
     every.main(["reference", "--only", "cyclic", "--write", str(tmp_path / "reference.json")])
     last = capsys.readouterr().err.splitlines()[-1]
     form = r"Date: \d{4}-\d\d-\d\d. Commit: \S+. Machine: \d+ cores, load \S+ to \S+ \(.* s, .*\)."
@@ -303,9 +281,7 @@ def test_a_command_ends_with_the_line_above_its_table(
 
 
 @pytest.mark.slow
-def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(tmp_path, capsys):
     plan, path = "cyclic", tmp_path / "reference.json"
     command(reference.reference, ["--only", plan, "--write", str(path)])
     written = json.loads(path.read_text())
@@ -318,14 +294,14 @@ def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(
     assert ended.value.code == f"{plan}: model must be {'0' * 32}, got {written[f'{plan}: model']}"
 
 
-def test_what_only_one_of_two_runs_has_is_a_difference() -> None:
+def test_what_only_one_of_two_runs_has_is_a_difference():
     assert reference.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
         "b: model must be 2, got None"
     ]
     assert reference.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
 
 
-def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
+def test_every_method_has_a_plan_and_every_way_to_predict():
     planned = {str(plan.settings["strategy"]) for plan in reference.PLANS.values()}
     planned |= {way for plan in reference.PLANS.values() for way in plan.inferences}
     assert planned == {
@@ -333,8 +309,8 @@ def test_every_method_has_a_plan_and_every_way_to_predict() -> None:
     }
 
 
-def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -> None:
-    def digest(**document: object) -> str:
+def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path):
+    def digest(**document):
         (tmp_path / "part.json").write_text(json.dumps(document))
         return reference.digest_of(tmp_path / "part.json")
 
@@ -345,7 +321,7 @@ def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path: Path) -
 # What the benches compare
 
 
-def test_a_table_is_the_same_in_one_place_and_at_the_sites(tmp_path: Path) -> None:
+def test_a_table_is_the_same_in_one_place_and_at_the_sites(tmp_path):
     whole = study.random_table(40, 20)
     for by_columns, n_columns, labelled in ((True, [12, 11], 1), (False, [22, 22], 2)):
         nodes = site_tables(tmp_path, whole, trees.ROWS_SITES, "label", by_columns)
@@ -358,7 +334,7 @@ def test_a_table_is_the_same_in_one_place_and_at_the_sites(tmp_path: Path) -> No
             np.testing.assert_array_equal(joined, whole[name].to_numpy())
 
 
-def test_a_peak_is_that_of_the_largest_process_of_a_family() -> None:
+def test_a_peak_is_that_of_the_largest_process_of_a_family():
     mine, gone = psutil.Process(), psutil.Process()
     gone._pid = 2**22 + 1  # no process has this number
     with trees.peaks_of(lambda: {"bank": [gone, mine], "insurer": [gone]}) as peaks:
@@ -369,7 +345,7 @@ def test_a_peak_is_that_of_the_largest_process_of_a_family() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_short")
-def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path: Path) -> None:
+def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path):
     path = tmp_path / "rows.parquet"
     study.write_rows(path, whole := read_source("breast-cancer"), np.arange(whole.n_rows))
     settings = trees.forest_settings(path, trees.EXACT, "ordered", keeps_model=True)
@@ -390,14 +366,14 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path:
         trees.check_same(model, replace(pooled, values=values))
 
 
-def test_scores_are_those_of_sklearn() -> None:
+def test_scores_are_those_of_sklearn():
     found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
     assert pax.test_score(found, True) == ("auc", 1.0)
     name, value = pax.test_score(found, False)
     assert (name, value) == ("rmse", pytest.approx(np.sqrt((0.01 + 4 + 4) / 3)))
 
 
-def test_an_unknown_name_is_refused() -> None:
+def test_an_unknown_name_is_refused():
     with pytest.raises(ConfigError, match=r"^align must be of ordered, psi, got 'x'$"):
         next(trees.federated_forest(align="x"))
 
@@ -406,13 +382,13 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 class Echo(StreamRequestHandler):
-    def handle(self) -> None:
+    def handle(self):
         for line in self.rfile:
             self.wfile.write(line)
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
+def proxy():
     """A proxy before a server that sends each line back."""
     with ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
         server.daemon_threads = True
@@ -423,20 +399,18 @@ def proxy() -> Iterator[Proxy]:
         server.shutdown()
 
 
-def connected(proxy: Proxy) -> socket.socket:
+def connected(proxy):
     return socket.create_connection(proxy.server_address[:2])
 
 
-def echoed(client: socket.socket, line: bytes, seconds: float | None = None) -> bytes:
+def echoed(client, line, seconds=None):
     client.settimeout(seconds)
     client.sendall(line)
     return client.recv(100)
 
 
 @pytest.mark.slow
-def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
-    proxy: Proxy,
-) -> None:
+def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(proxy):
     with connected(proxy) as client, connected(proxy) as other:
         assert echoed(client, b"1\n") == b"1\n"
         proxy.mode = "stall"
@@ -463,16 +437,14 @@ def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(
 
 
 @pytest.mark.slow
-def test_a_program_starts_late_at_the_named_places_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def starts(place: str, program: str, seconds: float | None = None) -> None:
+def test_a_program_starts_late_at_the_named_places_only(tmp_path, monkeypatch):
+    def starts(place, program, seconds=None):
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FEDAPP_NAME": place}
         command = [sys.executable, "-P", "-m", program]
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=seconds)
 
     monkeypatch.setattr(faults, "LATE", 1000.0)
-    scene: Any = SimpleNamespace(hooks=tmp_path)
+    scene = SimpleNamespace(hooks=tmp_path)
     with ExitStack() as undo:
         faults.late(scene, undo, ("bank",), "platform")
         starts("shop", "platform")
@@ -482,10 +454,8 @@ def test_a_program_starts_late_at_the_named_places_only(
     starts("bank", "platform")
 
 
-def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path: Path) -> None:
-    scene: Any = SimpleNamespace(
-        output=tmp_path / "run.txt", log=lambda name: tmp_path / f"{name}.log"
-    )
+def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path):
+    scene = SimpleNamespace(output=tmp_path / "run.txt", log=lambda name: tmp_path / f"{name}.log")
     logs = [tmp_path / f"{name}.log" for name in (faults.COORDINATOR, *exchange.SITES)]
     for path in (scene.output, *logs):
         path.write_text("1T2Z ERROR bank before\n")

@@ -1,11 +1,7 @@
 """Which horizontal method to take: ways to deal rows out, and the table."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +14,15 @@ from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.papers import noniid
 from simulations.papers.noniid import ALONE, POOLED
-from simulations.study import Row
 
 
-def test_each_party_has_half_the_rows_of_the_one_before() -> None:
+def test_each_party_has_half_the_rows_of_the_one_before():
     rows = np.arange(10_230)
     shares = partition_rows(noniid.halved(10), rows, 10, np.random.default_rng(0))
     assert [len(share) for share in shares] == [5120 >> party for party in range(10)]
 
 
-def test_scenarios_go_from_chance_to_unlike_parties_and_from_two_to_a_hundred() -> None:
+def test_scenarios_go_from_chance_to_unlike_parties_and_from_two_to_a_hundred():
     skews = noniid.skews("default-credit")
     assert [one.partition.partition(":")[0] for one in skews] == [
         *("iid", "dirichlet", "dirichlet", "dirichlet", "sizes", "column")
@@ -39,7 +34,7 @@ def test_scenarios_go_from_chance_to_unlike_parties_and_from_two_to_a_hundred() 
 
 
 @pytest.mark.parametrize("method", noniid.METHODS)
-def test_settings_of_every_method_can_be_read(method: str) -> None:
+def test_settings_of_every_method_can_be_read(method):
     for scenario in noniid.skews("adult"):
         settings = noniid.settings_of(scenario, method, 7)
         assert (settings.seed, settings.parties) == (7, scenario.parties)
@@ -47,7 +42,7 @@ def test_settings_of_every_method_can_be_read(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", noniid.METHODS)
-def test_steps_are_those_of_the_command_but_for_methods_that_have_their_own(method: str) -> None:
+def test_steps_are_those_of_the_command_but_for_methods_that_have_their_own(method):
     scenario = noniid.counts("adult", 2)[0]
     large, small = (
         noniid.settings_of(replace(scenario, steps=steps), method, 7)
@@ -67,7 +62,7 @@ SCORES = {"pax": 0.80, "bagging": 0.797, "cyclic": 0.79, POOLED: 0.81, ALONE: 0.
 COSTS = {"pax": (300, 9e6), "bagging": (50, 1e6), "cyclic": (20, 1e5)}
 
 
-def rows(**more: Any) -> list[Row]:
+def rows(**more):
     scenario = {"data": "adult", "name": "by chance", "partition": "iid", "parties": 3}
     found = []
     for method, score in SCORES.items():
@@ -77,9 +72,7 @@ def rows(**more: Any) -> list[Row]:
     return found
 
 
-def test_every_method_has_a_line_and_baselines_send_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_method_has_a_line_and_baselines_send_nothing(monkeypatch, capsys):
     monkeypatch.setattr(noniid, "METHODS", COSTS)
     (print_table,) = noniid.STUDY.tables["rows"]
     print_table(rows(), {"seeds": 1, "steps": "small"})
@@ -93,14 +86,14 @@ def test_every_method_has_a_line_and_baselines_send_nothing(
     ]
 
 
-def test_unknown_sets_and_steps_are_refused_by_name() -> None:
+def test_unknown_sets_and_steps_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"^data must be of default-credit, adult, got 'wine'$"):
         noniid.main(data=("wine",))
     with pytest.raises(ConfigError, match=r"^steps must be of large, small, got 'tiny'$"):
         noniid.main(steps="tiny")
 
 
-def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path: Path) -> None:
+def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path):
     values = np.random.default_rng(0).normal(size=60)
     labels = (values > 0).astype(int)
     table = pa.table({"x": values, "site": np.array(["north", "south"])[labels], "y": labels})
@@ -112,9 +105,7 @@ def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_all_is_written_and_finished_runs_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_is_written_and_finished_runs_are_not_run_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(noniid, "NATURAL", {"breast-cancer": "mean radius"})
     monkeypatch.setattr(
         noniid, "METHODS", {"pax": {"strategy": "pax"}, "bagging": {"strategy": "bagging"}}

@@ -1,9 +1,6 @@
 """UniFed's vertical scenarios."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +12,7 @@ from simulations.papers import unified
 
 
 @pytest.fixture
-def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unified.Scenario:
+def scenario(tmp_path, monkeypatch):
     """Two small tables of the same 60 rows, in different orders."""
     monkeypatch.setenv("FEDAPP_DATA", str(tmp_path))
     rng, ids = np.random.default_rng(0), np.arange(60)
@@ -28,7 +25,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unified.Scenari
     return unified.Scenario("small", unified.BINARY, 0.9, files=("guest.csv", "host.csv"))
 
 
-def test_the_settings_are_unifeds(scenario: unified.Scenario) -> None:
+def test_the_settings_are_unifeds(scenario):
     settings = unified.settings_of(scenario)
     grown = settings.num_boost_round, settings.max_depth, settings.max_bin, settings.eta
     assert grown == (64, 6, 64, 0.05)
@@ -36,14 +33,14 @@ def test_the_settings_are_unifeds(scenario: unified.Scenario) -> None:
     assert settings.sections["secureboost"]["insecure-small-key"] is False
 
 
-def test_the_reported_scores_are_of_training_rows_but_for_one_set() -> None:
+def test_the_reported_scores_are_of_training_rows_but_for_one_set():
     assert {one.name for one in unified.SCENARIOS.values() if one.subset == "test"} == {
         "give_credit_vertical"
     }
     assert {one.metric for one in unified.SCENARIOS.values()} == {"auc", "mse"}
 
 
-def test_training_rows_score_higher_than_rows_held_back(scenario: unified.Scenario) -> None:
+def test_training_rows_score_higher_than_rows_held_back(scenario):
     found = unified.pooled_scores(unified.settings_of(scenario))
     assert set(found) == {"train", "held_out"}
     assert 0.5 < found["held_out"] < found["train"]
@@ -52,8 +49,8 @@ def test_training_rows_score_higher_than_rows_held_back(scenario: unified.Scenar
 @pytest.mark.slow
 @pytest.mark.parametrize("rows_only", [False, True])
 def test_a_scenario_scores_what_xgboost_scores_on_the_joined_table(
-    scenario: unified.Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_only: bool
-) -> None:
+    scenario, tmp_path, monkeypatch, rows_only
+):
     monkeypatch.setattr(unified, "TREES", 2)
     monkeypatch.setattr(unified, "KEY_BITS", 256)
     small = {"secureboost.insecure-small-key": True}
@@ -70,9 +67,7 @@ def test_a_scenario_scores_what_xgboost_scores_on_the_joined_table(
         assert row["bytes"] > 0
 
 
-def test_a_missing_file_and_an_unknown_scenario_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_and_an_unknown_scenario_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPP_DATA", str(tmp_path / "nothing"))
     rule = r"^'breast-hetero-guest.csv' must be in \$FEDAPP_DATA, got no such file"
     with pytest.raises(DataError, match=rule):

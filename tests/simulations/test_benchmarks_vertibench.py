@@ -1,10 +1,6 @@
 """Vertical methods over VertiBench's splits."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ from simulations.papers import vertibench as bench
 from simulations.papers.vertibench import column_order
 
 
-def test_a_split_is_the_same_again_and_the_table_deals_its_columns_out_so() -> None:
+def test_a_split_is_the_same_again_and_the_table_deals_its_columns_out_so():
     table = bench.drawn_table("wine", 100)
     point = bench.Point("wine", "importance", 1.0)
     split = bench.split_of(point, table)
@@ -26,7 +22,7 @@ def test_a_split_is_the_same_again_and_the_table_deals_its_columns_out_so() -> N
 
 
 @pytest.mark.parametrize("method", bench.METHODS)
-def test_settings_of_every_method_can_be_read(method: str) -> None:
+def test_settings_of_every_method_can_be_read(method):
     point = bench.Point("wine", "importance", 1.0)
     settings = bench.settings_of(point, method, "wine.parquet", "sizes:9,2,1,1")
     own = settings.sections["secureboost"]
@@ -35,9 +31,9 @@ def test_settings_of_every_method_can_be_read(method: str) -> None:
 
 
 @pytest.mark.slow
-def test_scores_do_not_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_move_with_the_split(tmp_path, monkeypatch):
     ends = {"ALPHAS": (0.1, 100.0), "BETAS": (0.0, 1.0)}
-    small: dict[str, Any] = {"KEY_BITS": 256, "ROWS": 120, "TREES": 2, **ends}
+    small = {"KEY_BITS": 256, "ROWS": 120, "TREES": 2, **ends}
     small["COMMON"] = {**bench.COMMON, "secureboost.insecure-small-key": True}
     for name, value in small.items():
         monkeypatch.setattr(bench, name, value)

@@ -1,7 +1,5 @@
 """The example apps: own ServerApp, own ClientApp, own tables."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -18,7 +16,7 @@ APPS = {"pax": 3, "secureboost": 2}
 
 
 @pytest.mark.parametrize("name", ["pax", pytest.param("secureboost", marks=pytest.mark.slow)])
-def test_an_example_trains_on_its_own_tables(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_trains_on_its_own_tables(name, capsys):
     app, n_parties = importlib.import_module(f"simulations.examples.{name}.app"), APPS[name]
     nodes = ({"partition-id": each, "num-partitions": n_parties} for each in range(n_parties))
     contexts = [
@@ -38,7 +36,7 @@ def test_an_example_trains_on_its_own_tables(name: str, capsys: pytest.CaptureFi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APPS)
-def test_flwr_run_takes_an_examples_folder(name: str, tmp_path: Path) -> None:
+def test_flwr_run_takes_an_examples_folder(name, tmp_path):
     with superlink() as link:
         lines = f'[superlink.here]\naddress = "{link.host}"\ninsecure = true\n'
         (tmp_path / "config.toml").write_text(lines)

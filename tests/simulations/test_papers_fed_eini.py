@@ -1,11 +1,7 @@
 """The table and the figure of the Fed-EINI paper."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +20,7 @@ SMALL |= {"federated-forest.max-depth": 2}
 
 
 @pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     """Runs of a fraction of a second."""
     monkeypatch.setattr(
         paper, "CREDITS", dict.fromkeys(paper.CREDITS, ("breast-cancer", "sizes:5,25"))
@@ -36,9 +32,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paper, name, value)
 
 
-def test_what_comes_before_the_inference_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_before_the_inference_is_left_out(tmp_path, monkeypatch):
     kinds = ["query.vertical_hello", "query.alignment_open", "evaluate.eini_step"]
     ledger = [
         {"step": step, "type": kind, "bytes": 10**step, "seconds": step + late}
@@ -54,7 +48,7 @@ def test_what_comes_before_the_inference_is_left_out(
 
 
 @pytest.mark.usefixtures("_short")
-def test_a_difference_between_the_two_ways_is_seen(tmp_path: Path) -> None:
+def test_a_difference_between_the_two_ways_is_seen(tmp_path):
     rng, runs = np.random.default_rng(0), []
     scores = rng.uniform(0.1, 0.9, 100)
     for name, last in (("a", scores[-1]), ("b", scores[-1] + 1e-6)):
@@ -75,9 +69,7 @@ def test_a_difference_between_the_two_ways_is_seen(tmp_path: Path) -> None:
         ({"key_bits": (512, 64)}, r"eini.key-bits must be >= 256, got 64"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_the_first_run(
-    tmp_path: Path, given: dict[str, Any], match: str
-) -> None:
+def test_what_cannot_be_run_is_refused_before_the_first_run(tmp_path, given, match):
     with pytest.raises(ConfigError, match=match):
         paper.main(output=tmp_path / "out", **{"key_bits": (512,), **given})
     assert not (tmp_path / "out").exists()
@@ -85,11 +77,9 @@ def test_what_cannot_be_run_is_refused_before_the_first_run(
 
 @pytest.mark.usefixtures("_short")
 @pytest.mark.slow
-def test_all_is_written_and_finished_runs_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_is_written_and_finished_runs_are_not_run_again(tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
-    given: dict[str, Any] = {"credit": ("Credit 1",), "key_bits": (256,), "rows": 40}
+    given = {"credit": ("Credit 1",), "key_bits": (256,), "rows": 40}
     paper.main(**given, output=output)
     first = json.loads((output / "tables.json").read_text())
     assert len(first["table_2"]) == 2 * len(paper.SHARES)
@@ -117,7 +107,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     # The parts of all models stay, of the predictions nothing.
     assert len(list((tmp_path / "home" / "sites" / "party-1").glob("*/"))) == 3
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise AssertionError("must not run again")
 
     monkeypatch.setattr(every, "run_and_keep", fail)

@@ -1,11 +1,7 @@
 """The table and the figures of the Federated Forest paper."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +27,7 @@ POINTS = {
 
 
 @pytest.fixture
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     """Runs of a fraction of a second."""
     for name, value in SMALL.items():
         monkeypatch.setattr(paper, name, value)
@@ -57,18 +53,16 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
         ((0.5, 0.0), (0.6, 0.0), 0.0),
     ],
 )
-def test_the_z_test_is_the_papers_where_its_numbers_agree(
-    first: tuple[float, float], second: tuple[float, float], expected: float
-) -> None:
+def test_the_z_test_is_the_papers_where_its_numbers_agree(first, second, expected):
     assert paper.p_value(first, second, 40) == pytest.approx(expected, abs=0.006)
 
 
-def test_the_papers_numbers_for_spambase_do_not_give_its_p() -> None:
+def test_the_papers_numbers_for_spambase_do_not_give_its_p():
     row = paper.PRINTED["spambase"]
     assert paper.p_value(row["NonFF"], row["FF"], 40) < 1e-5 < row["p"]
 
 
-def test_means_are_of_what_every_repeat_has() -> None:
+def test_means_are_of_what_every_repeat_has():
     draws = np.random.default_rng(0).normal(0.9, 0.02, 40)
     rows = [
         {"data": "x", "RF1": 0.8, "RF2": 0.7, "LR": None, "NonFF": draw, "FF": draw - 0.002}
@@ -80,7 +74,7 @@ def test_means_are_of_what_every_repeat_has() -> None:
 
 
 @pytest.mark.parametrize("data", ["breast-cancer", "wine", "diabetes"])
-def test_what_the_forest_is_held_against_has_the_runs_rows_and_columns(data: str) -> None:
+def test_what_the_forest_is_held_against_has_the_runs_rows_and_columns(data):
     objective = paper.OBJECTIVES[paper.find_dataset(data).task]
     given = {**paper.own_settings(objective, 5, 4), "data": data, "columns": "random", "seed": 3}
     settings, name = load_settings(given), paper.score_name(objective)
@@ -91,7 +85,7 @@ def test_what_the_forest_is_held_against_has_the_runs_rows_and_columns(data: str
     assert (found["LR"] is None) == (data == "wine")
 
 
-def test_a_linear_model_finds_what_is_linear() -> None:
+def test_a_linear_model_finds_what_is_linear():
     settings = load_settings({**paper.own_settings("reg:squarederror", 1, 1), "data": "diabetes"})
     table, _, _ = join_tables(settings)
     labels = (table.values @ np.arange(1.0, 11.0)).astype(np.float32)
@@ -103,7 +97,7 @@ def test_a_linear_model_finds_what_is_linear() -> None:
     assert accuracy > 0.9
 
 
-def test_rare_classes_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_classes_are_not_drawn(monkeypatch):
     monkeypatch.setattr(paper, "KDD_ROWS", 500)
     labels = np.array(["many"] * 900 + ["some"] * 90 + ["few"] * 10)
     rows = paper.drawn_rows(labels)
@@ -114,7 +108,7 @@ def test_rare_classes_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 # Figure 3
 
 
-def test_domains_join_one_after_the_other() -> None:
+def test_domains_join_one_after_the_other():
     table = read_source("breast-cancer")
     two, of_two = paper.domains_of(table, 2)
     all_columns, of_all = paper.domains_of(table, paper.N_DOMAINS)
@@ -128,12 +122,12 @@ def test_domains_join_one_after_the_other() -> None:
 # Figures 4 to 6
 
 
-def timed(way: str, point: federated_forest.Point, seconds: float, engine: str) -> dict[str, Any]:
+def timed(way, point, seconds, engine):
     row = {"data": "spambase", "engine": engine, "way": way, "rows": 9, "exchanges": 2}
     return {**row, **dict(zip(federated_forest.AXES, point, strict=True)), "seconds": seconds}
 
 
-def test_other_predictions_are_refused(tmp_path: Path) -> None:
+def test_other_predictions_are_refused(tmp_path):
     rows = []
     for way, value in (("one-round", 0.25), ("classical", 0.25), ("all trees at once", 0.5)):
         folder = tmp_path / way
@@ -147,9 +141,7 @@ def test_other_predictions_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_short")
 @pytest.mark.slow
-def test_all_is_written_and_finished_runs_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_is_written_and_finished_runs_are_not_run_again(tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
     paper.main(repeats=2, predicted_sets=("breast-cancer",), output=output)
     first = json.loads((output / "tables.json").read_text())
@@ -167,7 +159,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     assert exchanges["classical", 2, 2] > exchanges["all trees at once", 2, 2]
     assert not list(output.glob("*.parquet"))
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise AssertionError("must not run again")
 
     monkeypatch.setattr(every, "run_and_keep", fail)
@@ -180,7 +172,7 @@ def test_all_is_written_and_finished_runs_are_not_run_again(
     assert again["figures_4_to_6"] == timed_rows
 
 
-def test_one_repeat_is_refused(tmp_path: Path) -> None:
+def test_one_repeat_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^repeats must be >= 2, got 1$"):
         paper.main(repeats=1, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()

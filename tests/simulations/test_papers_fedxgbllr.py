@@ -1,9 +1,6 @@
 """The tables of the FedXGBllr paper."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +26,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "POOLED", {"num-boost-round": 4, "max-depth": 3})
 
 
-def test_the_settings_are_the_papers() -> None:
+def test_the_settings_are_the_papers():
     settings = paper.settings_of("breast-cancer", 42, {"strategy": "fedxgbllr"})
     own = settings.sections["fedxgbllr"]
     assert (own["max-depth"], own["eta"], own["rounds"], own["epochs"]) == (8, 0.1, 10, 100)
@@ -37,7 +34,7 @@ def test_the_settings_are_the_papers() -> None:
     assert settings.test_fraction == 0.25
 
 
-def test_every_set_of_the_paper_is_in_the_registry_with_its_head_figures() -> None:
+def test_every_set_of_the_paper_is_in_the_registry_with_its_head_figures():
     assert list(paper.PAPER) == list(paper.PAPER_HEADS)
     for name in paper.PAPER:
         assert find_dataset(name).task in ("binary", "regression")
@@ -45,12 +42,12 @@ def test_every_set_of_the_paper_is_in_the_registry_with_its_head_figures() -> No
         assert paper.PAPER_HEADS[name][0] == paper.PAPER[name][paper.HEADS_CLIENTS]
 
 
-def test_heads_have_the_papers_numbers_of_weights() -> None:
+def test_heads_have_the_papers_numbers_of_weights():
     for (head, n_clients), printed in paper.PAPER_WEIGHTS.items():
         assert paper.weights_of(head, n_clients) == printed, (head, n_clients)
 
 
-def test_every_set_has_each_number_of_clients_and_each_head() -> None:
+def test_every_set_has_each_number_of_clients_and_each_head():
     second, fourth = paper.planned(["a", "b"], [2, 5], [1, 2])
     assert [cell[:2] for cell in second[:4]] == [*(("a", 2), ("a", 5), ("b", 2), ("b", 5))]
     assert [head for _, _, head, _ in fourth[:3]] == list(paper.HEADS)
@@ -67,22 +64,20 @@ def test_every_set_has_each_number_of_clients_and_each_head() -> None:
         ("breast-cancer", 2, 90.0, ""),
     ],
 )
-def test_a_score_is_held_against_the_paper(
-    data: str, n_clients: int, ours: float, shown: str
-) -> None:
+def test_a_score_is_held_against_the_paper(data, n_clients, ours, shown):
     assert paper.beside_paper(data, n_clients, ours) == shown
 
 
-def test_equation_6_gives_the_papers_6_megabytes_at_10_clients() -> None:
+def test_equation_6_gives_the_papers_6_megabytes_at_10_clients():
     assert [paper.eq_6(n_clients) for n_clients in (2, 5, 10, 3)] == ["2.8", "4.0", "6.0", ""]
 
 
-def test_errors_are_squared_and_accuracies_percents() -> None:
+def test_errors_are_squared_and_accuracies_percents():
     assert paper.score("reg:squarederror", {"rmse": 3.0}) == 9.0
     assert paper.score("multi:softprob", {"accuracy": 0.5}) == 50.0
 
 
-def test_bytes_are_sorted_by_what_they_carry() -> None:
+def test_bytes_are_sorted_by_what_they_carry():
     kinds = ("query.hello", "train.fedxgbllr_fit", "train.fedxgbllr_share")
     kinds += ("train.fedxgbllr_average", "evaluate.fedxgbllr_final")
     ledger = [{"type": kind, "bytes": 10**place} for place, kind in enumerate(kinds)]
@@ -94,7 +89,7 @@ def test_bytes_are_sorted_by_what_they_carry() -> None:
 
 
 @pytest.mark.usefixtures("_short")
-def test_pooled_xgboost_is_that_of_the_baselines() -> None:
+def test_pooled_xgboost_is_that_of_the_baselines():
     settings = paper.settings_of("breast-cancer", 42, paper.POOLED)
     found = paper.pooled_scores(settings)
     # Without rows held back, as the paper's.
@@ -105,9 +100,7 @@ def test_pooled_xgboost_is_that_of_the_baselines() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_short")
-def test_all_tables_are_written_and_finished_runs_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_tables_are_written_and_finished_runs_are_not_run_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paper, "HEADS", ("cnn", "fcnn"))
     output = tmp_path / "out"
     paper.main(sets=("breast-cancer",), clients=(2,), output=output)

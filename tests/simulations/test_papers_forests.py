@@ -1,9 +1,6 @@
 """The study of forests over rows: every method on the same rows, and what its table shows."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +8,7 @@ from simulations.papers import forests
 
 
 @pytest.mark.slow
-def test_every_method_has_a_score_on_every_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_method_has_a_score_on_every_set(tmp_path, monkeypatch, capsys):
     small = {"horizontal-forest.trees": 5, "horizontal-forest.max-depth": 3}
     small |= {"num-boost-round": 3, "fedavg-linear.rounds": 2}
     methods = {name: {**how, **small} for name, how in forests.METHODS.items()}
@@ -29,7 +24,7 @@ def test_every_method_has_a_score_on_every_set(
     assert "horizontal-forest, secure" in capsys.readouterr().out
 
 
-def test_seeds_are_averaged() -> None:
+def test_seeds_are_averaged():
     rows = [{"data": "a", "method": "m", "score": "auc", "value": v} for v in (0.5, 0.7)]
     (row,) = forests.summed_up(rows)
     assert (row["mean"], row["deviation"]) == (pytest.approx(0.6), pytest.approx(0.02**0.5))

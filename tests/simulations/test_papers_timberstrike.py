@@ -1,9 +1,6 @@
 """TimberStrike beside its authors' figures."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from simulations.papers import timberstrike as study
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Path:
+def code(tmp_path):
     """A folder like their code's: three clients' rows, and accuracies."""
     rng = np.random.default_rng(5)
     for client in range(study.CLIENTS):
@@ -32,16 +29,14 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch):
     """One depth and few rounds."""
     monkeypatch.setattr(study, "DEPTHS", (3,))
     monkeypatch.setattr(study, "ROUNDS", 10)
 
 
 @pytest.mark.slow
-def test_the_attack_stands_beside_the_authors_figures(
-    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_attack_stands_beside_the_authors_figures(code, tmp_path, monkeypatch):
     output = tmp_path / "out"
     systems = {name: study.SYSTEMS[name] for name in ("bagging", "pax")}
     monkeypatch.setattr(study, "SYSTEMS", systems)
@@ -53,14 +48,12 @@ def test_the_attack_stands_beside_the_authors_figures(
         assert row["bounds"] > row["bounds, a guess"]
 
 
-def test_a_folder_without_their_rows_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_their_rows_is_refused(tmp_path):
     with pytest.raises(DataError, match="must be a checkout"):
         study.main(str(tmp_path))
 
 
-def test_the_victim_is_client_0_and_the_attacker_has_client_2s_rows(
-    code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_victim_is_client_0_and_the_attacker_has_client_2s_rows(code, monkeypatch):
     seen = list[study.Target]()
     knowing = study.knowing
     monkeypatch.setattr(study, "knowing", lambda *each: seen.append(knowing(*each)) or seen[-1])

@@ -1,26 +1,23 @@
 """Defaults on divided rows beside tuned learners."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from fedapp.runs.baselines import Pooled, baseline_rows
+from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import load_settings
 from simulations.papers import tuned as study
 
 
 @pytest.fixture(scope="module")
-def rows() -> Pooled:
+def rows():
     return baseline_rows(load_settings({"data": "breast-cancer", "valid-fraction": 0.2}))[0]
 
 
 @pytest.mark.parametrize("ranges", [study.XGBOOST, study.LIGHTGBM, study.HGB])
-def test_draws_are_within_their_ranges_and_follow_the_seed(ranges) -> None:
+def test_draws_are_within_their_ranges_and_follow_the_seed(ranges):
     draws = [study.draw(ranges, np.random.default_rng(7)) for _ in range(2)]
     assert draws[0] == draws[1]
     assert draws[0] != study.draw(ranges, np.random.default_rng(8))
@@ -32,7 +29,7 @@ def test_draws_are_within_their_ranges_and_follow_the_seed(ranges) -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("XGBoost")
 @pytest.mark.parametrize("name", ["XGBoost", "scikit-learn's HGB"])
-def test_the_draw_with_the_least_validation_loss_is_scored(rows: Pooled, name: str) -> None:
+def test_the_draw_with_the_least_validation_loss_is_scored(rows, name):
     fit, ranges = study.learners()[name]
     rng, scores = np.random.default_rng(3), []
     for _ in range(3):
@@ -47,7 +44,7 @@ def test_the_draw_with_the_least_validation_loss_is_scored(rows: Pooled, name: s
 
 
 @pytest.mark.slow
-def test_every_method_has_a_score_of_the_same_rows(tmp_path: Path) -> None:
+def test_every_method_has_a_score_of_the_same_rows(tmp_path):
     study.main(data=("breast-cancer",), rows=300, draws=1, seeds=1, output=tmp_path)
     table = json.loads((tmp_path / "tables.json").read_text())["rows"]
     methods = {row["method"]: row["auc"] for row in table}
@@ -58,7 +55,7 @@ def test_every_method_has_a_score_of_the_same_rows(tmp_path: Path) -> None:
     assert methods["SecureBoost"] > 0.9
 
 
-def test_xgboost_splits_sets_of_categories(tmp_path: Path) -> None:
+def test_xgboost_splits_sets_of_categories(tmp_path):
     table = study.write_table("made", 600, tmp_path)
     rows = baseline_rows(load_settings({**table, "valid-fraction": 0.2, "strategy": "pax"}))[0]
     model = study.xgboost_of({"max_cat_to_onehot": 1}, rows, 3)
@@ -69,7 +66,7 @@ def test_xgboost_splits_sets_of_categories(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_alternatives_are_compared_on_the_same_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alternatives_are_compared_on_the_same_rows(capsys):
     (line,) = study.changed("made", 400, [42], {"the same": {"eta": 0.1}})
     assert (line["auc"], line["low"], line["high"], line["logloss"]) == (0, 0, 0, 0)
     lines = study.changed_when_skewed("made", 400, [42])

@@ -1,9 +1,6 @@
 """Fixtures of the sites' tests."""
 
-from __future__ import annotations
-
 import pytest
-from flwr.app import Context
 
 from fedapp.site import table
 from fedapp.site.settings import site_config
@@ -23,7 +20,7 @@ def configs(write_table):
 @pytest.fixture
 def n_read(monkeypatch):
     """The tables that are read, as they are."""
-    reads: list[str] = []
+    reads = []
     read = table.read_source
     monkeypatch.setattr(
         table, "read_source", lambda data, *how: (reads.append(data), read(data, *how))[1]
@@ -36,7 +33,7 @@ def joined(sites, write_table):
     """``joined(n_rows, shop={...})``: two sites with columns of the same rows, of which the bank
     has the label; what more their node configs say."""
 
-    def make(n_rows: int = 40, **more: dict[str, object]) -> list[Context]:
+    def make(n_rows=40, **more):
         ids = [f"c{number}" for number in range(n_rows)]
         bank = {"name": "bank", "data": write_table("bank", n_rows, id=ids)}
         shop = {"name": "shop", "data": write_table("shop", n_rows, id=ids, y=None), "label": ""}

@@ -1,17 +1,13 @@
 """What a site answers in a run never exceeds what its opening allows, however it is asked."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -38,7 +34,6 @@ from fedapp.messages.wire import Envelope, from_bytes, to_bytes, to_content, wit
 from fedapp.process import OutOfTime, time_limit
 from fedapp.runs.local import run_local
 from fedapp.site import account, answer
-from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import LiveStores, Store
@@ -55,12 +50,12 @@ MODEL = "0123456789abcdef"
 # From the coordinator's seat
 
 
-def ask(config: SiteConfig, request: Request, step: int, method: str = "pax", **more: Any) -> Any:
+def ask(config, request, step, method="pax", **more):
     envelope = Envelope(MODEL, step, method=method, **more)
     return answer.answer(config, request.kind, envelope, to_content(request, config.name))
 
 
-def begun(config: SiteConfig, **plan: Any) -> SiteConfig:
+def begun(config, **plan):
     """A site that has answered the opening and the sketch of a plain run of PAX."""
     names = (config.name, "zoo")
     ask(config, replace(GREETING, rounded=False, **planned(names, **plan)), 1)
@@ -115,7 +110,7 @@ def test_a_round_has_requests_that_do_not_begin_it(configs, tmp_path):
     plan = planned(("bank", "zoo"), rounds=2, aggregation="plain")
     account.note(store, opening=account.opening_of(replace(GREETING, **plan)))
 
-    def take(question: Request) -> None:
+    def take(question):
         account.check(bank, store, question)
         account.take(bank, store, question, f"{question}")
 
@@ -149,7 +144,7 @@ def test_the_label_holder_and_the_coordinator_get_no_more_rounds_than_planned(
     vertical, joined, monkeypatch
 ):
     """Round numbers travel in sealed letters, which the passive party compares with the plan."""
-    plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
+    plan = TreeStrategy.plan
     counted = account._counted
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
     monkeypatch.setattr("clients.secureboost.active.check_within", lambda *given: None)
@@ -182,7 +177,7 @@ def test_a_second_hello_is_the_first(write_table, kind):
     ask(config, opening, 2, method)
 
 
-def opening_of(kind: type[Any]) -> Any:
+def opening_of(kind):
     """An opening by the bank alone."""
     more = planned(("bank",), aggregation="sealed" if kind is VerticalHelloRequest else "plain")
     if kind is HelloRequest:
@@ -190,7 +185,7 @@ def opening_of(kind: type[Any]) -> Any:
     return VerticalHelloRequest(True, 1000, 3, "", False, **more)
 
 
-def other(value: Any) -> Any:
+def other(value):
     """Another value of the same kind that keeps the rules of fields."""
     if isinstance(value, bool):
         return not value
@@ -248,7 +243,7 @@ def test_a_run_asks_for_no_more_work_than_the_site_allows(settings, sites, write
 def test_a_request_asks_for_no_more_epochs_than_the_opening(
     settings, sites, write_table, monkeypatch
 ):
-    plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
+    plan = TreeStrategy.plan
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "epochs": 1})
     contexts = sites({"name": "bank", "data": write_table("bank")})
     rule = r"AverageRequest\.epochs must be <= 1 by the plan that opened the run, got 1000000$"
@@ -277,7 +272,7 @@ def test_nothing_is_kept_of_a_request_that_takes_too_long(configs, monkeypatch):
     """Here the time ends with the work, on a machine of any speed, if there is a limit of 7 s."""
 
     @contextmanager
-    def ends_with_the_work(seconds: float) -> Iterator[None]:
+    def ends_with_the_work(seconds):
         yield
         if seconds == 7:
             raise OutOfTime
@@ -293,7 +288,7 @@ def test_nothing_is_kept_of_a_request_that_takes_too_long(configs, monkeypatch):
 
 
 def test_a_block_that_takes_too_long_is_interrupted_and_a_short_one_is_not():
-    def work(seconds: float, limit: float) -> None:
+    def work(seconds, limit):
         begin = time.monotonic()
         with time_limit(limit):
             while time.monotonic() < begin + seconds:
@@ -380,7 +375,7 @@ class Line:
     distinct: set[tuple[tuple[str, str], ...]] = field(default_factory=set)
     ended: bool = False
 
-    def took(self, envelope: Envelope, question: tuple[str, str] | None) -> None:
+    def took(self, envelope, question):
         """The site has answered a message, and called its handler for a question."""
         if envelope.attempt > self.attempt and self.step > envelope.checkpoint and not self.ended:
             kept, step, asked = self.kept[1], self.kept[0], self.kept[2]
@@ -399,7 +394,7 @@ class Line:
 class Attacker:
     """Sends a site the messages of a method in any order, and keeps the books."""
 
-    def __init__(self, config: SiteConfig, run: str, rng: np.random.Generator) -> None:
+    def __init__(self, config, run, rng):
         more, self.method = RUNS[run]
         family = all_methods()[self.method].family
         self.config, self.rng, self.stores, self.line = config, rng, LiveStores(), Line()
@@ -408,19 +403,19 @@ class Attacker:
         plan |= {"aggregation": "plain" if family == "horizontal" else "sealed", "max_bin": 4}
         plan |= {} if all_methods()[self.method].trains else {"rounds": 0}
         plan |= {"trees": 2, "parties": ("bank", "insurer", "shop"), "labels": "encoded", **more}
-        hello: type[Any] = HelloRequest if family == "horizontal" else VerticalHelloRequest
+        hello = HelloRequest if family == "horizontal" else VerticalHelloRequest
         values = {**example(hello), **fields_of(Plan()), **plan}
         self.opening = hello(**{**values, "model": ""} if "model" in hello.forms else values)
         self.requests = questions_of(self.method)
         self.model_id = f"{int(rng.integers(2**62)):016x}"
         self.folder = home() / "sites" / config.name / self.model_id
-        self.sent: dict[int, tuple[Request, list[tuple[str, bytes]]]] = {}
+        self.sent = {}
         self.called = 0
 
-    def envelope(self, step: int, checkpoint: int = 0, attempt: int = 0) -> Envelope:
+    def envelope(self, step, checkpoint=0, attempt=0):
         return Envelope(self.model_id, step, checkpoint, attempt, method=self.method)
 
-    def handler(self, site: Site, request: Request, *mail: Mail) -> EchoReply:
+    def handler(self, site, request, *mail):
         """Takes the place of all handlers."""
         if site.store.finished:  # as roles do
             raise ProtocolError(site.name, type(request).__name__, "step", "must come earlier")
@@ -429,12 +424,12 @@ class Attacker:
             site.store.forget()
         return EchoReply(self.called)
 
-    def any_request(self) -> tuple[Request, list[tuple[str, bytes]]]:
+    def any_request(self):
         """A request of the method as its form allows, and letters beside it."""
         kind = self.requests[self.rng.integers(len(self.requests))]
         return self.filled(kind), self.any_letters(kind)
 
-    def filled(self, kind: type[Any]) -> Any:
+    def filled(self, kind):
         """An example whose settings are those of the opening, and whose rest varies."""
         values = example(kind)
         for name in values:
@@ -447,7 +442,7 @@ class Attacker:
                 values[name] = values[name] + values[name].dtype.type(self.rng.integers(0, 2))
         return kind(**values)
 
-    def any_letters(self, kind: type[Request]) -> list[tuple[str, bytes]]:
+    def any_letters(self, kind):
         if not kind.carries_letters or self.rng.random() < 0.3:
             return []
         classes = letters_of(kind)
@@ -456,9 +451,7 @@ class Attacker:
             return []
         return [("shop", to_bytes(to_content(letter, "shop")))]
 
-    def ask(
-        self, request: Request, envelope: Envelope, letters: Sequence[tuple[str, bytes]] = ()
-    ) -> bool:
+    def ask(self, request, envelope, letters=()):
         """Whether a message is answered; a refused one leaves the disk as it was."""
         content = to_content(request, "bank")
         if request.carries_letters:
@@ -481,7 +474,7 @@ class Attacker:
         self.sent.setdefault(envelope.step, (request, list(letters)))
         return True
 
-    def play(self, n_messages: int) -> None:
+    def play(self, n_messages):
         """Send messages: the next, a repeated, an earlier one, one after a step back."""
         rng, checkpoint, attempt = self.rng, 0, 0
         assert self.ask(self.opening, self.envelope(step=1))
@@ -499,7 +492,7 @@ class Attacker:
                 request, letters = self.sent[step]
             self.ask(request, self.envelope(step, checkpoint, attempt), letters)
 
-    def check(self) -> None:
+    def check(self):
         """Compare what was answered with what the plan allows."""
         lines = self.line.distinct
         for kind in {line[-1][0] for line in lines}:
@@ -511,7 +504,7 @@ class Attacker:
 
 
 @cache
-def questions_of(method: str) -> list[type[Request]]:
+def questions_of(method):
     """The requests that a method sends, its openings excepted."""
     wanted = {kind for module in modules_of_method(method) for kind in kinds_of(module)}
     asked = (wanted & senders(method)) - ALONE
@@ -520,7 +513,7 @@ def questions_of(method: str) -> list[type[Request]]:
     ]
 
 
-def senders(method: str) -> set[str]:
+def senders(method):
     """Kinds of messages that a site takes from a run of a method."""
     config, allowed = SiteConfig("bank", "rows.csv", allowed=frozenset(all_methods())), set()
     for kind in kinds():
@@ -532,12 +525,12 @@ def senders(method: str) -> set[str]:
 
 
 @cache
-def letters_of(kind: type[Request]) -> list[type[Letter]]:
+def letters_of(kind):
     """Classes of letters in a request's module."""
     return [one for one in kinds() if issubclass(one, Letter) and one.__module__ == kind.__module__]
 
 
-def listing(folder: Path) -> Mapping[str, tuple[int, int]]:
+def listing(folder):
     """Files of a folder, with sizes and times."""
     if not folder.exists():
         return {}

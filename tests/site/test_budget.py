@@ -1,9 +1,6 @@
 """Noised sums that leave a site: how much noise they have, and what they cost."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +12,6 @@ from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.noise import budget_for
 from fedapp.errors import ConfigError
 from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
-from fedapp.site.settings import SiteConfig
 from tests.crypto.test_masks import Coordinator
 
 BUDGET = budget_for(1.0, 1e-5, n_rounds=50, n_parties=3)
@@ -25,12 +21,12 @@ UNITS = 2**22  # of a row
 
 
 @pytest.fixture
-def private(configs: dict[str, SiteConfig]) -> Callable[[str], Coordinator]:
+def private(configs):
     """``private(model)``: the sites have answered a private run's opening, and no sum yet."""
     limits = {"run_epsilon": BUDGET.epsilon, "total_epsilon": BUDGET.epsilon}
     sites = {name: replace(config, **limits) for name, config in configs.items()}
 
-    def make(model: str) -> Coordinator:
+    def make(model):
         opens = partial(PrivateOpenRequest, **PROMISE, n_rounds=BUDGET.n_rounds, clip=0.0)
         coordinator = Coordinator(sites, opens=opens, model=model, **PROMISE)
         coordinator.opening = replace(coordinator.opening, n_rows=COUNTED_ROWS)

@@ -1,14 +1,11 @@
 """Which app bundles a site answers, and that it runs none of them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -36,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower'
 OTHER, ANOTHER = (hashlib.sha256(text).hexdigest() for text in (b"other", b"another"))
 
 
-def node(tmp_path: Path, **more: str) -> dict[str, str]:
+def node(tmp_path, **more):
     return {"name": "bank", "data": str(tmp_path / "rows.csv"), **more}
 
 

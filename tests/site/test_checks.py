@@ -1,9 +1,6 @@
 """Tables are read and held to the rules of a run before it starts, by the run's own code."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,11 +10,10 @@ from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
-from fedapp.settings import Settings
 from fedapp.site import table
 
 
-def refused(settings: Settings, match: str) -> None:
+def refused(settings, match):
     """Holds that the check refuses a table in the words of the run."""
     with pytest.raises(FedappError, match=match):
         run_local(settings)
@@ -68,7 +64,7 @@ def test_a_party_with_too_few_rows_is_refused(settings, write_table):
 def two_files(vertical, write_table):
     """A run on a bank's file with the label and a shop's without, with these ids."""
 
-    def make(bank: list[Any], shop: list[Any], **given: Any) -> Settings:
+    def make(bank, shop, **given):
         paths = [
             write_table("bank", i=bank, n_rows=len(bank)),
             write_table("shop", i=shop, n_rows=len(shop), y=None),

@@ -1,14 +1,10 @@
 """Draws of a site's labels: over any runs that it admits, what two histories of labels show."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +22,7 @@ RATED = replace(SITE, label_range="0,8")
 ALL = 2.0**64
 NEGLIGIBLE = 1e-9  # probability: of noise there are n bits only
 # The second run, beside one like the first, and whether the site answers it.
-SECOND: dict[str, tuple[dict[str, Any], bool]] = {
+SECOND = {
     "the same": ({}, True),
     "another epsilon": ({"label_epsilon": 2.0}, False),
     "another label column": ({"label": "z"}, False),
@@ -41,21 +37,18 @@ class Words:
     ``first`` and ``other`` have shape (n_rows, n_words), ``chances`` (n_rows,) their probability.
     """
 
-    def __init__(self, first: Any, other: Any, chances: Any) -> None:
+    def __init__(self, first, other, chances):
         self.first, self.other, self.chances = first, other, chances
-        self.label: Any = None  # of the first run, as it is drawn by
+        self.label = None  # of the first run, as it is drawn by
 
-    def __call__(self, ids: Sequence[str], labels: Sequence[Any], _: bytes, n_words: int) -> Any:
+    def __call__(self, ids, labels, _, n_words):
         rows = np.array([int(name) for name in ids]) % len(self.first)
         self.label = labels[0] if self.label is None else self.label
         is_first = np.array([label == self.label for label in labels])
         return np.where(is_first[:, None], self.first[rows], self.other[rows])[:, :n_words]
 
 
-def outcomes(
-    words: Words, first: SiteConfig, second: SiteConfig, histories: Sequence[tuple[float, float]],
-    others: Sequence[tuple[float, ...]],
-) -> list[dict[tuple[float, float], float]]:  # fmt: skip
+def outcomes(words, first, second, histories, others):  # fmt: skip
     """Probability of both runs' draws of a row, for each history of its label.
 
     Both tables have rows with ``others``, so that their classes do not depend on the row.
@@ -70,14 +63,14 @@ def outcomes(
             labels = np.array([label] * n_rows + list(rest), np.float64)
             ids = [str(row) for row in range(len(labels))]
             drawn.append(drawn_labels(config, labels, ids)[:n_rows].tolist())
-        chances: dict[tuple[float, float], float] = defaultdict(float)
+        chances = defaultdict(float)
         for pair, chance in zip(zip(*drawn, strict=True), words.chances.tolist(), strict=True):
             chances[pair] += chance
         results.append(dict(chances))
     return results
 
 
-def greatest_ratio(results: Sequence[dict[tuple[float, float], float]]) -> float:
+def greatest_ratio(results):
     """Of any two histories, over all pairs of draws."""
     ratios = [
         chance / other.get(pair, 0.0) if other.get(pair) else math.inf
@@ -89,7 +82,7 @@ def greatest_ratio(results: Sequence[dict[tuple[float, float], float]]) -> float
 
 
 @pytest.fixture
-def class_words(monkeypatch: pytest.MonkeyPatch) -> Words:
+def class_words(monkeypatch):
     stays = [math.exp(EPSILON) / (math.exp(EPSILON) + k - 1) for k in (3, 2)]
     # In each of the cells between the thresholds a word that is even, and one that is odd.
     below = [0, *(int(share * ALL) for share in stays)]
@@ -103,7 +96,7 @@ def class_words(monkeypatch: pytest.MonkeyPatch) -> Words:
 
 
 @pytest.mark.parametrize("name", SECOND)
-def test_two_runs_tell_no_more_of_classes_than_one(class_words: Words, name: str) -> None:
+def test_two_runs_tell_no_more_of_classes_than_one(class_words, name):
     changes, answers = SECOND[name]
     second, histories = replace(SITE, **changes), list(itertools.product((0, 1, 2), repeat=2))
     if not answers:
@@ -117,9 +110,7 @@ def test_two_runs_tell_no_more_of_classes_than_one(class_words: Words, name: str
     assert all(sum(result.values()) == pytest.approx(1) for result in results)
 
 
-def test_a_table_of_fewer_classes_is_drawn_by_all_and_one_of_more_is_refused(
-    class_words: Words,
-) -> None:
+def test_a_table_of_fewer_classes_is_drawn_by_all_and_one_of_more_is_refused(class_words):
     histories = list(itertools.product((0, 1), repeat=2))
     results = outcomes(class_words, SITE, SITE, histories, ((0, 1, 2), (0, 1)))
     assert greatest_ratio(results) <= math.exp(EPSILON) * (1 + 1e-6)
@@ -133,7 +124,7 @@ def test_a_table_of_fewer_classes_is_drawn_by_all_and_one_of_more_is_refused(
     assert greatest_ratio(results) <= math.exp(EPSILON) * (1 + 1e-6)
 
 
-def test_two_runs_tell_no_more_of_measures_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_tell_no_more_of_measures_than_one(monkeypatch):
     monkeypatch.setattr(crypto, "STEPS", 4)
     monkeypatch.setattr(crypto, "TAIL", 16.0)
     rate, n_bits = EPSILON / 4, 6  # TAIL / rate = 2^6
@@ -154,9 +145,7 @@ def test_two_runs_tell_no_more_of_measures_than_one(monkeypatch: pytest.MonkeyPa
             outcomes(words, RATED, replace(RATED, label_range=bounds), histories, ((), ()))
 
 
-def test_a_label_that_has_changed_stays_as_drawn_and_only_the_site_learns_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_label_that_has_changed_stays_as_drawn_and_only_the_site_learns_it(caplog):
     ids = [f"c{row}" for row in range(500)]
     labels = np.arange(500) % 3.0
     first = drawn_labels(SITE, labels, ids)
@@ -172,7 +161,7 @@ def test_a_label_that_has_changed_stays_as_drawn_and_only_the_site_learns_it(
     assert "bank: 167 labels have changed since they were drawn, and stay as drawn" in caplog.text
 
 
-def test_texts_are_drawn_as_texts() -> None:
+def test_texts_are_drawn_as_texts():
     labels = np.array(["no", "perhaps", "yes"] * 50)
     drawn = drawn_labels(SITE, labels, [str(row) for row in range(150)])
     assert {*drawn.tolist()} == {"no", "perhaps", "yes"}
@@ -180,7 +169,7 @@ def test_texts_are_drawn_as_texts() -> None:
 
 
 @pytest.mark.parametrize("role", ["event", "qid"])
-def test_times_and_ranks_are_never_drawn(role: str) -> None:
+def test_times_and_ranks_are_never_drawn(role):
     rule = "label-epsilon must be 0 in the node config of bank, whose labels are times or ranks"
     with pytest.raises(ConfigError, match=rule):
         drawn_labels(replace(SITE, **{role: "other"}), np.ones(3), ["a", "b", "c"])

@@ -1,7 +1,5 @@
 """Draws of columns for levels and nodes, and what constraints say of a path."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -13,13 +11,13 @@ from fedapp.trees.constraints import interactions_of, monotone_of
 from fedapp.trees.grow import Limits
 from fedapp.trees.model import LEAF, NODE, Ensemble
 from strategies.run import check_read
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 
 ALL = np.ones((2, 20), dtype=bool)
 PLACES = [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
-def chain(*columns: int):
+def chain(*columns):
     """A tree whose left children are split by these columns in turn."""
     tree = np.zeros(2 * len(columns) + 1, dtype=NODE)
     tree["left"], tree["parent"] = LEAF, -1
@@ -66,7 +64,7 @@ def test_a_path_may_go_on_with_the_groups_that_have_all_of_it():
     allowed = np.ones((1, 7), dtype=bool)
     tree = chain(1, 3, 6)
 
-    def after(node: int) -> list[int]:
+    def after(node):
         return np.flatnonzero(limits.columns(0, [(0, node)], [tree], allowed)[0]).tolist()
 
     assert after(0) == list(range(7))

@@ -1,7 +1,5 @@
 """A site's log: what stands in it of a run, and that nobody changes it unnoticed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -12,12 +10,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -42,27 +38,27 @@ from tests.site.test_account import GREETING, MODEL, TERMS, ask
 DAY = SECONDS_A_DAY
 
 
-def site(name: str = "bank") -> Path:
+def site(name="bank"):
     return home() / "sites" / name
 
 
-def audited(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def audited(path):
     """Lines of a site's log, and what is wrong with it."""
     audit = Audit.of_site(path)
     return [fields for _, fields in audit], audit.faults
 
 
-def lines(name: str = "bank") -> list[dict[str, Any]]:
+def lines(name="bank"):
     every, faults = audited(site(name))
     assert not faults
     return every
 
 
-def events(name: str = "bank") -> Counter[str]:
+def events(name="bank"):
     return Counter(line["event"] for line in lines(name))
 
 
-def shown(tmp_path: Path, *words: str) -> Any:
+def shown(tmp_path, *words):
     """What `fedapp site log` prints of the bank's log."""
     folder = tmp_path / "bank"
     folder.mkdir(exist_ok=True)
@@ -76,12 +72,12 @@ def shown(tmp_path: Path, *words: str) -> Any:
 
 
 @pytest.fixture
-def private_run(settings, three, monkeypatch) -> str:
+def private_run(settings, three, monkeypatch):
     """A private run, which somebody approves at the bank as it asks for the third time; its id."""
     policy = {"least-parties": 3, "run-epsilon": 1000, "approve": "ask"}
     asked = []
 
-    def admits(run: Any, *words: Any) -> None:
+    def admits(run, *words):
         asked.append(run)
         if asked.count(run) == 3 and run.name == "bank":
             (line,) = [line for line in lines() if line["event"] == "waits"]
@@ -151,7 +147,7 @@ def test_an_answer_without_a_line_is_missed(configs):
     assert faults == [f"1 answers to train.pax_grow of {MODEL} have no line"]
 
 
-def greeting(*names: str) -> Any:
+def greeting(*names):
     return replace(GREETING, rounded=False, **planned((*names, "zoo"), aggregation="plain"))
 
 
@@ -174,7 +170,7 @@ def test_what_is_refused_and_why(settings, three):
 
 
 def test_what_fails_and_no_word_of_why(settings, three, monkeypatch):
-    def fails(*_: Any) -> None:
+    def fails(*_):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr("fedapp.site.answer._handled", fails)
@@ -210,7 +206,7 @@ def test_a_simulated_party_has_no_log(settings):
 def test_a_full_disk_lets_no_answer_leave(settings, three):
     write = os.write
 
-    def short(file: int, data: bytes) -> int:
+    def short(file, data):
         is_log = os.readlink(f"/proc/self/fd/{file}") == str(site() / LOG)
         return write(file, data[: len(data) // 2] if is_log else data)
 
@@ -232,10 +228,10 @@ def test_a_disk_that_fails_breaks_no_chain():
     write = os.write
     append(site(), "score", n=1)
 
-    def fails(*_: Any) -> None:
+    def fails(*_):
         raise OSError("input/output error")
 
-    def half(file: int, data: bytes) -> int:
+    def half(file, data):
         return write(file, data[:9])
 
     for name, broken in {"write": half, "fdatasync": fails, "pwrite": fails}.items():
@@ -248,7 +244,7 @@ def test_a_disk_that_fails_breaks_no_chain():
         assert lines()[-1]["n"] == 3
 
 
-def write_many(home: str, name: str, n: int) -> None:
+def write_many(home, name, n):
     os.environ["FEDAPP_HOME"] = home
     for number in range(n):
         append(site(), "score", writer=name, n=number)
@@ -325,7 +321,7 @@ def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
 
 
 @pytest.fixture
-def whole() -> list[bytes]:
+def whole():
     """The lines of a log of some events, with a signed line in the middle."""
     for number in range(4):
         append(site(), "answered", run=MODEL, kind="train.pax_grow", n=number)
@@ -335,7 +331,7 @@ def whole() -> list[bytes]:
     return (site() / LOG).read_bytes().splitlines(keepends=True)
 
 
-def faults_of(content: bytes) -> list[str]:
+def faults_of(content):
     (site() / LOG).write_bytes(content)
     return audited(site())[1]
 
@@ -494,7 +490,7 @@ def test_where_all_lines_are_old_one_that_the_head_lacks_goes_too(monkeypatch):
 
 
 @pytest.fixture
-def closed(monkeypatch) -> list[Path]:
+def closed(monkeypatch):
     """Files of two lines, 8, 6, 4 and 2 days old, which get no more; the last one is empty."""
     monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 180)
     now = time.time()
@@ -587,7 +583,7 @@ def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, monkeyp
 
 
 @pytest.fixture
-def used(configs) -> None:
+def used(configs):
     """The bank has answered twice, refused once, and a run has ended."""
     ask(configs["bank"], greeting("bank"), 1)
     append(site(), "refused", run="", kind="=cmd()", error="ConfigError", reason="=1+1", sent=0)
@@ -601,7 +597,7 @@ def test_the_command_shows_filters_and_says_by_whom_it_is_signed(used, tmp_path)
     assert len(every) == 5
     assert "signature" not in result.output
     assert end.startswith("5 lines, each as it was written, signed to line 5 by ")
-    filters: dict[str, Callable[[dict[str, Any]], bool]] = {
+    filters = {
         "--event refused,ended": lambda line: line["event"] in ("refused", "ended"),
         f"--run {MODEL}": lambda line: line["run"] == MODEL,
         "--since 2999-01-01": lambda line: False,

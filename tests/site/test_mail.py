@@ -1,18 +1,15 @@
 """Letters between sites as handlers see them, and the answer of a run that has ended."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from shutil import rmtree
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pytest
 
-from fedapp.crypto.sealed import Address, new_private_key, public_key, unseal
+from fedapp.crypto.sealed import new_private_key, public_key, unseal
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import (
@@ -28,14 +25,12 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import Plan
-from fedapp.messages.vertical import Parcel, SentReply
+from fedapp.messages.vertical import SentReply
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to_content
 from fedapp.site.account import Account
-from fedapp.site.answer import Site, answer
+from fedapp.site.answer import answer
 from fedapp.site.mail import (
     HEAD,
-    Letters,
-    Mail,
     Session,
     address_of,
     begin_session,
@@ -109,25 +104,21 @@ class Sites:
 
     calls: list[str]
 
-    def ask(
-        self, name: str, request: Request, parcels: Iterable[Parcel] = (), **envelope: Any
-    ) -> Content:
+    def ask(self, name, request, parcels=(), **envelope):
         return self.hand(name, request.kind, to_content(request, name, parcels), **envelope)
 
-    def hand(self, name: str, kind: str, content: Content, **envelope: Any) -> Content:
+    def hand(self, name, kind, content, **envelope):
         """A message as it has arrived, whatever is in it."""
         site = SiteConfig(name, "rows.csv", allowed=frozenset({"testmail"}))
         return answer(site, kind, Envelope(MODEL, method="testmail", **envelope), content)
 
-    def tell(self, name: str, number: int, last: bool = False, **more: Any) -> Content:
+    def tell(self, name, number, last=False, **more):
         return self.ask(name, TellRequest(number, last), **more)
 
-    def store(self, name: str) -> Store:
+    def store(self, name):
         return Store.open(home() / "sites" / name / MODEL)
 
-    def begin(
-        self, lie: Callable[[str, Request], Request] | None = None, **envelope: Any
-    ) -> MeetRequest:
+    def begin(self, lie=None, **envelope):
         """The first two steps, and the request of the second; the server may lie to a party."""
         for name in NAMES:
             greeting = GreetRequest(**planned(NAMES, aggregation="sealed", rounds=9, restarts=9))
@@ -143,18 +134,18 @@ class Sites:
 @pytest.fixture
 def unmet(monkeypatch):
     """Two sites that know nothing of each other yet."""
-    calls: list[str] = []
+    calls = []
 
-    def greet(site: Site, request: GreetRequest) -> SentReply:
+    def greet(site, request):
         note_greeting(site.store, request)
         begin_session(site.store)
         return SentReply()
 
-    def meet(site: Site, request: MeetRequest) -> SentReply:
+    def meet(site, request):
         store_peers(site.config, site.store, NAMES, (request.keys, request.run_keys), request)
         return SentReply()
 
-    def tell(site: Site, request: TellRequest, mail: Mail) -> tuple[Reply, Letters]:
+    def tell(site, request, mail):
         calls.append(site.name)
         other = next(name for name in NAMES if name != site.name)
         heard = np.array([note.number for _, note in mail.each(Note)], dtype=np.int64)
@@ -175,14 +166,14 @@ def sites(unmet):
     return unmet
 
 
-def opened(sites: Sites, sent: Content, step: int, **envelope: Any) -> list[int]:
+def opened(sites, sent, step, **envelope):
     """What shop makes of the parcels of bank's reply."""
     parcels = [("bank", content) for _, content in parcels_of(sent)]
     reply = sites.tell("shop", 1, parcels=parcels, step=step, **envelope)
     return from_content(TellReply, reply, "shop").heard.tolist()
 
 
-def parcel_of(sent: Content) -> bytes:
+def parcel_of(sent):
     [(_, content)] = parcels_of(sent)
     return content
 
@@ -242,14 +233,14 @@ UNLIKE = (
 )
 
 
-def not_the_banks_key(opening: MeetRequest) -> MeetRequest:
+def not_the_banks_key(opening):
     """One that the server has, in the place of the bank's key of the run."""
     run_keys = opening.run_keys.copy()
     run_keys[0] = np.frombuffer(public_key(new_private_key()), np.uint8)
     return replace(opening, run_keys=run_keys)
 
 
-LIES: dict[str, tuple[type[Request], Callable[[Any], Request]]] = {
+LIES = {
     "active": (MeetRequest, lambda opening: replace(opening, active="shop")),
     "key of the run": (MeetRequest, not_the_banks_key),
     "before the opening": (GreetRequest, lambda greeting: replace(greeting, rounds=3)),
@@ -258,7 +249,7 @@ LIES: dict[str, tuple[type[Request], Callable[[Any], Request]]] = {
 
 @pytest.mark.parametrize(("kind", "change"), LIES.values(), ids=LIES)
 def test_parties_that_were_told_of_different_runs_do_not_read_each_other(unmet, kind, change):
-    def lie(name: str, request: Request) -> Request:
+    def lie(name, request):
         return change(request) if name == "shop" and isinstance(request, kind) else request
 
     unmet.begin(lie)
@@ -292,7 +283,7 @@ def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet):
 
 
 def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet):
-    def lie(name: str, request: Request) -> Request:
+    def lie(name, request):
         return not_the_banks_key(request) if isinstance(request, MeetRequest) else request
 
     with pytest.raises(
@@ -360,9 +351,7 @@ def test_a_letter_that_came_before_an_older_one_does_not_come_again(sites):
             sites.tell("shop", 1, parcels=[("bank", parcel)], step=5)
 
 
-def resumed(
-    sites: Sites, attempt: int, checkpoint: int, step: int, names: Sequence[str] = NAMES
-) -> None:
+def resumed(sites, attempt, checkpoint, step, names=NAMES):
     """A server that was started anew greets the sites: a step that carries no news."""
     for name in names:
         envelope = {"attempt": attempt, "checkpoint": checkpoint, "gap": 0}
@@ -493,7 +482,7 @@ def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites):
         assert not any(opens(disk, key, address, parcel) for key in keys)
 
 
-def opens(disk: Store, key: bytes, address: Address, parcel: bytes) -> bool:
+def opens(disk, key, address, parcel):
     """Whether a parcel opens with a key in the place of the one of the run."""
     stolen = disk.copy()
     stolen.put(replace(disk.get(Session), private_key=key))
@@ -549,7 +538,7 @@ def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites):
 
 
 def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(vertical, monkeypatch):
-    def to_nobody(*given: Any) -> list[Parcel]:
+    def to_nobody(*given):
         return [("nobody", content) for _, content in seal_mail(*given)]
 
     monkeypatch.setattr("fedapp.site.answer.seal_mail", to_nobody)

@@ -1,13 +1,10 @@
 """What a coordinator gains by opening a run in another way, or again: nothing."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.site import answer
 from fedapp.site.mail import Mail
 from fedapp.site.register import runs_of
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.settings import site_config
 from fedapp.site.store import STATE
 from tests.crypto.test_masks import GREETING, MODEL, NAMES, Coordinator, growing, scoring
 from tests.network import fails_from, resumed, run
@@ -35,7 +32,7 @@ EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 2
 ANOTHER = r"\.content must be what it was before the run was resumed; begin a new run$"
 
 
-def private(configs: dict[str, SiteConfig]) -> tuple[Coordinator, dict[str, Any]]:
+def private(configs):
     """A run with noise before its parties meet, and its plan."""
     budget = budget_for(EPSILON, DELTA, ROUNDS, 3)
     numbers = {"epsilon": EPSILON, "delta": DELTA, "multiplier": budget.multiplier}
@@ -45,7 +42,7 @@ def private(configs: dict[str, SiteConfig]) -> tuple[Coordinator, dict[str, Any]
     return coordinator, {"rounds": ROUNDS, **numbers}
 
 
-def masked_plan(**fields: Any) -> dict[str, Any]:
+def masked_plan(**fields):
     return planned(NAMES, aggregation="secure", threshold=0, **fields)
 
 
@@ -195,12 +192,12 @@ def test_a_first_message_that_is_refused_does_not_delete_what_another_began(conf
     opening = replace(GREETING, rounded=False, **planned(("bank", "zoo"), aggregation="plain"))
     deletes = threading.Event()
 
-    def slowly(*given: Any, **more: Any) -> None:
+    def slowly(*given, **more):
         deletes.set()
         time.sleep(0.3)  # the other message comes meanwhile
         kept(*given, **more)
 
-    def first() -> None:
+    def first():
         envelope = Envelope(MODEL, 2, gap=1, method="pax")  # an opening is no second step
         try:
             answer.answer(bank, opening.kind, envelope, to_content(opening, "bank"))

@@ -1,18 +1,13 @@
 """A run asks a site for what its opening said, and for no more."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.messages.fields import Request, fields_of
+from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
 from fedapp.messages.wire import Envelope, to_content
@@ -27,7 +22,7 @@ from tests.plans import planned
 NO_CUTS = {"edges": np.empty(0, np.float32), "edge_offsets": np.empty(0, np.int64)}
 
 
-def summing(first: bool = False, **changes: Any) -> GrowSumsRequest:
+def summing(first=False, **changes):
     """Masked sums of a round's root; the first one has cuts."""
     cuts = {"edges": EDGES, "edge_offsets": np.arange(3)} if first else NO_CUTS
     return GrowSumsRequest(**fields_of(replace(growing(), **changes)), **cuts, among=())
@@ -221,9 +216,9 @@ def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
 def test_a_coordinator_that_trains_on_is_refused_in_every_round(
     settings, sites, write_table, monkeypatch
 ):
-    plan: Callable[[Any], dict[str, Any]] = TreeStrategy.plan
+    plan = TreeStrategy.plan
     monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
-    contexts: list[Context] = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
+    contexts = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
     rule = r"^bank \(step \d+\): GrowRequest\.round_id must be none: all have begun by the"
     with pytest.raises(PartyError, match=rule):
         run_local(settings(parties=1, num_boost_round=2), contexts)
@@ -232,5 +227,5 @@ def test_a_coordinator_that_trains_on_is_refused_in_every_round(
 def test_requests_declare_what_the_plan_bounds():
     bounded = {(GrowRequest, "level"): "levels", (SketchRequest, "n_bins"): "max_bin"}
     for (kind, field), name in bounded.items():
-        request: type[Request] = kind
+        request = kind
         assert request.planned[field].name == name

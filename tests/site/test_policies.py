@@ -1,10 +1,7 @@
 """What `fedapp site init` writes of a policy, and which runs a site then takes part in."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +12,10 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.methods import all_methods
 from fedapp.runs.local import run_local, site_contexts
-from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.register import admit
 from fedapp.site.settings import parse_node_config, site_config
 from simulations.attacks import horizontal
-from tests.conftest import MakeSettings
 from tests.deploy_folders import init_site
 
 NAMES = ("bank", "insurer", "shop")
@@ -51,7 +46,7 @@ ROWS = {"allow": ",".join(EVERY)}
 def init(tmp_path, write_table):
     """``init(*options)``: the node config that the command writes, and what it prints."""
 
-    def make(*options: str) -> tuple[dict[str, Any], str]:
+    def make(*options):
         folder, shown = init_site(tmp_path, write_table("rows"), *options)
         return parse_node_config(str(folder / "site.toml")), shown
 
@@ -156,7 +151,7 @@ def test_no_setting_of_a_policy_refuses_what_it_allows(init, policy, allowed):
 def attack(settings, write_table, tmp_path, monkeypatch):
     """``attack(*options)``: rows that a coordinator rebuilds from an honest run of plain PAX."""
 
-    def run(*options: str) -> dict[str, Any]:
+    def run(*options):
         tables, nodes = {}, []
         for seed, name in enumerate(NAMES[:2]):
             tables[name] = write_table(name, 50, seed=seed)
@@ -204,7 +199,7 @@ def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(attack, opti
 def federation(tmp_path, write_table):
     """``federation(policy, *options)``: three sites that approve every run."""
 
-    def make(policy: str, *options: str, columns: bool = False) -> list[Any]:
+    def make(policy, *options, columns=False):
         nodes = []
         for seed, name in enumerate(NAMES):
             ids = [f"c{number}" for number in range(300)]
@@ -221,7 +216,7 @@ def federation(tmp_path, write_table):
     return make
 
 
-def small(settings: MakeSettings, **more: object) -> Settings:
+def small(settings, **more):
     given = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 3, **more}
     return settings(**given)
 

@@ -1,10 +1,6 @@
 """What a site refuses, each by a message that it answers with the rule."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +16,11 @@ from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE, connected
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.settings import site_config
 from fedapp.site.store import PART_FILE
 from tests.crypto.test_masks import TERMS, Coordinator, counting, growing
 from tests.messages.declared import example, kinds, name_of
@@ -39,13 +35,13 @@ QUANTILES = hello(objective="reg:absoluteerror")
 RANKS, TIMES = hello(objective="rank:ndcg"), hello(objective="survival:cox")
 
 
-def ask(config: SiteConfig, request: Request, method: str = "pax", number: int = 1) -> Content:
+def ask(config, request, method="pax", number=1):
     """What a site answers to the first message of a run."""
     envelope = Envelope(model_id(number), 1, method=method)
     return answer(config, request.kind, envelope, to_content(request, config.name))
 
 
-def filled(kind: type[Any], **fields: Any) -> Any:
+def filled(kind, **fields):
     return kind(**{**example(kind), **fields})
 
 
@@ -100,9 +96,7 @@ def filled(kind: type[Any], **fields: Any) -> Any:
         ({"run-epsilon": 1}, counting(), "pax", "privacy.epsilon must be .*; got pax without$"),
     ],
 )
-def test_a_run_that_a_node_config_forbids_is_refused(
-    node: Mapping[str, Any], request_: Request, method: str, rule: str
-) -> None:
+def test_a_run_that_a_node_config_forbids_is_refused(node, request_, method, rule):
     config = site_config({**NODE, "label": "y", **node}, {})
     with pytest.raises(ConfigError, match=f"^{rule}"):
         ask(config, request_, method)
@@ -129,13 +123,13 @@ def test_a_plan_that_holds_no_rows_back_by_a_rule_is_not_shown_to_a_person(metho
     assert not (home() / "sites" / "bank" / DATABASE).exists()
 
 
-BOUNDED: list[type[Any]] = [
+BOUNDED = [
     kind for kind in kinds() if issubclass(kind, Request) and (kind.limits or kind.for_trials)
 ]
 
 
 @pytest.mark.parametrize("kind", BOUNDED, ids=name_of)
-def test_every_limit_and_every_rule_for_trials_binds(kind: type[Any]) -> None:
+def test_every_limit_and_every_rule_for_trials_binds(kind):
     """A message at the limit is refused too, but later: as there is no such run."""
     method = next(name for name in all_methods() if kind.kind in senders(name))
     safe = {
@@ -144,7 +138,7 @@ def test_every_limit_and_every_rule_for_trials_binds(kind: type[Any]) -> None:
     config = site_config({**NODE, "label": "y"}, {})
     allowing = replace(config, allows_insecure=True)
 
-    def refusal(config: SiteConfig, **fields: Any) -> str:
+    def refusal(config, **fields):
         with pytest.raises(FedappError) as refused:
             ask(config, filled(kind, **(safe | fields)), method)
         return str(refused.value)
@@ -354,7 +348,7 @@ def test_a_run_with_noise_is_asked_for_no_exact_sums(configs):
         coordinator.ask(counting(), 4, ["bank"])
 
 
-def tree(round_id: int, threshold: float = 0.0, n_leaves: int = 1) -> PrivateTreesRequest:
+def tree(round_id, threshold=0.0, n_leaves=1):
     """Sums of a tree of one split, after one of so many leaves."""
     return PrivateTreesRequest(
         sizes=np.array([3], np.int32),

@@ -1,7 +1,5 @@
 """Runs that a site counts, and those that wait until a person there has approved them."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -9,10 +7,8 @@ import stat
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,8 +32,8 @@ from fedapp.runs.local import run_local
 from fedapp.site import database, register
 from fedapp.site.answer import answer
 from fedapp.site.register import charge, runs_of
-from fedapp.site.rows import RowHashes, hash_rows
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.rows import hash_rows
+from fedapp.site.settings import site_config
 from fedapp.site.store import drop_abandoned
 from fedapp.site.trust import site_fingerprint
 from strategies import flower
@@ -45,52 +41,52 @@ from tests.crypto.test_masks import TERMS, Coordinator
 from tests.plans import planned
 
 METHODS = ",".join(all_methods())
-NODE: dict[str, Any] = {"name": "bank", "data": "rows.csv", "allow": METHODS, "runs-per-day": 100}
+NODE = {"name": "bank", "data": "rows.csv", "allow": METHODS, "runs-per-day": 100}
 ASKS = {**NODE, "approve": "ask"}
 PARTIES = ("bank", "insurer", "shop")
 
 
-def hello(parties: Sequence[str] = ("bank",), **fields: Any) -> HelloRequest:
+def hello(parties=("bank",), **fields):
     """An opening between parties whose keys are in this home."""
     opening = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
     return replace(opening, **(planned(parties) | fields))
 
 
-def private(epsilon: float = 1.0, delta: float = 1e-5, **fields: Any) -> HelloRequest:
+def private(epsilon=1.0, delta=1e-05, **fields):
     """The opening of a private run of three parties."""
     noise = budget_for(epsilon, delta, 50, 3)
     fields = {"aggregation": "secure", "rounds": 50, "multiplier": noise.multiplier, **fields}
     return hello(PARTIES, epsilon=epsilon, delta=delta, **fields)
 
 
-def rows_at(path: str) -> RowHashes:
+def rows_at(path):
     """Rows that no table at another path has."""
     values = np.random.default_rng(zlib.crc32(path.encode())).normal(size=(40, 2))
     return hash_rows(Table(("a", "b"), values.astype(np.float32)), b"key")
 
 
-def admit(config: SiteConfig, model: str, method: str, opening: Any) -> None:
+def admit(config, model, method, opening):
     """Admit a run on a table that need not exist."""
     register.admit(config, model, method, opening, rows_at(config.data))
 
 
-def waits(config: SiteConfig, model: str, opening: Any, method: str = "pax") -> None:
+def waits(config, model, opening, method="pax"):
     """A run that begins only if a person approves it."""
     with pytest.raises(WaitingError):
         admit(config, model, method, opening)
 
 
-def admit_and_charge(config: SiteConfig, model: str, opening: Any) -> None:
+def admit_and_charge(config, model, opening):
     """A private run whose first noised sums have left."""
     admit(config, model, "pax", opening)
     charge(config, model)
 
 
-def runs() -> list[database.Run]:
+def runs():
     return runs_of(home() / "sites" / "bank")
 
 
-def ids() -> list[str]:
+def ids():
     return [run.model for run in runs()]
 
 
@@ -103,7 +99,7 @@ def test_a_table_is_one_however_its_path_is_written(write_table, tmp_path):
     assert tables == {str(path.resolve())}
 
 
-def model_id(number: int) -> str:
+def model_id(number):
     return f"{number:016x}"
 
 
@@ -115,15 +111,15 @@ def bank(sites, write_table):
     )
 
 
-def model_of(folder: RunFolder) -> str:
+def model_of(folder):
     return str(json.loads((folder.path / "summary.json").read_text())["model_id"])
 
 
-def approve(*words: str, answer: str = "") -> Any:
+def approve(*words, answer=""):
     return CliRunner().invoke(site_app, ["approve", *words], input=answer, env={"COLUMNS": "200"})
 
 
-def wait_and_approve(config: SiteConfig, model: str, opening: Any) -> None:
+def wait_and_approve(config, model, opening):
     """A run of PAX that waits, and that a person then approves."""
     waits(config, model, opening)
     assert approve(model, "--yes").exit_code == 0
@@ -184,7 +180,7 @@ def test_a_site_keeps_its_runs_when_it_draws_a_new_key():
 def test_a_run_waits_until_it_is_approved_and_is_the_same_then(settings, bank, monkeypatch):
     asked, sleep = list[str](), flower.time.sleep
 
-    def a_while(seconds: float) -> None:
+    def a_while(seconds):
         if seconds:
             sleep(seconds)
             return
@@ -196,7 +192,7 @@ def test_a_run_waits_until_it_is_approved_and_is_the_same_then(settings, bank, m
     plain = run_local(settings(parties=1), bank())
     for name in ("identity.key", database.DATABASE):  # as if it had never taken part
         (home() / "sites" / "bank" / name).unlink()
-    notes: list[str] = []
+    notes = []
     note = RunFolder.note
     monkeypatch.setattr(flower, "APPROVAL_POLL", 0.0)
     monkeypatch.setattr(flower.time, "sleep", a_while)
@@ -218,7 +214,7 @@ def test_a_run_that_nobody_approves_ends_and_says_what_to_do(settings, bank, mon
         run_local(settings(parties=1, start_deadline=0.1), bank(approve="ask"))
 
 
-def opening_of(method: str, **fields: Any) -> HelloRequest | VerticalHelloRequest:
+def opening_of(method, **fields):
     """An opening of a method between three parties."""
     parties = fields.pop("parties", PARTIES)
     if all_methods()[method].needs_label:
@@ -228,7 +224,7 @@ def opening_of(method: str, **fields: Any) -> HelloRequest | VerticalHelloReques
 
 
 MASKED = {"aggregation": "secure"}
-OPENINGS: list[tuple[str, dict[str, Any]]] = [
+OPENINGS = [
     *((method, {}) for method in sorted(all_methods())),
     ("pax", MASKED),
     ("pax", {**MASKED, "parties": PARTIES[:2]}),
@@ -242,9 +238,7 @@ OPENINGS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("method", "fields"), OPENINGS, ids=str)
-def test_who_approves_reads_one_screen(
-    method: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_approves_reads_one_screen(method, fields, monkeypatch):
     """First facts of the run, then five to eight sentences of what leaves by its settings."""
     monkeypatch.setattr(console, "_width", 80)
     config = site_config(ASKS, {})
@@ -287,9 +281,7 @@ def test_who_approves_reads_one_screen(
         ("interactive", {}, "By one_round:", False),
     ],
 )
-def test_the_rest_is_shown_on_demand(
-    method: str, fields: dict[str, Any], text: str, is_shown: bool
-) -> None:
+def test_the_rest_is_shown_on_demand(method, fields, text, is_shown):
     waits(site_config(ASKS, {}), "a" * 16, opening_of(method, **fields), method)
     screen, whole = (
         " ".join(approve("a" * 16, *words, answer="n\n").output.split())
@@ -331,11 +323,11 @@ def test_a_run_of_another_table_waits_anew():
 
 def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table):
     table = {"data": str(write_table("bank")), "label": "y"}
-    node: dict[str, Any] = {**ASKS, **table}
+    node = {**ASKS, **table}
     config = site_config({**node, "runs-per-day": 1}, {})
     folder, envelope = home() / "sites" / "bank", Envelope("a" * 16, 1, method="pax")
 
-    def ask() -> None:
+    def ask():
         answer(config, HelloRequest.kind, envelope, to_content(hello(), "bank"))
 
     with pytest.raises(WaitingError):
@@ -500,7 +492,7 @@ def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table):
     node = {**NODE, "data": str(write_table("bank")), "label": "y", "min-rows": 10}
     config = site_config({**node, "run-epsilon": 1}, {})
 
-    def ask(number: int, opening: HelloRequest) -> None:
+    def ask(number, opening):
         envelope = Envelope(model_id(number), 1, method="pax")
         answer(config, HelloRequest.kind, envelope, to_content(opening, "bank"))
 
@@ -535,7 +527,7 @@ def test_an_opening_that_was_refused_meanwhile_does_not_begin():
     config, run = site_config(NODE, {}), ("a" * 16, "pax", hello())
     rule = r"^run must be admitted by bank, got an opening that it has refused$"
 
-    def fail() -> None:
+    def fail():
         with register.opening(config, *run):
             raise DataError("no such table")
 
@@ -605,7 +597,7 @@ def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(write_table)
     labels = np.loadtxt(path, delimiter=",", skiprows=1)[:, 2]
     config = site_config({**NODE, "data": str(path), "label": "y"}, {})
 
-    def label_sum(seed: int, test_fraction: float) -> float | None:
+    def label_sum(seed, test_fraction):
         opening = hello(test_fraction=test_fraction, valid_fraction=0.0, seed=seed)
         for step, request in enumerate((opening, LabelsRequest(**TERMS)), start=1):
             envelope = Envelope(model_id(seed), step, method="pax")
@@ -615,7 +607,7 @@ def test_labels_do_not_follow_from_runs_that_hold_back_one_row_each(write_table)
                 return None
         return float(reply.arrays["label_sums"][0])
 
-    seeds: dict[int, int] = {}
+    seeds = {}
     for seed in range(1, 2000):
         [row] = split_rows(n_rows, 1 / n_rows, 0.0, seed).test
         seeds.setdefault(int(row), seed)
@@ -638,7 +630,7 @@ def test_a_party_does_not_follow_from_masked_runs_with_and_without_it(write_tabl
         for node in nodes
     }
 
-    def label_sum(model: str, names: Sequence[str]) -> int:
+    def label_sum(model, names):
         coordinator = Coordinator({name: configs[name] for name in names}, model=model)
         masked = coordinator.masked(coordinator.opening, 3, names)
         return int(unmasked_sum(masked.values(), len(masked["bank"]))[0])
@@ -720,7 +712,7 @@ def test_site_check_shows_what_was_spent(write_table, tmp_path):
     path = tmp_path / "site.toml"
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items()))
 
-    def facts() -> dict[str, str]:
+    def facts():
         output = CliRunner().invoke(site_app, ["check", "--site", str(path)]).output
         words = (" ".join(line.split()) for line in output.splitlines())
         return {one.partition(" ")[0]: one for one in words}
@@ -780,7 +772,7 @@ def test_a_site_that_is_killed_forgets_nothing_that_it_answered():
 def test_runs_that_ask_at_once_are_counted_one_after_the_other():
     config, opening = site_config({**NODE, "runs-per-day": 3}, {}), hello()
 
-    def ask(number: int) -> bool:
+    def ask(number):
         try:
             admit(config, model_id(number), "pax", opening)
         except ConfigError:
@@ -806,7 +798,7 @@ def test_the_register_is_its_owners_alone_and_on_the_disk():
 def test_a_decision_that_fails_half_way_is_none():
     admit(site_config(NODE, {}), "a" * 16, "pax", hello())
 
-    def fail() -> None:
+    def fail():
         with database.transaction(home() / "sites" / "bank") as opened:
             opened.execute("UPDATE runs SET admitted = 0")
             raise KeyError

@@ -1,11 +1,8 @@
 """Releases that a key has signed, and how sites know them."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -38,11 +35,11 @@ DATE = datetime(2026, 11, 28, tzinfo=UTC)
 FILES = {"pyproject.toml": b"[project]", "fedapp/a.py": b"a = 1"}
 
 
-def public(key: Ed25519PrivateKey = KEY) -> frozenset[str]:
+def public(key=KEY):
     return frozenset({key.public_key().public_bytes_raw().hex()})
 
 
-def zipped(files: Mapping[str, bytes], more: Mapping[str, bytes] | None = None) -> bytes:
+def zipped(files, more=None):
     """A bundle with Flower's list; what is in ``more`` is added even where it is there already."""
     lines = [f"{name},{sha256(text).hexdigest()},{8 * len(text)}" for name, text in files.items()]
     content = io.BytesIO()
@@ -53,9 +50,7 @@ def zipped(files: Mapping[str, bytes], more: Mapping[str, bytes] | None = None) 
     return content.getvalue()
 
 
-def signed(
-    files: Mapping[str, bytes] = FILES, key: Ed25519PrivateKey = KEY, date: datetime = DATE
-) -> dict[str, bytes]:
+def signed(files=FILES, key=KEY, date=DATE):
     return {**files, SIGNATURE: signature_file(zipped(files), key, date).encode()}
 
 
@@ -212,7 +207,7 @@ def test_versions_are_compared_as_python_does(project, got):
 NEXT = DATE + timedelta(seconds=1)
 
 
-def dated(date: datetime, version: str = "0.3.0") -> bytes:
+def dated(date, version="0.3.0"):
     project = f'[project]\nversion = "{version}"'.encode()
     return zipped(signed({**FILES, "pyproject.toml": project}, date=date))
 

@@ -1,7 +1,5 @@
 """Roles: fields in the store and back, and the order in which requests are answered."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -46,7 +44,7 @@ from fedapp.messages.secureboost import (
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.records.codec import IN_FILE, codec_of
 from fedapp.settings import Settings
-from fedapp.site.answer import Handlers, Site
+from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.roles import Order, Role, answers, handlers, name_of, role
 from fedapp.site.settings import SiteConfig
@@ -239,7 +237,7 @@ def test_requests_are_answered_in_the_roles_order(tmp_path):
 
 # The methods' roles
 
-ROLES: dict[type[Role], Handlers] = {
+ROLES = {
     **dict.fromkeys(
         (EncodedActive, EncodedPassive, PaillierActive, PaillierPassive), federated_forest.HANDLERS
     ),

@@ -1,21 +1,18 @@
 """Hashes by which a site recognises rows wherever their file is."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fedapp.data.table import Table
-from fedapp.site.rows import RowHashes, compare, hash_rows
+from fedapp.site.rows import compare, hash_rows
 
 N_ROWS = 30
 
 
-def table(n_rows: int = N_ROWS) -> Table:
+def table(n_rows=N_ROWS):
     """Rows with a number, a category, missing values, label, weight, margin and id."""
     rng = np.random.default_rng(5)
     values = rng.normal(size=(n_rows, 2)).astype(np.float32)
@@ -32,22 +29,22 @@ def table(n_rows: int = N_ROWS) -> Table:
     )
 
 
-def hashed(rows: Table, key: bytes = b"key") -> RowHashes:
+def hashed(rows, key=b"key"):
     return hash_rows(rows, key)
 
 
-def by_content(first: Table, second: Table) -> tuple[int, int]:
+def by_content(first, second):
     """Rows that two tables share, and rows that only one has, by what is in them."""
     return compare(hashed(first), hashed(second), with_ids=False)
 
 
-def recoded(rows: Table) -> Table:
+def recoded(rows):
     """The same rows after a town has come first in the alphabet: all codes are others."""
     values = rows.values + np.array([0, 1], np.float32)
     return replace(rows, values=values, categories=(None, ("athens", "bonn", "oslo", "rome")))
 
 
-def of_texts(rows: Table) -> Table:
+def of_texts(rows):
     """The same rows after ages became categories, as one of them was no number."""
     ages = rows.values[:, 0]
     names = tuple(dict.fromkeys(repr(float(age)) for age in ages[~np.isnan(ages)]))
@@ -78,7 +75,7 @@ def test_rows_stay_the_same_however_they_are_written(same):
 def test_rows_are_others_if_anything_in_them_is(field):
     rows = table()
     if field == "categories":
-        changed: Any = (None, ("bonn", "oslo", "paris"))
+        changed = (None, ("bonn", "oslo", "paris"))
         n_changed = int((rows.values[:, 1] == 2).sum())
     elif field == "columns":
         changed, n_changed = ("years", "town"), N_ROWS

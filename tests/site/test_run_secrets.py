@@ -1,30 +1,23 @@
 """What a run was kept secret with is nowhere on a site's disk once the run has ended."""
 
-from __future__ import annotations
-
 import base64
 import os
 import secrets
-from collections.abc import Iterator
 from functools import wraps
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from clients.vertical import party as vertical
 from fedapp.home import home
 from fedapp.records.journal import Journal
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.site import mail, sums
 from fedapp.site.database import ROWS_KEY
 from fedapp.site.store import STATE, Store
+from tests.federated import summary_of
 from tests.network import run
-from tests.pooled import write_rows
-from tests.transcript import summary_of
+from tests.tables import write_rows
 
 NAMES = ("bank", "clinic", "insurer", "shop")
 # A site has these for good: who it is, which rows it draws, by what it knows its table again.
@@ -32,20 +25,20 @@ LASTING = {"identity.key", "draws.key", "fingerprint.key"}
 SHORTEST = 32  # bytes; what is drawn shorter goes out in the clear, such as salt and run ids
 LONGEST_NUMBER = 512  # bytes that are also looked for as a decimal number
 SECURE = {"strategy": "pax", "pax__aggregation": "secure", "parties": 4}
-BOOSTED: dict[str, Any] = {
+BOOSTED = {
     "strategy": "secureboost",
     "secureboost__key_bits": 512,
     "secureboost__insecure_small_key": True,
 }
 FOREST = {"strategy": "federated-forest", "federated_forest__trees": 3}
-HORIZONTAL: dict[str, dict[str, Any]] = {
+HORIZONTAL = {
     "pax": {"strategy": "pax", "parties": 4},
     "pax-secure": SECURE,
     "pax-min-parties": {**SECURE, "min_parties": 3},
     "pax-private": {**SECURE, "privacy__epsilon": 20.0},
     "bagging": {"strategy": "bagging", "parties": 4, "subsample": 0.7},
 }
-VERTICAL: dict[str, dict[str, Any]] = {
+VERTICAL = {
     "secureboost": BOOSTED,
     "forest": FOREST,
     "forest-paillier": {
@@ -55,7 +48,7 @@ VERTICAL: dict[str, dict[str, Any]] = {
         "federated_forest__insecure_small_key": True,
     },
 }
-PREDICTIONS: dict[str, dict[str, Any]] = {
+PREDICTIONS = {
     "interactive": {"strategy": "interactive"},
     "one-round": {"strategy": "one-round"},
     "eini": {
@@ -71,8 +64,8 @@ RUNS = [*HORIZONTAL, *VERTICAL, *PREDICTIONS]
 class Drawn:
     """All secrets that were drawn or derived in this process, each as bytes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.all: set[bytes] = set()
+    def __init__(self, monkeypatch):
+        self.all = set()
         self._patch = monkeypatch
         for module, name in (
             (os, "urandom"),
@@ -88,11 +81,11 @@ class Drawn:
         ):
             self._note(module, name)
 
-    def _note(self, module: Any, name: str) -> None:
+    def _note(self, module, name):
         draw = getattr(module, name)
 
         @wraps(draw)
-        def noting(*given: Any, **more: Any) -> Any:
+        def noting(*given, **more):
             found = draw(*given, **more)
             for one in (found.p, found.q) if name == "generate_key" else (found,):
                 self.add(one if isinstance(one, bytes) else int(one))
@@ -100,20 +93,20 @@ class Drawn:
 
         self._patch.setattr(module, name, noting)
 
-    def add(self, secret: bytes | int) -> None:
+    def add(self, secret):
         if isinstance(secret, int):
             secret = secret.to_bytes(-(-secret.bit_length() // 8), "big")
         if len(secret) >= SHORTEST:
             self.all.add(secret)
 
-    def written_in(self, folder: Path) -> set[str]:
+    def written_in(self, folder):
         """Files that have one of them, in whatever form it may be written there."""
         forms = {form for secret in self.all for form in forms_of(secret)}
         files = ((path.name, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
         return {name for name, content in files if any(form in content for form in forms)}
 
 
-def forms_of(secret: bytes) -> Iterator[bytes]:
+def forms_of(secret):
     """A secret as bytes, hex digits, base64, a decimal number, and a list of numbers."""
     for one in (secret, secret[::-1]):
         yield from (one, one.hex().encode(), base64.b64encode(one).rstrip(b"="))
@@ -132,7 +125,7 @@ def drawn(monkeypatch):
 def begin(settings, sites, tmp_path):
     """``begin(name, model)``: settings of a run of this name, and the sites that it is for."""
 
-    def make(name: str, model: str = "") -> tuple[Any, list[Context]]:
+    def make(name, model=""):
         given = {**HORIZONTAL, **VERTICAL, **PREDICTIONS}[name]
         common = {"data": "their.own", "label": "y", "max_bin": 8, "align": "psi", **given}
         method, nodes = str(given["strategy"]), []
@@ -140,7 +133,7 @@ def begin(settings, sites, tmp_path):
         for number, party in enumerate(NAMES if is_horizontal else NAMES[:3]):
             values = rng.normal(size=(60, 2)).round(3)
             of = "" if is_horizontal else f"{party}-"
-            columns: dict[str, Any] = {f"{of}a": values[:, 0], f"{of}b": values[:, 1]}
+            columns = {f"{of}a": values[:, 0], f"{of}b": values[:, 1]}
             labels = (values.sum(axis=1) > 0).astype(int)
             if not number or is_horizontal:
                 columns["y"] = labels
@@ -160,7 +153,7 @@ def begin(settings, sites, tmp_path):
     return make
 
 
-def folders_of(folder: RunFolder) -> dict[str, Path]:
+def folders_of(folder):
     """Where each site has its state of a run."""
     model, parties = summary_of(folder)["model_id"], summary_of(folder)["parties"]
     return {one["name"]: home() / "sites" / one["name"] / model for one in parties}

@@ -1,14 +1,11 @@
 """What a coordinator or a site's own hand gets by moving, growing or copying a table: nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,49 +17,49 @@ from fedapp.errors import ConfigError, DataError, FedappError, WaitingError
 from fedapp.home import home
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.site import database, register, table
 from fedapp.site.answer import answer
 from fedapp.site.register import charge, count_ids, runs_of
-from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.settings import site_config
 from fedapp.site.trust import identity, site_fingerprint
 from tests.crypto.test_masks import TERMS
 from tests.deploy_folders import checked_site
+from tests.federated import summary_of
 from tests.plans import planned
 from tests.site.test_register import NODE, hello, model_id, private
-from tests.transcript import summary_of
 
 
-def site(path: Path, **node: Any) -> SiteConfig:
+def site(path, **node):
     """The bank, with this table."""
     more = {key.replace("_", "-"): value for key, value in node.items()}
     return site_config({**NODE, "label": "y", "data": str(path), **more}, {})
 
 
-def ask(config: SiteConfig, number: int, request: Any = None, step: int = 1) -> Content:
+def ask(config, number, request=None, step=1):
     """What a site answers to a coordinator; by default to the opening of a run."""
     request = request or hello((config.name,))
     envelope = Envelope(model_id(number), step, method="pax")
     return answer(config, type(request).kind, envelope, to_content(request, config.name))
 
 
-def begin_private(config: SiteConfig, number: int, epsilon: float = 1.0) -> None:
+def begin_private(config, number, epsilon=1.0):
     """A private run whose first noised sums have left."""
     ask(config, number, private(epsilon))
     charge(config, model_id(number))
 
 
-def lines_of(path: Path) -> list[str]:
+def lines_of(path):
     return path.read_text().splitlines()
 
 
-def write(path: Path, lines: list[str]) -> Path:
+def write(path, lines):
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def approve(*words: str) -> str:
+def approve(*words):
     env = {"COLUMNS": "200"}
     return " ".join(CliRunner().invoke(site_app, ["approve", *words], env=env).output.split())
 
@@ -75,7 +72,7 @@ def test_labels_do_not_follow_from_a_table_that_grows_by_a_row(write_table, tmp_
     whole = lines_of(write_table("bank", n_rows=60))
     opening = hello(test_fraction=0.0, valid_fraction=0.0)
 
-    def label_sum(number: int) -> float | None:
+    def label_sum(number):
         config = site(write(tmp_path / f"export-{number}.csv", whole[: 40 + number]))
         try:
             ask(config, number, opening)
@@ -97,14 +94,14 @@ def test_labels_do_not_follow_from_a_table_that_grows_by_a_row(write_table, tmp_
     assert [label_sum(number) for number in range(11, 20)] == [None] * 9
 
 
-def changed_label(path: Path) -> Path:
+def changed_label(path):
     lines = lines_of(path)
     fields = lines[7].split(",")
     lines[7] = ",".join([*fields[:2], str(1 - int(fields[2])), *fields[3:]])
     return write(path.with_name("july.csv"), lines)
 
 
-def renamed_column(path: Path) -> Path:
+def renamed_column(path):
     """Without the last row, and with a column of another name."""
     header, *rows = lines_of(path)
     return write(path.with_name("july.csv"), [header.replace("a,", "amount,"), *rows[:-1]])
@@ -154,31 +151,31 @@ def test_a_run_that_only_predicts_or_was_refused_is_not_compared(write_table, tm
 # One budget for the same rows
 
 
-def grown(path: Path) -> Path:
+def grown(path):
     return write(path.with_name("july.csv"), [*lines_of(path), "0.5,0.5,rome,1"])
 
 
-def with_category(path: Path) -> Path:
+def with_category(path):
     """A new first category: the codes of all others change."""
     return write(path.with_name("july.csv"), [*lines_of(path), "0.5,0.5,athens,1"])
 
 
-def in_another_order(path: Path) -> Path:
+def in_another_order(path):
     header, *rows = [line.split(",") for line in lines_of(path)]
     lines = [",".join(fields[::-1]) for fields in (header, *rows[::-1])]
     return write(path.with_name("july.csv"), lines)
 
 
-def linked(path: Path) -> Path:
+def linked(path):
     os.link(path, link := path.with_name("july.csv"))
     return link
 
 
-def copied(path: Path) -> Path:
+def copied(path):
     return Path(shutil.copy(path, path.with_name("july.csv")))
 
 
-def with_two_old_rows(path: Path) -> Path:
+def with_two_old_rows(path):
     header, *rows = lines_of(path)
     return write(path.with_name("july.csv"), [header, *rows[:2], *["9,9,oslo,0", "8,8,bonn,1"] * 9])
 
@@ -218,7 +215,7 @@ def test_a_copy_of_the_table_has_no_budget_of_its_own(towns, copy, name):
     assert "spent 1.00 of 1 in 1 run" in " ".join(checked.output.split())
 
 
-def node_config(config: SiteConfig) -> str:
+def node_config(config):
     return (
         f'name="{config.name}" data="{config.data}" label="{config.label}" allow="pax" '
         f'run-epsilon="{config.run_epsilon:g}"'
@@ -287,7 +284,7 @@ def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
         noise = budget_for(1.0, 1e-5, 50, len(names)).multiplier
         ask(config, number, replace(private(), **planned(names), multiplier=noise))
 
-    def is_charged(number: int) -> bool:
+    def is_charged(number):
         try:
             charge(configs[number], model_id(number))
         except ConfigError:
@@ -349,22 +346,22 @@ LOST = r"^bank: register\.db must be the register of the site's identity\.key, g
 WAY = r"from a backup\. To give up the site's history of runs, delete register\.db and identity\.ke"
 
 
-def delete(path: Path) -> None:
+def delete(path):
     path.unlink()
 
 
-def empty(path: Path) -> None:
+def empty(path):
     path.write_bytes(b"")
 
 
-def replace_by_new(path: Path) -> None:
+def replace_by_new(path):
     """By a register of another site."""
     other = site_config({**NODE, "name": "lab", "label": "y", "data": "none.csv"}, {})
     register.admit(other, model_id(9), "pax", hello(("lab",)))
     shutil.copy(path.parents[1] / "lab" / "register.db", path)
 
 
-def without_rows(path: Path) -> None:
+def without_rows(path):
     path.unlink()
     opened = sqlite3.connect(path)
     opened.execute(database.TABLES[0])
@@ -501,7 +498,7 @@ def test_a_list_of_invented_ids_is_refused(vertical, sites, write_table):
     numbers = [f"+47 {row}" for row in range(900)]
     bank = write_table("bank", n_rows=900, customer=numbers)
     shop = write_table("shop", n_rows=44, customer=numbers[:44], y=None, seed=1)
-    nodes: list[dict[str, Any]] = [
+    nodes = [
         {"name": "bank", "data": bank, "id": "customer"},
         {"name": "shop", "data": shop, "id": "customer", "label": ""},
     ]
@@ -521,7 +518,7 @@ def test_a_prediction_is_recorded_with_the_rows_that_it_predicts(
 ):
     people = [f"c{row}" for row in range(60)]
     new = [f"new {row}" for row in range(20)]
-    nodes: list[dict[str, Any]] = [
+    nodes = [
         {"name": "bank", "data": write_table("bank", 60, customer=people), "id": "customer"},
         {
             "name": "shop",

@@ -1,10 +1,7 @@
 """What a site allows, and what its engineer sees of it before any run."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from importlib import import_module
 from operator import attrgetter
@@ -41,7 +38,7 @@ from tests.plans import planned
 from tests.transcript import Listener, arrays_of
 
 
-def node(allow: str = "", **others: object) -> dict[str, str]:
+def node(allow="", **others):
     return {"name": "bank", "data": "rows.csv", "allow": allow} | {
         key.replace("_", "-"): str(value) for key, value in others.items()
     }
@@ -105,12 +102,12 @@ SENDERS = {
 }
 
 
-def all_requests() -> dict[str, set[str]]:
+def all_requests():
     """Kinds of all requests, by the module that has them."""
     return {name: found for name in SENDERS if (found := {kind.kind for kind in handlers_of(name)})}
 
 
-def handlers_of(module: str) -> Iterable[type[Request]]:
+def handlers_of(module):
     file = module_of_group(module).__name__.rpartition(".")[2]
     handlers = import_module(f"clients.{file}").HANDLERS
     return [kind for kind in handlers if group_of(kind.kind) == module]
@@ -308,7 +305,7 @@ def test_a_finished_run_does_not_begin_again_under_its_id(vertical, joined):
     keys = np.stack([box_key(name) for name in names])
     plan = planned_at(Store.open(part.parent))
     plan = {name: tuple(one) if isinstance(one, list) else one for name, one in plan.items()}
-    asked: list[Request] = [
+    asked = [
         VerticalHelloRequest(**plan),
         OpenRequest(names, "bank", keys, keys, np.array([9, 9]), False, 0.2, 0.1, 42),
     ]
@@ -346,7 +343,7 @@ def test_a_run_config_has_no_say_in_a_policy():
 # What a site draws
 
 SECRET = "a text that nobody guesses"
-SHORT: dict[str, dict[str, object]] = {
+SHORT = {
     "pax": {"subsample": 0.5},
     "bagging": {"subsample": 0.5},
     "cyclic": {"subsample": 0.5},
@@ -365,7 +362,7 @@ SHORT: dict[str, dict[str, object]] = {
 def trained(settings, sites, write_table):
     """``trained(strategy, overrides, **node)``: the model of two sites with such node configs."""
 
-    def train(strategy: str, overrides: Mapping[str, object], **more: str) -> bytes:
+    def train(strategy, overrides, **more):
         own = {key.replace("_", "-"): value for key, value in more.items()}
         ids, is_one = range(80), strategy == "secureboost"
         tables = {
@@ -521,7 +518,7 @@ def test_a_switch_may_be_a_text(key, value, is_on):
 WIDE = {"COLUMNS": "200"}
 
 
-def check(site: str | Path) -> str:
+def check(site):
     given = ["check", "--site", str(site)]
     is_file = isinstance(site, Path)
     result = CliRunner().invoke(site_app, given, env=WIDE) if is_file else checked_site(site)
@@ -649,7 +646,7 @@ def test_a_check_says_what_a_run_must_ask_for(write_table):
     allow = "secureboost,federated-forest"
     node = f'name="bank" data="{path}" label="y" id="id" encrypted-labels=true allow="{allow}"'
 
-    def answers() -> dict[str, str]:
+    def answers():
         lines = [line.replace("│", " ") for line in check(node).splitlines()]
         return {line.split()[0]: line for line in lines if line.strip()}
 

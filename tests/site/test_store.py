@@ -1,17 +1,14 @@
 """A site's state on disk: what a crash, a resend and a second server start leave of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.records.codec import codec_of
 from fedapp.records.journal import PREFIX
 from fedapp.site.account import note
-from fedapp.site.answer import Site, answer
+from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import REPLY, STATE, LiveStores, Store, Stores, drop_abandoned, locked
@@ -39,12 +36,11 @@ NO_REPLY = b""
 DOUBLES = codec_of(Array)
 
 
-def get(store: Store, name: str) -> Array:
-    found: Array = store.read(name, DOUBLES)
-    return found
+def get(store, name):
+    return store.read(name, DOUBLES)
 
 
-def put(store: Store, name: str, value: Array) -> None:
+def put(store, name, value):
     store.write(name, DOUBLES, value)
 
 
@@ -63,7 +59,7 @@ class OpenRequest(Plan, Request):
     number: Annotated[int, Range(0, 100)]
 
     @property
-    def amount(self) -> int:
+    def amount(self):
         """As in the others."""
         return self.number
 
@@ -88,11 +84,11 @@ class Party:
     stores: Stores = field(default_factory=Stores)
 
     @property
-    def folder(self) -> Path:
+    def folder(self):
         return home() / "sites" / self.config.name / MODEL
 
-    def add(self, amount: int, step: int, checkpoint: int = 0, attempt: int = 0) -> SumReply:
-        asked: Request = AddRequest(amount)
+    def add(self, amount, step, checkpoint=0, attempt=0):
+        asked = AddRequest(amount)
         if step == 1:  # what is asked after a step back may differ
             asked = OpenRequest(number=amount, **planned(("bank",), restarts=9))
         envelope = Envelope(MODEL, step, checkpoint, attempt, method="testmethod")
@@ -103,9 +99,9 @@ class Party:
 
 @pytest.fixture
 def party(monkeypatch):
-    calls: list[int] = []
+    calls = []
 
-    def add(site: Site, request: AddRequest | OpenRequest) -> SumReply:
+    def add(site, request):
         calls.append(request.amount)
         if request.amount == 13:
             raise DataError("amount must not be 13, got 13")
@@ -130,7 +126,7 @@ def test_many_sites_work_at_once_in_one_process(tmp_path):
     # whose headers are parsed with ast, CPython 3.11 fails here at almost every run.
     n_steps, names, errors = 40, "abcdefgh", []
 
-    def work(folder: Path) -> None:
+    def work(folder):
         try:
             folder.mkdir()
             for step in range(1, n_steps + 1):
@@ -161,7 +157,7 @@ def test_many_sites_work_at_once_in_one_process(tmp_path):
     assert all(Store.open(tmp_path / str(n)).step == n_steps for n in range(8))
 
 
-def take_a_while(phase: str, info: dict[str, int]) -> None:
+def take_a_while(phase, info):
     """Python's own code between two objects, at which another thread may go on."""
     sum(range(50))
 
@@ -208,7 +204,7 @@ def test_a_full_disk_leaves_the_step_undone(either, monkeypatch, is_torn):
     either.add(1, step=1)
     honest = os.pwrite
 
-    def full(descriptor: int, data: Any, place: int) -> int:
+    def full(descriptor, data, place):
         if is_torn and len(data) > 1:
             honest(descriptor, data[: len(data) // 2], place)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -241,10 +237,10 @@ def test_a_process_that_dies_while_it_writes_leaves_the_state_before(party):
 
 def test_a_step_is_on_the_disk_before_its_reply_leaves(party, monkeypatch):
     """The entry, and the folder after a new file; nothing in a simulation."""
-    events: list[str] = []
+    events = []
     sync = os.fsync
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         sync(descriptor)
 
@@ -277,7 +273,7 @@ def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either):
 
 
 # Steps by amount, number, checkpoint and attempt; what the last one comes to, or why it is refused.
-SEQUENCES: dict[str, tuple[list[tuple[int, ...]], int | str]] = {
+SEQUENCES = {
     "back to the checkpoint": ([(1, 1), (2, 2), (4, 3, 2), (8, 4, 2), (16, 3, 2, 1)], 19),
     "back twice to it": ([(1, 1), (2, 2, 1), (4, 2, 1, 1), (8, 3, 1, 1), (16, 2, 1, 2)], 17),
     "not in the same attempt": ([(1, 1), (2, 2, 1), (4, 3, 1), (8, 2, 1)], "step must be 4, got 2"),
@@ -321,7 +317,7 @@ def test_a_model_is_of_one_method(party):
 
 
 def test_a_handler_that_misses_what_was_to_come_before_is_named(party, monkeypatch):
-    def add(site: Site, request: AddRequest) -> SumReply:
+    def add(site, request):
         return SumReply(get(site.store, "margins"), 0)
 
     monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: add})
@@ -415,10 +411,10 @@ def test_a_kind_that_no_method_has_is_refused(party, kind):
 
 
 def test_a_reply_that_breaks_its_form_is_not_committed(party, monkeypatch):
-    def add(site: Site, request: AddRequest) -> SumReply:
+    def add(site, request):
         return SumReply(np.array([np.nan]), 1)
 
-    handlers: dict[type[Request], Callable[..., Reply]] = {OpenRequest: add}
+    handlers = {OpenRequest: add}
     monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", handlers)
     with pytest.raises(ProtocolError, match=r"^bank: SumReply.sums must be finite$"):
         party.add(1, step=1)
@@ -437,16 +433,16 @@ def test_a_request_is_checked_before_the_handler_runs(party):
 
 
 def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path):
-    events: list[str] = []
+    events = []
     entered, leave = threading.Event(), threading.Event()
 
-    def first() -> None:
+    def first():
         with locked(tmp_path):
             entered.set()
             leave.wait(5)
             events.append("first leaves")
 
-    def second() -> None:
+    def second():
         entered.wait(5)
         with locked(tmp_path):
             events.append("second enters")
@@ -466,14 +462,14 @@ def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path):
 def test_a_step_sent_twice_at_once_runs_once(party, monkeypatch):
     entered, leave = threading.Event(), threading.Event()
 
-    def slow(site: Site, request: AddRequest) -> SumReply:
+    def slow(site, request):
         party.calls.append(request.amount)
         entered.set()
         leave.wait(5)
         return SumReply(np.zeros(1), len(party.calls))
 
     monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: slow})
-    replies: list[SumReply] = []
+    replies = []
     threads = [
         threading.Thread(target=lambda: replies.append(party.add(1, step=1))) for _ in range(2)
     ]

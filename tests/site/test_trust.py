@@ -1,12 +1,8 @@
 """A site sends rows of its own, in whatever form, only to parties whose keys it trusts."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +12,10 @@ from fedapp.commands import cli
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
-from fedapp.messages.fields import Array, Request
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
-from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import STATE
@@ -35,29 +29,30 @@ from fedapp.site.trust import (
 )
 from strategies.vertical import Mailbox
 from tests.deploy_folders import checked_site
+from tests.federated import summary_of
 from tests.tampering import refuses
-from tests.transcript import listen, summary_of
+from tests.transcript import listen
 
 MALLORY = new_private_key()  # the coordinator's own
 
 
-def print_of(private: bytes) -> str:
+def print_of(private):
     return fingerprint_of(public_key(private))
 
 
 class Shop:
     """A passive site on a machine of its own, as the coordinator talks to it."""
 
-    def __init__(self, table: Path, trusted: str = "") -> None:
+    def __init__(self, table, trusted=""):
         node = {"name": "shop", "data": str(table), "id": "id", "trusted": trusted}
         node["allow"] = "secureboost"
         self.config, self.n_runs = site_config(node, {}), 0
 
-    def ask(self, request: Request, step: int) -> Content:
+    def ask(self, request, step):
         envelope = Envelope(f"{self.n_runs:016x}", step, method="secureboost")
         return answer(self.config, request.kind, envelope, to_content(request, "shop"))
 
-    def open(self, active: str, key: bytes) -> Content:
+    def open(self, active, key):
         """Greet the site, and tell it that the active party has this key."""
         self.n_runs += 1
         names = tuple(sorted((active, "shop")))
@@ -136,13 +131,11 @@ def columns(write_table, sites):
     return sites(*nodes)
 
 
-def tell(
-    patch: pytest.MonkeyPatch, party: str, change: Callable[[OpenRequest], OpenRequest]
-) -> None:
+def tell(patch, party, change):
     """The coordinator opens the run otherwise for one party than for the others."""
     honest = Mailbox.relay_each
 
-    def relay_each(self: Mailbox, requests: Mapping[str, Request], *given: Any, **more: Any) -> Any:
+    def relay_each(self, requests, *given, **more):
         told = {
             name: change(request) if isinstance(request, OpenRequest) and name == party else request
             for name, request in requests.items()
@@ -152,7 +145,7 @@ def tell(
     patch.setattr(Mailbox, "relay_each", relay_each)
 
 
-def swapped(keys: Array, place: int) -> Array:
+def swapped(keys, place):
     """The coordinator's own key in the place of a party's."""
     changed = keys.copy()
     changed[place] = np.frombuffer(public_key(MALLORY), np.uint8)
@@ -165,7 +158,7 @@ def test_a_coordinator_that_swaps_a_partys_key_is_found_out(vertical, columns, m
     refuses(rule, vertical(parties=3), columns)
 
 
-LIES: dict[str, Callable[[OpenRequest], OpenRequest]] = {
+LIES = {
     "key of the run": lambda told: replace(told, run_keys=swapped(told.run_keys, 0)),
     "active": lambda told: replace(told, active="clinic"),
     "seed": lambda told: replace(told, seed=told.seed + 1),
@@ -247,7 +240,7 @@ ENCRYPTED = {f"federated_forest__{name}": value for name, value in SMALL.items()
 EINI = {f"eini__{name}": value for name, value in {**SMALL, "unguarded": True}.items()}
 
 
-def listened(settings: Settings) -> set[bytes]:
+def listened(settings):
     """Carry out a run; the private keys that its sites had of it on their disks."""
     _, app = listen(settings)
     assert len(app.sessions) == settings.parties
@@ -277,7 +270,7 @@ def test_no_key_of_a_run_is_on_any_disk_after_its_end(vertical, trained, ways):
     assert not [key for key in keys if key in held or bytes.fromhex(key.decode()) in held]
 
 
-def model_of(run: Settings) -> str:
+def model_of(run):
     return str(summary_of(RunFolder(Path(run.run_dir)))["model_id"])
 
 
@@ -287,7 +280,7 @@ def model_of(run: Settings) -> str:
 def test_a_key_is_pinned_and_replaced_and_shown(table, tmp_path):
     first, second = print_of(new_private_key()), print_of(new_private_key())
 
-    def run(*words: str) -> str:
+    def run(*words):
         done = CliRunner().invoke(cli, list(words), catch_exceptions=False, env={"COLUMNS": "200"})
         return done.output
 

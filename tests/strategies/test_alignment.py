@@ -1,16 +1,11 @@
 """Alignment: the rows that all parties have, in one order, found without telling anyone an id."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from clients.vertical.opening import _shuffle
 from fedapp.conversation import ask
@@ -22,12 +17,10 @@ from fedapp.data.schema import Roles
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.home import home
 from fedapp.messages import vertical as messages
-from fedapp.messages.fields import Request
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
-from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.codec import codec_of
 from fedapp.records.document import load
-from fedapp.settings import Settings
 from fedapp.site.account import note
 from fedapp.site.answer import answer
 from fedapp.site.mail import box_key, seal_mail, write_letters
@@ -36,28 +29,27 @@ from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
 from fedapp.trees.model import Ensemble
 from strategies.vertical import VerticalStrategy, align
-from tests.conftest import MakeSettings, MakeSites
+from tests.federated import lines_of, summary_of
 from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
-from tests.pooled import Pooled, assert_xgboosts, in_order, write_rows
+from tests.pooled import Pooled, assert_xgboosts, in_order
+from tests.tables import write_rows
 from tests.tampering import refuses, rewrite_letters, set_last_bit
-from tests.transcript import Listener, lines_of, summary_of
+from tests.transcript import Listener
 
-Ids = Sequence[object]
-Federation = Callable[..., list[Context]]
 N_PEOPLE = 260
 
 
 @pytest.fixture
-def federation(tmp_path: Path, sites: MakeSites) -> Federation:
+def federation(tmp_path, sites):
     """``federation(bank=ids, shop=ids, ...)``: sites with two columns of these people each; the
     bank has the label. A person's values are the same wherever the row stands."""
     rng = np.random.default_rng(8)
     values = rng.normal(size=(N_PEOPLE, 6)).round(3)
     labels = (values.sum(axis=1) + rng.normal(size=N_PEOPLE) > 0).astype(int)
 
-    def make(**ids: Ids) -> list[Context]:
+    def make(**ids):
         names = sorted({name for own in ids.values() for name in own}, key=str)
         people = {name: place for place, name in enumerate(names)}
         nodes = []
@@ -74,12 +66,12 @@ def federation(tmp_path: Path, sites: MakeSites) -> Federation:
 
 
 @pytest.fixture
-def vertical(vertical: MakeSettings) -> MakeSettings:
+def vertical(vertical):
     """``vertical`` with rows matched by private set intersection."""
     return lambda **overrides: vertical(**{"align": "psi", **overrides})
 
 
-def whole(settings: Settings, contexts: list[Context]) -> Pooled:
+def whole(settings, contexts):
     """The joined table of these sites."""
     nodes = sorted((dict(one.node_config) for one in contexts), key=lambda node: node["name"])
     tables = [
@@ -89,11 +81,11 @@ def whole(settings: Settings, contexts: list[Context]) -> Pooled:
     return Pooled(settings, in_order(tables))
 
 
-def matched(folder: Any) -> int:
+def matched(folder):
     return sum(summary_of(folder)["matched_rows"].values())
 
 
-def shuffled(ids: Ids, seed: int) -> list[Any]:
+def shuffled(ids, seed):
     return [ids[place] for place in np.random.default_rng(seed).permutation(len(ids))]
 
 
@@ -105,9 +97,7 @@ PEOPLE = [f"customer {number:03d}" for number in range(N_PEOPLE)]
 
 @pytest.mark.by_default("0-2")
 @pytest.mark.parametrize(("first", "warned"), [(0, 2), (1, 2), (2, 0)])
-def test_ids_that_number_the_rows_are_warned_of(
-    vertical: MakeSettings, federation: Federation, first: int, warned: int
-) -> None:
+def test_ids_that_number_the_rows_are_warned_of(vertical, federation, first, warned):
     ids = range(first, first + 60)
     folder = run(vertical(num_boost_round=1), federation(bank=ids, shop=ids))
     told = "id column [withheld] counts the rows of the table, so that rows are matched by their"
@@ -115,9 +105,7 @@ def test_ids_that_number_the_rows_are_warned_of(
     assert len(found) == (1 if warned else 0)  # both say it
 
 
-def test_numbers_that_do_not_count_the_rows_are_ids(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_numbers_that_do_not_count_the_rows_are_ids(vertical, federation):
     contexts = federation(bank=range(60), shop=[*range(30, 60), *range(30)])
     (found,) = [
         text
@@ -143,9 +131,7 @@ def test_numbers_that_do_not_count_the_rows_are_ids(
         ({"bank": PEOPLE[:40], "shop": PEOPLE}, ""),
     ],
 )
-def test_fewer_than_half_of_the_rows_matched_are_warned_of(
-    vertical: MakeSettings, federation: Federation, tables: dict[str, list[str]], told: str
-) -> None:
+def test_fewer_than_half_of_the_rows_matched_are_warned_of(vertical, federation, tables, told):
     folder = run(vertical(num_boost_round=1), federation(**tables))
     found = [text for text in summary_of(folder)["warnings"] if "are matched" in text]
     assert [text.partition(": see")[0] for text in found] == ([told] if told else [])
@@ -171,8 +157,8 @@ def test_fewer_than_half_of_the_rows_matched_are_warned_of(
     ids=["two", "two of which one has all", "three", "active second", "active last"],
 )
 def test_a_model_of_partly_overlapping_tables_is_that_of_the_rows_all_have(
-    vertical: MakeSettings, federation: Federation, tables: dict[str, list[str]]
-) -> None:
+    vertical, federation, tables
+):
     contexts = federation(**tables)
     settings = vertical(parties=len(tables), num_boost_round=3, max_depth=3)
     folder, joined = run(settings, contexts), whole(settings, contexts)
@@ -183,9 +169,7 @@ def test_a_model_of_partly_overlapping_tables_is_that_of_the_rows_all_have(
     assert_xgboosts(folder, joined)
 
 
-def test_the_order_of_a_table_changes_nothing(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_the_order_of_a_table_changes_nothing(vertical, federation):
     models = set()
     for seed in (1, 2):
         contexts = federation(bank=shuffled(PEOPLE[:150], seed), shop=shuffled(PEOPLE[50:], seed))
@@ -204,15 +188,13 @@ def test_the_order_of_a_table_changes_nothing(
     ],
     ids=["latin", "chinese", "other planes", "with commas"],
 )
-def test_ids_may_be_any_text(vertical: MakeSettings, federation: Federation, ids: Ids) -> None:
+def test_ids_may_be_any_text(vertical, federation, ids):
     folder = run(vertical(), federation(bank=ids[:70], shop=shuffled(ids[20:], 1)))
     assert matched(folder) == 50
 
 
 @pytest.mark.slow
-def test_ids_that_are_written_otherwise_are_others(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_ids_that_are_written_otherwise_are_others(vertical, federation):
     same = [f"ü {number}" for number in range(40)]
     # The last two are one letter in two forms, and one number.
     mine, theirs = ["7", "a", "b c", "\u00e9", "8.0"], ["07", "A", "b  c", "e\u0301", "8"]
@@ -220,9 +202,7 @@ def test_ids_that_are_written_otherwise_are_others(
 
 
 @pytest.mark.slow
-def test_numbers_are_ids_whatever_the_kind_of_file(
-    vertical: MakeSettings, federation: Federation, tmp_path: Path
-) -> None:
+def test_numbers_are_ids_whatever_the_kind_of_file(vertical, federation, tmp_path):
     from pyarrow import csv, parquet
 
     contexts = federation(bank=range(1000, 1100), shop=shuffled(range(1040, 1140), 1))
@@ -235,9 +215,7 @@ def test_numbers_are_ids_whatever_the_kind_of_file(
     assert matched(run(vertical(), contexts)) == 60
 
 
-def test_a_fixed_number_of_exchanges_aligns_rows(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_a_fixed_number_of_exchanges_aligns_rows(vertical, federation):
     for parties in (2, 3):
         names = ("bank", "clinic", "shop")[:parties]
         contexts = federation(**dict.fromkeys(names, PEOPLE[:60]))
@@ -275,24 +253,20 @@ FEW = r"ids must have 2 rows in common at least, got {}: see .*; 7 and 007 diffe
     ],
 )
 def test_ids_that_cannot_be_matched_are_refused_by_column_and_number(
-    vertical: MakeSettings, federation: Federation, ids: Ids, more: dict[str, Any], rule: str
-) -> None:
+    vertical, federation, ids, more, rule
+):
     contexts = federation(bank=PEOPLE[:60], shop=ids)
     contexts[1].node_config.update(more)
     refuses(f"^{rule}", vertical(), contexts)
 
 
-def test_more_rows_than_the_setting_allows_are_refused_by_the_partys_name(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_more_rows_than_the_setting_allows_are_refused_by_the_partys_name(vertical, federation):
     contexts = federation(bank=PEOPLE[:50], shop=PEOPLE[:60])
     rule = "align-most-rows must be >= the rows of every party, 60 at shop, got 50"
     refuses(rf"^shop \(step 1\): {rule}$", vertical(align_most_rows=50), contexts)
 
 
-def test_an_empty_text_is_no_id(
-    vertical: MakeSettings, federation: Federation, tmp_path: Path
-) -> None:
+def test_an_empty_text_is_no_id(vertical, federation, tmp_path):
     import pyarrow
     from pyarrow import csv, parquet
 
@@ -305,9 +279,7 @@ def test_an_empty_text_is_no_id(
     refuses(match, vertical(), contexts)
 
 
-def test_files_of_their_own_need_ids_to_be_matched_by(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_files_of_their_own_need_ids_to_be_matched_by(vertical, federation):
     contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
     files = ",".join(str(context.node_config["data"]) for context in contexts)
     given = vertical(data=files, label="y", parties=2, drop_columns="customer")
@@ -316,8 +288,8 @@ def test_files_of_their_own_need_ids_to_be_matched_by(
 
 
 def test_ids_are_matched_without_spaces_around_and_whatever_their_type(
-    vertical: MakeSettings, federation: Federation, tmp_path: Path
-) -> None:
+    vertical, federation, tmp_path
+):
     import pyarrow
     from pyarrow import csv, parquet
 
@@ -334,8 +306,8 @@ def test_ids_are_matched_without_spaces_around_and_whatever_their_type(
 
 
 def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
-    vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    vertical, federation, monkeypatch
+):
     contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
     rewrite_letters(monkeypatch, "CommonRows", "common", set_last_bit)
     match = r"^bank \(step \d\): CommonRows\.common must be 0 past the 60 rows$"
@@ -346,7 +318,7 @@ def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
 
 
 @pytest.mark.slow
-def test_rows_in_order_need_no_intersection(vertical: MakeSettings, federation: Federation) -> None:
+def test_rows_in_order_need_no_intersection(vertical, federation):
     contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
     models = []
     for how in ("psi", "ordered"):
@@ -361,25 +333,19 @@ def test_rows_in_order_need_no_intersection(vertical: MakeSettings, federation: 
     [PEOPLE[1:91], PEOPLE[:89], [*PEOPLE[:89], PEOPLE[89] + "0"]],
     ids=["other rows", "fewer rows", "one other row"],
 )
-def test_other_rows_are_refused_by_the_partys_name(
-    vertical: MakeSettings, federation: Federation, others: list[str]
-) -> None:
+def test_other_rows_are_refused_by_the_partys_name(vertical, federation, others):
     contexts = federation(bank=PEOPLE[:90], clinic=PEOPLE[:90], shop=others)
     match = r"^bank \(step \d\): .*digest .* shop: ids must be those of bank, in the same order$"
     refuses(match, vertical(parties=3, align="ordered"), contexts)
 
 
-def test_rows_with_ids_may_stand_in_any_order(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_rows_with_ids_may_stand_in_any_order(vertical, federation):
     contexts = federation(bank=PEOPLE[:90], shop=shuffled(PEOPLE[:90], 1))
     settings = vertical(align="ordered", num_boost_round=3, max_depth=3)
     assert_xgboosts(run(settings, contexts), whole(settings, contexts))
 
 
-def test_rows_without_ids_are_matched_as_they_stand(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_rows_without_ids_are_matched_as_they_stand(vertical, federation):
     contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
     for context in contexts:
         context.node_config["id"] = ""
@@ -395,9 +361,7 @@ HASHES = ("md5", "sha1", "sha256", "sha512", "sha3_256", "blake2b", "blake2s")
 
 @pytest.mark.by_default("psi")
 @pytest.mark.parametrize("align", ["psi", "ordered"])
-def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(
-    vertical: MakeSettings, federation: Federation, align: str
-) -> None:
+def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(vertical, federation, align):
     ids = [f"customer-{number * 7919 % 100003:05d}" for number in range(90)]
     tables = {"bank": ids[:80], "clinic": ids[:80], "shop": ids[:80]}
     if align == "psi":
@@ -418,9 +382,7 @@ def test_ids_are_in_no_message_and_no_letter_neither_plain_nor_hashed(
     assert len(common_order(ids, settings.seed)) == len(ordered)
 
 
-def test_lists_of_ids_are_masked_anew_in_every_run(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_lists_of_ids_are_masked_anew_in_every_run(vertical, federation):
     points = []
     for _ in range(2):
         app = Listener()
@@ -432,9 +394,7 @@ def test_lists_of_ids_are_masked_anew_in_every_run(
     assert not points[0] & points[1]
 
 
-def test_nobody_but_the_active_party_can_hold_lists_against_each_other(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_nobody_but_the_active_party_can_hold_lists_against_each_other(vertical, federation):
     contexts = federation(bank=PEOPLE[:70], clinic=PEOPLE[10:80], shop=PEOPLE[20:90])
     app = Listener()
     run(vertical(parties=3), contexts, app)
@@ -450,7 +410,7 @@ def test_nobody_but_the_active_party_can_hold_lists_against_each_other(
 # Whom a site trusts
 
 
-def pinned(federation: Federation, **prints: str) -> list[Context]:
+def pinned(federation, **prints):
     """Three sites, of which the bank trusts these fingerprints alone."""
     contexts = federation(bank=PEOPLE[:150], clinic=PEOPLE[50:], shop=PEOPLE)
     trusted = ", ".join(f"{name}:{words}" for name, words in prints.items())
@@ -458,31 +418,25 @@ def pinned(federation: Federation, **prints: str) -> list[Context]:
     return contexts
 
 
-def print_of(name: str) -> str:
+def print_of(name):
     return fingerprint_of(box_key(name).tobytes())
 
 
-def test_a_site_takes_part_with_those_whose_keys_it_trusts(
-    vertical: MakeSettings, federation: Federation
-) -> None:
+def test_a_site_takes_part_with_those_whose_keys_it_trusts(vertical, federation):
     trusted = {name: print_of(name) for name in ("clinic", "shop")}
     assert matched(run(vertical(parties=3), pinned(federation, **trusted))) == 100
 
 
 @pytest.mark.parametrize("prints", [["clinic"], ["clinic", "bank"]], ids=["none", "another"])
-def test_a_site_refuses_a_key_that_it_does_not_trust(
-    vertical: MakeSettings, federation: Federation, prints: list[str]
-) -> None:
+def test_a_site_refuses_a_key_that_it_does_not_trust(vertical, federation, prints):
     names = dict(zip(["clinic", "shop"], map(print_of, prints), strict=False))
     known, got = names.get("shop", "none is pinned"), print_of("shop")
     rule = rf"^shop .*: parcel\.key must be one bank trusts \({known}\), got {got}; if 'fedapp "
     refuses(rule, vertical(parties=3), pinned(federation, **names))
 
 
-def test_a_run_that_is_opened_twice_is_refused(
-    vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def twice(*given: Any) -> Any:
+def test_a_run_that_is_opened_twice_is_refused(vertical, federation, monkeypatch):
+    def twice(*given):
         yield from align(*given)
         return (yield from align(*given))
 
@@ -494,22 +448,20 @@ def test_a_run_that_is_opened_twice_is_refused(
     )
 
 
-def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
-    vertical: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_trains_cannot_pass_for_one_that_predicts(vertical, federation, monkeypatch):
     """The fewest rows hold for training alone: to name an old model later does not lift them."""
     contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
     old = summary_of(run(vertical(), contexts))["model_id"]
     contexts[1].node_config["min-rows"] = "100"
 
-    def greeted_again(parties: Any, *given: Any) -> Any:
+    def greeted_again(parties, *given):
         again = replace(opened[0], model=old)
         yield from ask(parties.all(again), VerticalHelloReply)
         return (yield from align(parties, *given))
 
     opened, greeting = list[VerticalHelloRequest](), VerticalStrategy.greeting
 
-    def noted(strategy: Any) -> VerticalHelloRequest:
+    def noted(strategy):
         opened.append(greeting(strategy))
         return opened[0]
 
@@ -538,16 +490,11 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(
     ids=["a name twice", "not the site's own", "active", "another key of its own"],
 )
 def test_an_opening_that_cannot_be_true_is_refused(
-    vertical: MakeSettings,
-    federation: Federation,
-    monkeypatch: pytest.MonkeyPatch,
-    field: str,
-    change: Callable[[Any], Any],
-    rule: str,
-) -> None:
+    vertical, federation, monkeypatch, field, change, rule
+):
     opening = messages.OpenRequest
 
-    def changed(*given: Any, **named: Any) -> messages.OpenRequest:
+    def changed(*given, **named):
         request = opening(*given, **named)
         return replace(request, **{field: change(getattr(request, field))})
 
@@ -563,7 +510,7 @@ class Colluders:
 
     MODEL, METHOD = "0123456789abcdef", "secureboost"
 
-    def __init__(self, contexts: list[Context]) -> None:
+    def __init__(self, contexts):
         nodes = [{**one.node_config, "allow": self.METHOD} for one in contexts]
         configs = [site_config(node, {}) for node in nodes]
         self._configs = {config.name: config for config in configs}
@@ -584,14 +531,12 @@ class Colluders:
         for name in self._configs:
             self.ask(name, self.opening, 2)
 
-    def ask(
-        self, name: str, request: Request, step: int, parcels: Any = (), **more: Any
-    ) -> Content:
+    def ask(self, name, request, step, parcels=(), **more):
         envelope = Envelope(self.MODEL, step, method=self.METHOD, **more)
         content = to_content(request, name, parcels)
         return answer(self._configs[name], request.kind, envelope, content)
 
-    def masked(self, ids: list[str], attempt: int, step: int = 3) -> Content:
+    def masked(self, ids, attempt, step=3):
         """The clinic's answer to a list of the shop's, after a step back to the opening."""
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         note(store, starts=tuple((one, 2) for one in range(1, attempt + 1)))
@@ -603,7 +548,7 @@ class Colluders:
         return self.ask("clinic", messages.MaskRequest(), step, parcels, **more)
 
 
-def test_a_step_back_does_not_let_another_list_be_masked(federation: Federation) -> None:
+def test_a_step_back_does_not_let_another_list_be_masked(federation):
     """Lists of the coordinator's choice would else be held against a party's ids one by one."""
     both = Colluders(federation(bank=PEOPLE[:20], clinic=PEOPLE[5:25], shop=PEOPLE[:20]))
     both.masked(PEOPLE[:20], attempt=0)
@@ -622,9 +567,7 @@ def test_a_step_back_does_not_let_another_list_be_masked(federation: Federation)
 
 
 @pytest.mark.parametrize("is_share", [True, False])
-def test_shared_rows_are_drawn_by_their_numbers_and_others_by_their_places_in_the_order(
-    is_share: bool,
-) -> None:
+def test_shared_rows_are_drawn_by_their_numbers_and_others_by_their_places_in_the_order(is_share):
     rows, holdout = np.arange(100), Holdout(0.3, 0.25, 7)
     split = split_common(rows, PEOPLE[:100], holdout, is_share)
     order, drawn = common_order(PEOPLE[:100], 7), split_rows(100, 0.3, 0.25, 7)
@@ -635,9 +578,7 @@ def test_shared_rows_are_drawn_by_their_numbers_and_others_by_their_places_in_th
         assert (np.diff(np.argsort(order)[found]) > 0).all()
 
 
-def test_the_order_of_a_list_is_drawn_by_the_operating_system(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_order_of_a_list_is_drawn_by_the_operating_system(monkeypatch):
     monkeypatch.setattr(np.random, "default_rng", None)
     orders = [_shuffle(1000) for _ in range(2)]
     for order in orders:

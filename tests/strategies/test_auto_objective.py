@@ -1,14 +1,9 @@
 """What labels decide, an open objective and a balanced weight: the model is as if it were said."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedapp.conversation import ask
 from fedapp.crypto.noise import Budget
@@ -18,15 +13,14 @@ from fedapp.messages.scoring import BalanceReply, BalanceRequest
 from fedapp.runs.baselines import baseline_rows, run_baselines
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.tables import check_tables
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site import sums
 from strategies.horizontal import HorizontalStrategy
-from tests.conftest import MakeSettings, WriteTable
 from tests.network import die, resumed, run
 
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
-METHODS: dict[str, dict[str, Any]] = {
+METHODS = {
     "pax": BOOSTED,
     "bagging": BOOSTED,
     "cyclic": BOOSTED,
@@ -59,7 +53,7 @@ TASKS = [
         ([[1.0, 2.0], [0.1, 0.2, 0.3]], "reg:squarederror"),
     ],
 )
-def test_the_labels_of_all_parties_choose(labels: list[list[Any]], objective: str) -> None:
+def test_the_labels_of_all_parties_choose(labels, objective):
     found = [class_names(np.array(own), AUTO) for own in labels]
     assert auto_objective(found)[0] == objective
 
@@ -82,9 +76,7 @@ def test_the_labels_of_all_parties_choose(labels: list[list[Any]], objective: st
         ([["no", "yes"], ["n", "yes"]], "overlap only in part"),
     ],
 )
-def test_classes_that_parties_spell_differently_are_refused(
-    labels: list[list[str]], fault: str
-) -> None:
+def test_classes_that_parties_spell_differently_are_refused(labels, fault):
     with pytest.raises(DataError, match=f"^label must be spelled alike at all parties.*{fault}"):
         check_spelling(dict(zip("ABCD", labels, strict=False)), is_open=True)
 
@@ -99,14 +91,12 @@ def test_classes_that_parties_spell_differently_are_refused(
         [["A", "a"], ["a"]],
     ],
 )
-def test_parties_may_lack_classes_of_others(labels: list[list[str]]) -> None:
+def test_parties_may_lack_classes_of_others(labels):
     check_spelling(dict(zip("ABCD", labels, strict=False)), is_open=True)
 
 
-def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(
-    write_table: WriteTable, settings: MakeSettings
-) -> None:
-    def run(first: list[object], second: list[object], **more: object) -> dict[str, Any]:
+def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(write_table, settings):
+    def run(first, second, **more):
         tables = write_table("x", y=first * 20), write_table("z", seed=1, y=second * 20)
         data = ",".join(map(str, tables))
         given = settings(data=data, label="y", parties=2, num_boost_round=1, **more)
@@ -122,9 +112,7 @@ def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(
         run(["no", "yes"], [0, 1], objective="binary:logistic")
 
 
-def test_shares_of_one_table_may_have_any_classes(
-    write_table: WriteTable, settings: MakeSettings
-) -> None:
+def test_shares_of_one_table_may_have_any_classes(write_table, settings):
     classes = ["a"] * 20 + ["A"] * 20
     table = write_table(y=classes, site=classes)
     given = {"data": str(table), "label": "y", "partition": "column:site", "parties": 2}
@@ -132,7 +120,7 @@ def test_shares_of_one_table_may_have_any_classes(
     assert json.loads(summary.read_text())["objective"] == "binary:logistic"
 
 
-def test_text_and_numbers_as_labels_do_not_fit_together() -> None:
+def test_text_and_numbers_as_labels_do_not_fit_together():
     with pytest.raises(DataError, match="label must be of one type at all parties"):
         auto_objective([("a", "b"), ()])
 
@@ -153,15 +141,13 @@ def test_text_and_numbers_as_labels_do_not_fit_together() -> None:
         ([f"{i}%" for i in range(150)], "150 different texts in 150 rows"),
     ],
 )
-def test_text_that_may_be_meant_as_numbers_is_no_class_unless_said(
-    labels: list[str], found: str
-) -> None:
+def test_text_that_may_be_meant_as_numbers_is_no_class_unless_said(labels, found):
     with pytest.raises(DataError, match=f"objective=auto, got {found}.*set objective=multi:soft"):
         class_names(np.array(labels), AUTO)
     assert class_names(np.array(labels), "multi:softprob") == tuple(sorted(set(labels)))
 
 
-def test_text_that_may_be_meant_as_numbers_is_told_to_others_without_a_value() -> None:
+def test_text_that_may_be_meant_as_numbers_is_told_to_others_without_a_value():
     with pytest.raises(DataError) as caught:
         class_names(np.array(["0", "1", "secret"]), AUTO)
     assert "secret" not in str(caught.value.for_others(shares_names=True))
@@ -171,11 +157,11 @@ def test_text_that_may_be_meant_as_numbers_is_told_to_others_without_a_value() -
     "labels",
     [["<=50K", ">50K"], ["0-4", "5-9", "10"], ["1", "low", "high"], ["1.", "2."], ["a", "b"] * 30],
 )
-def test_names_of_classes_may_look_like_numbers_in_part(labels: list[str]) -> None:
+def test_names_of_classes_may_look_like_numbers_in_part(labels):
     assert class_names(np.array(labels), AUTO) == tuple(sorted(set(labels)))
 
 
-def test_a_regression_says_what_to_do_about_text() -> None:
+def test_a_regression_says_what_to_do_about_text():
     with pytest.raises(DataError, match=r"1 of 2 that are none, as 'n/a'; .*missing-label=drop"):
         class_names(np.array(["1.5", "n/a"]), "reg:squarederror")
     for written, way in (
@@ -197,7 +183,7 @@ def test_a_regression_says_what_to_do_about_text() -> None:
         *((method, *TASKS[1]) for method in METHODS if method not in ("pax", "secureboost")),
     ],
 )
-def test_a_chosen_objective_trains_the_same_model(method: str, data: str, objective: str) -> None:
+def test_a_chosen_objective_trains_the_same_model(method, data, objective):
     found = []
     for said in (AUTO, objective):
         settings = load_settings(
@@ -213,13 +199,13 @@ def test_a_chosen_objective_trains_the_same_model(method: str, data: str, object
     assert "objective_reason" not in explicit
 
 
-def test_baselines_follow_the_chosen_objective() -> None:
+def test_baselines_follow_the_chosen_objective():
     settings = load_settings({"data": "wine", "objective": AUTO, **BOOSTED})
     said = settings.model_copy(update={"objective": "multi:softprob"})
     assert run_baselines(settings)["pooled"] == run_baselines(said)["pooled"]
 
 
-def test_a_criterion_that_does_not_fit_the_chosen_objective_is_refused() -> None:
+def test_a_criterion_that_does_not_fit_the_chosen_objective_is_refused():
     own = {**METHODS["federated-forest"]["federated-forest"], "criterion": "variance"}
     settings = load_settings(
         {"strategy": "federated-forest", "objective": AUTO, "parties": 2, "federated-forest": own}
@@ -231,7 +217,7 @@ def test_a_criterion_that_does_not_fit_the_chosen_objective_is_refused() -> None
 # scale-pos-weight=balanced
 
 SECURE = {"strategy": "pax", "pax__aggregation": "secure"}
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "plain": {"strategy": "pax"},
     "secure": SECURE,
     "private": {**SECURE, "privacy__epsilon": 1000.0, "max_depth": 1},
@@ -242,13 +228,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def rare(settings: MakeSettings, vertical: MakeSettings, write_table: WriteTable) -> MakeSettings:
+def rare(settings, vertical, write_table):
     """Settings of a run on weighted rows of which few are positive."""
     rng = np.random.default_rng(5)
     labels = (rng.random(160) < 0.2).astype(int)
     table = write_table(n_rows=160, y=labels, w=rng.integers(1, 9, 160) / 4, seed=3)
 
-    def make(way: str = "plain", **more: Any) -> Settings:
+    def make(way="plain", **more):
         given = {"data": str(table), "label": "y", "weight": "w", **WAYS[way], **more}
         return (vertical if way == "secureboost" else settings)(**given)
 
@@ -258,9 +244,7 @@ def rare(settings: MakeSettings, vertical: MakeSettings, write_table: WriteTable
 @pytest.mark.slow
 @pytest.mark.by_default("secure", "secureboost")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_balanced_run_has_the_model_of_its_number(
-    rare: MakeSettings, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_balanced_run_has_the_model_of_its_number(rare, way, monkeypatch):
     monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, np.int64))
     monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
     balanced = run_local(rare(way, scale_pos_weight="balanced"))
@@ -280,9 +264,7 @@ def test_a_balanced_run_has_the_model_of_its_number(
 @pytest.mark.slow
 @pytest.mark.by_default("secure")
 @pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
-def test_sites_take_the_number_that_balances_all_their_rows(
-    rare: MakeSettings, three: Callable[..., list[Context]], way: str
-) -> None:
+def test_sites_take_the_number_that_balances_all_their_rows(rare, three, way):
     given = {"data": "breast-cancer", "label": "", "weight": "", "parties": 3}
     balanced = run_local(rare(way, **given, scale_pos_weight="balanced"), three())
     number = balanced.summary["boosting"]["scale_pos_weight"]
@@ -292,7 +274,7 @@ def test_sites_take_the_number_that_balances_all_their_rows(
 
 
 @pytest.mark.parametrize("way", ["plain", "secureboost"])
-def test_each_baseline_balances_its_own_rows(rare: MakeSettings, way: str) -> None:
+def test_each_baseline_balances_its_own_rows(rare, way):
     pooled, alone = baseline_rows(rare(way))
     found = run_baselines(rare(way, scale_pos_weight="balanced"))
     for name, rows in [("pooled", pooled), *alone.items()]:
@@ -306,7 +288,7 @@ def test_each_baseline_balances_its_own_rows(rare: MakeSettings, way: str) -> No
 @pytest.mark.slow
 @pytest.mark.by_default("plain")
 @pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
-def test_a_balanced_run_that_is_resumed_keeps_its_number(rare: MakeSettings, way: str) -> None:
+def test_a_balanced_run_that_is_resumed_keeps_its_number(rare, way):
     whole = run_local(rare(way, scale_pos_weight="balanced"))
     last = whole.summary["exchanges"] - 2  # of the steps, which greetings are not
     for step in range(3, last):
@@ -317,10 +299,8 @@ def test_a_balanced_run_that_is_resumed_keeps_its_number(rare: MakeSettings, way
         assert folder.summary["boosting"] == whole.summary["boosting"]
 
 
-def test_a_party_takes_the_weight_of_positive_rows_once(
-    rare: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def balance(strategy: Any, parties: Any, replies: Any) -> Any:
+def test_a_party_takes_the_weight_of_positive_rows_once(rare, monkeypatch):
+    def balance(strategy, parties, replies):
         yield from ask(parties.all(BalanceRequest(2.0)), BalanceReply)
 
     monkeypatch.setattr(HorizontalStrategy, "balance", balance)
@@ -328,7 +308,7 @@ def test_a_party_takes_the_weight_of_positive_rows_once(
         run_local(rare(scale_pos_weight=3.0))
 
 
-def test_balanced_is_refused_where_it_means_nothing(rare: MakeSettings) -> None:
+def test_balanced_is_refused_where_it_means_nothing(rare):
     with pytest.raises(ConfigError, match=r"^scale-pos-weight must be a number or 'balanced', got"):
         rare(scale_pos_weight="x")
     with pytest.raises(ConfigError, match=r"^scale-pos-weight must be 1 for reg:g.*, got balanced"):

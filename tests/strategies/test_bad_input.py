@@ -1,19 +1,13 @@
 """What a run refuses, and in which words: site, field and rule."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import Context
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -21,23 +15,16 @@ from fedapp.errors import ConfigError, DataError, FedappError, PartyError, witho
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 
-Refuse = Callable[..., None]
 # Values and lines stay at the site.
 MORE = r"the site's own log says more$"
 
 
 @pytest.fixture
-def refuse(settings: MakeSettings) -> Refuse:
+def refuse(settings):
     """Holds that a run is refused with this error, and leaves no model but the reason."""
 
-    def check(
-        error: type[FedappError],
-        match: str,
-        contexts: Iterable[Context] | None = None,
-        **overrides: Any,
-    ) -> None:
+    def check(error, match, contexts=None, **overrides):
         run = settings(num_boost_round=1, **overrides)
         with pytest.raises(error, match=match) as caught:
             run_local(run, contexts)
@@ -52,16 +39,10 @@ def refuse(settings: MakeSettings) -> Refuse:
 
 
 @pytest.fixture
-def refuse_site(refuse: Refuse, write_table: WriteTable, sites: MakeSites) -> Refuse:
+def refuse_site(refuse, write_table, sites):
     """Holds that a run of a sound bank and a shop with this table is refused."""
 
-    def check(
-        match: str,
-        node: dict[str, str] | None = None,
-        table: dict[str, Any] | None = None,
-        error: type[FedappError] = PartyError,
-        **overrides: Any,
-    ) -> None:
+    def check(match, node=None, table=None, error=PartyError, **overrides):
         bank = {"name": "bank", "data": write_table("bank", seed=1)}
         shop = {"name": "shop", "data": write_table("shop", **table or {})}
         refuse(error, match, sites(bank, {**shop, **(node or {})}), parties=2, **overrides)
@@ -69,9 +50,7 @@ def refuse_site(refuse: Refuse, write_table: WriteTable, sites: MakeSites) -> Re
     return check
 
 
-def test_two_sound_tables_train(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_two_sound_tables_train(settings, write_table, sites):
     nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
     folder = run_local(settings(parties=2), sites(*nodes))
     assert len(load(folder.path / "model.json", Ensemble).trees) == 2
@@ -83,7 +62,7 @@ ONE = "got 1 of 40 rows"
 NONE = {"a": None, "b": None}
 BINARY, NUMBERS = "binary:logistic", {"objective": "reg:squarederror"}
 # The rule that a message of site shop ends with, its table, its node config, and settings.
-REFUSED: list[tuple[str, dict[str, Any], dict[str, str], dict[str, Any]]] = [
+REFUSED = [
     ("table must have at least one row, got 0$", {"n_rows": 0}, {}, {}),
     ("table must have at least 2 training rows, got 1$", {"n_rows": 1}, {}, {}),
     ("table must have a feature column, got only 'y'$", NONE, {}, {}),
@@ -155,13 +134,11 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("rule", "table", "node", "more"), REFUSED)
-def test_what_is_wrong_with_a_site_is_told_by_its_name(
-    refuse_site: Refuse, rule: str, table: dict[str, Any], node: dict[str, str], more: Any
-) -> None:
+def test_what_is_wrong_with_a_site_is_told_by_its_name(refuse_site, rule, table, node, more):
     refuse_site(rf"^shop \(step 1\): {rule}", node, table, **more)
 
 
-def test_an_empty_file_is_refused(refuse_site: Refuse, tmp_path: Path) -> None:
+def test_an_empty_file_is_refused(refuse_site, tmp_path):
     path = tmp_path / "empty.csv"
     path.touch()
     rule = "data file 'empty.csv' must be a well-formed csv file, got an empty file"
@@ -193,9 +170,7 @@ OF_ALL = "label must have 2 values for binary:logistic, the parties have"
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(
-    refuse_site: Refuse, rule: str, table: dict[str, Any], node: dict[str, str]
-) -> None:
+def test_what_does_not_fit_together_is_refused(refuse_site, rule, table, node):
     refuse_site(f"^{rule}", node, table, DataError)
 
 
@@ -210,16 +185,12 @@ def test_what_does_not_fit_together_is_refused(
         ),
     ],
 )
-def test_what_a_simulated_site_cannot_do_is_refused(
-    refuse: Refuse, rule: str, more: dict[str, Any]
-) -> None:
+def test_what_a_simulated_site_cannot_do_is_refused(refuse, rule, more):
     refuse(PartyError, rf"^party-1 \(step 1\): {rule}", **more)
 
 
 @pytest.mark.parametrize("name", ["../x", "", ".", "a/b", "a b", "x" * 65, "-x"])
-def test_a_name_that_is_no_folder_is_refused_and_makes_none(
-    refuse_site: Refuse, tmp_path: Path, name: str
-) -> None:
+def test_a_name_that_is_no_folder_is_refused_and_makes_none(refuse_site, tmp_path, name):
     rule = r"name in the node config must be letters, digits, '\.', '_' or '-', got"
     refuse_site(rf"{rule} '{name}'$", node={"name": name})
     assert [path.name for path in (tmp_path / "home" / "sites").iterdir()] == ["bank"]
@@ -234,8 +205,8 @@ def test_a_name_that_is_no_folder_is_refused_and_makes_none(
     ],
 )
 def test_a_label_that_is_the_same_everywhere_is_refused(
-    refuse: Refuse, write_table: WriteTable, sites: MakeSites, objective: str, found: str
-) -> None:
+    refuse, write_table, sites, objective, found
+):
     nodes = [{"name": name, "data": write_table(name, y=[1] * 40)} for name in ("bank", "shop")]
     refuse(
         DataError,
@@ -246,18 +217,14 @@ def test_a_label_that_is_the_same_everywhere_is_refused(
     )
 
 
-def test_a_label_that_is_the_same_at_one_party_trains(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_a_label_that_is_the_same_at_one_party_trains(settings, write_table, sites):
     bank = {"name": "bank", "data": write_table("bank")}
     shop = {"name": "shop", "data": write_table("shop", y=[1] * 40)}
     folder = run_local(settings(parties=2), sites(bank, shop))
     assert load(folder.path / "model.json", Ensemble).classes == ("0", "1")
 
 
-def test_weights_that_are_all_zero_at_all_parties_are_refused(
-    refuse: Refuse, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_weights_that_are_all_zero_at_all_parties_are_refused(refuse, write_table, sites):
     nodes = [
         {"name": name, "data": write_table(name, w=[0] * 40), "weight": "w"}
         for name in ("bank", "shop")
@@ -266,9 +233,9 @@ def test_weights_that_are_all_zero_at_all_parties_are_refused(
 
 
 def test_weights_that_are_all_zero_at_one_party_leave_the_model_to_the_others(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
-    def base_score(label: list[int], weight: int) -> np.float32:
+    settings, write_table, sites
+):
+    def base_score(label, weight):
         bank = {"name": "bank", "data": write_table("bank")}
         shop = write_table("shop", y=label, w=[weight] * 40)
         nodes = sites(bank, {"name": "shop", "data": shop, "weight": "w"})
@@ -279,7 +246,7 @@ def test_weights_that_are_all_zero_at_one_party_leave_the_model_to_the_others(
     assert base_score(ones, 1) > base_score(zeros, 1)
 
 
-def test_a_site_that_names_no_table_is_refused(refuse: Refuse, sites: MakeSites) -> None:
+def test_a_site_that_names_no_table_is_refused(refuse, sites):
     refuse(
         PartyError,
         r"^shop \(step 0\): data in the node config must name a table, as in data=\"rows.csv\"$",
@@ -288,9 +255,7 @@ def test_a_site_that_names_no_table_is_refused(refuse: Refuse, sites: MakeSites)
     )
 
 
-def test_too_few_nodes_are_refused_after_a_while(
-    refuse: Refuse, write_table: WriteTable, sites: MakeSites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_few_nodes_are_refused_after_a_while(refuse, write_table, sites, monkeypatch):
     monkeypatch.setattr("strategies.handshake.QUIET_SECONDS", 0.3)  # longer than the deadline
     refuse(
         ConfigError,
@@ -301,9 +266,7 @@ def test_too_few_nodes_are_refused_after_a_while(
     )
 
 
-def test_too_many_nodes_are_refused(
-    refuse: Refuse, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_too_many_nodes_are_refused(refuse, write_table, sites):
     nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
     refuse(
         ConfigError,
@@ -316,7 +279,7 @@ def test_too_many_nodes_are_refused(
 # Settings
 
 
-def test_an_unknown_strategy_is_refused(settings: MakeSettings) -> None:
+def test_an_unknown_strategy_is_refused(settings):
     run = settings(strategy="paxx")
     with pytest.raises(
         ConfigError, match=r"^strategy must be one of .*pax.*, got 'paxx'; did you mean pax\?$"
@@ -325,13 +288,13 @@ def test_an_unknown_strategy_is_refused(settings: MakeSettings) -> None:
     assert not Path(run.run_dir).exists()
 
 
-def test_a_way_of_predicting_is_no_method_to_train_with() -> None:
+def test_a_way_of_predicting_is_no_method_to_train_with():
     error = CliRunner().invoke(cli, ["run", "one-round"]).exception
     rule = "must be one that trains (fedapp predict --inference one-round predicts)"
     assert str(error) == f"strategy {rule}, got 'one-round'"
 
 
-def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings: MakeSettings) -> None:
+def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings):
     run = settings(pax__bins="half")
     with pytest.raises(
         ConfigError, match=r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'half'"
@@ -340,7 +303,7 @@ def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings: MakeS
     assert not Path(run.run_dir).exists()
 
 
-def test_a_folder_that_holds_a_run_is_not_written_to(settings: MakeSettings) -> None:
+def test_a_folder_that_holds_a_run_is_not_written_to(settings):
     run = settings(num_boost_round=1)
     folder = run_local(run).path
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -349,9 +312,7 @@ def test_a_folder_that_holds_a_run_is_not_written_to(settings: MakeSettings) -> 
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_the_command_shows_nothing_of_another_run_in_the_folder(
-    settings: MakeSettings,
-) -> None:
+def test_the_command_shows_nothing_of_another_run_in_the_folder(settings):
     run_dir = str(run_local(settings(num_boost_round=1)).path)
     command = ["run", "pax", "--engine", "local", "-c", f"run-dir={run_dir}"]
     result = CliRunner().invoke(cli, command)
@@ -360,7 +321,7 @@ def test_the_command_shows_nothing_of_another_run_in_the_folder(
     assert "round" not in result.output
 
 
-def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path: Path) -> None:
+def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path):
     given = ["--data", "new.csv", "--output", "scores.csv"]
     for folder, rule in {
         tmp_path: "model must be a file of a run that has finished; failure.json ",
@@ -372,8 +333,8 @@ def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path: Path) 
 
 
 def test_an_error_says_nothing_of_where_a_site_keeps_its_table(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites, tmp_path: Path
-) -> None:
+    settings, write_table, sites, tmp_path
+):
     run = settings(parties=1)
     with pytest.raises(PartyError, match="label column") as caught:
         run_local(run, sites({"name": "shop", "data": write_table(), "label": "z"}))
@@ -382,8 +343,8 @@ def test_an_error_says_nothing_of_where_a_site_keeps_its_table(
 
 @pytest.mark.parametrize("name", ["none.csv", "my folder/it's/none.csv", "empty.csv", "none.toml"])
 def test_a_path_is_shown_as_typed_and_leaves_a_site_as_a_name(
-    refuse_site: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+    refuse_site, monkeypatch, tmp_path, name
+):
     (tmp_path / "empty.csv").touch()
     (tmp_path / "rows.csv").write_text("a,y\n1,0\n")
     monkeypatch.chdir(tmp_path)
@@ -406,12 +367,12 @@ def test_a_path_is_shown_as_typed_and_leaves_a_site_as_a_name(
         ("see https://fed.example.org/a/b", "see https://fed.example.org/a/b"),
     ],
 )
-def test_folders_are_left_out_of_a_text_that_leaves(text: str, shortened: str) -> None:
+def test_folders_are_left_out_of_a_text_that_leaves(text, shortened):
     assert without_folders(text) == shortened
 
 
 @pytest.mark.parametrize("typed", ["./secret/s.toml", "secret//s.toml", "secret/./s.toml"])
-def test_folders_of_a_relative_path_are_left_out_in_every_spelling(typed: str) -> None:
+def test_folders_of_a_relative_path_are_left_out_in_every_spelling(typed):
     for spelled in (typed, str(Path(typed))):
         text = f"schema {spelled!r} must be TOML, got {spelled}"
         assert without_folders(text, [typed]) == "schema 's.toml' must be TOML, got s.toml"
@@ -420,12 +381,12 @@ def test_folders_of_a_relative_path_are_left_out_in_every_spelling(typed: str) -
 # The command line
 
 
-def fedapp(*arguments: str) -> subprocess.CompletedProcess[str]:
+def fedapp(*arguments):
     command = [str(Path(sys.executable).parent / "fedapp"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
 
 
-def test_the_command_ends_with_one_line_and_status_1(tmp_path: Path) -> None:
+def test_the_command_ends_with_one_line_and_status_1(tmp_path):
     run_dir = tmp_path / "run"
     given = ("-c", "data=none.csv", "-c", f"run-dir={run_dir}")
     done = fedapp("run", "pax", "--engine", "local", *given)
@@ -437,7 +398,7 @@ def test_the_command_ends_with_one_line_and_status_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_of_the_system_is_said_in_words(tmp_path: Path) -> None:
+def test_an_error_of_the_system_is_said_in_words(tmp_path):
     (tmp_path / "folder.toml").mkdir()
     done = fedapp("site", "check", "--config", str(tmp_path / "folder.toml"))
     told = f"'{tmp_path / 'folder.toml'}' must be a path that can be used as asked, got: is a direc"
@@ -455,7 +416,7 @@ def test_an_error_of_the_system_is_said_in_words(tmp_path: Path) -> None:
         ("eta", "a setting must be written as key=value, got eta"),
     ],
 )
-def test_a_bad_setting_ends_the_command(tmp_path: Path, pair: str, rule: str) -> None:
+def test_a_bad_setting_ends_the_command(tmp_path, pair, rule):
     words = ["run", "pax", "--engine", "local", "-c", pair, "-c", f"run-dir={tmp_path / 'run'}"]
     result = CliRunner().invoke(cli, words)
     assert isinstance(result.exception, FedappError)
@@ -465,7 +426,7 @@ def test_a_bad_setting_ends_the_command(tmp_path: Path, pair: str, rule: str) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_the_command_refuses_a_strategy_there_is_not(tmp_path: Path) -> None:
+def test_the_command_refuses_a_strategy_there_is_not(tmp_path):
     words = ["run", "paxx", "--engine", "local", "-c", f"run-dir={tmp_path / 'run'}"]
     error = CliRunner().invoke(cli, words).exception
     assert isinstance(error, FedappError)

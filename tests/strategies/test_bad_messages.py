@@ -1,26 +1,19 @@
 """Values that no honest party or coordinator sends end the run by a named error."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 import pytest
-from flwr.app import Context, Message
 
 from fedapp.client_app import SiteApp
 from fedapp.errors import FedappError
 from fedapp.messages.wire import from_records, to_records
-from tests.conftest import MakeSettings
-from tests.moments import Change, changed
+from tests.moments import changed
 from tests.network import run
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 from tests.tampering import refuses, rewrite_letters
 
 BINARY, NUMBERS = "binary:logistic", "reg:squarederror"
 SMALL = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
-RUNS: dict[str, dict[str, Any]] = {
+RUNS = {
     "secureboost": {"allow_export": True, "align": "ordered", **SMALL},
     "federated-forest": {"align": "ordered", "federated_forest__trees": 2},
     "fedavg-linear": {"fedavg_linear__rounds": 1},
@@ -37,11 +30,11 @@ class Rewriting(SiteApp):
     changes : of fields of the message of a class.
     """
 
-    def __init__(self, kind: str, name: str, changes: Mapping[str, Change]) -> None:
+    def __init__(self, kind, name, changes):
         super().__init__()
         self._kind, self._name, self._changes = kind, name, changes
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         is_it = message.metadata.message_type.endswith(self._kind)
         if is_it:
             self._rewrite(message)
@@ -50,18 +43,18 @@ class Rewriting(SiteApp):
             self._rewrite(reply)
         return reply
 
-    def _rewrite(self, message: Message) -> None:
+    def _rewrite(self, message):
         envelope, content = from_records(message.content, "sender")
         message.content = to_records(changed(content, self._name, self._changes), envelope)
 
 
-def all_are(value: float) -> Change:
+def all_are(value):
     """Every number of an array has this value."""
     return lambda array: np.full_like(array, value)
 
 
 # Of a method and objective: kind and class of a message, its fields' changes, and the error.
-REFUSED: dict[str, tuple[str, str, str, str, Mapping[str, Change], str]] = {
+REFUSED = {
     "a model of other bytes": (
         *("secureboost", BINARY, "_finish", "FinishReply", {"model": all_are(255)}),
         "^party-1: FinishReply.model .*can't decode byte",
@@ -103,10 +96,10 @@ REFUSED: dict[str, tuple[str, str, str, str, Mapping[str, Change], str]] = {
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Any) -> Callable[..., Any]:
+def made(settings, tmp_path):
     """``made(strategy, objective)``: a short run of two parties."""
 
-    def make(strategy: str, objective: str = NUMBERS) -> Any:
+    def make(strategy, objective=NUMBERS):
         data = write_rows(tmp_path / "rows.csv", made_columns(objective, 60))
         given = {"data": str(data), "label": "y", "parties": 2, **RUNS[strategy]}
         return settings(strategy=strategy, objective=objective, **given)
@@ -121,20 +114,12 @@ def made(settings: MakeSettings, tmp_path: Any) -> Callable[..., Any]:
     ids=[f"{row[0]}-{name}" for name, row in REFUSED.items()],
 )
 def test_values_that_nobody_honest_sends_end_the_run_by_a_named_error(
-    made: Callable[..., Any],
-    strategy: str,
-    objective: str,
-    kind: str,
-    name: str,
-    changes: Mapping[str, Change],
-    match: str,
-) -> None:
+    made, strategy, objective, kind, name, changes, match
+):
     with pytest.raises(FedappError, match=match):
         run(made(strategy, objective), app=Rewriting(kind, name, changes))
 
 
-def test_codes_of_labels_past_all_are_refused_by_their_receiver(
-    made: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codes_of_labels_past_all_are_refused_by_their_receiver(made, monkeypatch):
     rewrite_letters(monkeypatch, "Labels", "codes", all_are(1e300))
     refuses("^party-1.*: Labels.codes must be", made("federated-forest"))

@@ -1,11 +1,7 @@
 """Bagging: the model moves by the mean of the parties' steps, and is XGBoost's for one party."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,39 +10,32 @@ import xgboost
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
-from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
-from tests.conftest import MakeSettings
+from tests.federated import model_of, summary_of
 from tests.network import fails_from, run
 from tests.reference import compare_trees
-from tests.transcript import arrays_of, listen, summary_of
+from tests.transcript import arrays_of, listen
 from tests.trees.test_exactness import pooled_booster, weighted_copy
 
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
 @pytest.fixture
-def bag(boosted: MakeSettings) -> MakeSettings:
+def bag(made):
     """Settings of a run of bagging, by its objective."""
-    return partial(boosted, "bagging")
-
-
-def model_of(folder: RunFolder) -> Ensemble:
-    return load(folder.path / "model.json", Ensemble)
+    return partial(made, "bagging")
 
 
 # One party
 
 
-def test_one_party_is_xgboost_with_penalties_and_local_rounds(bag: MakeSettings) -> None:
+def test_one_party_is_xgboost_with_penalties_and_local_rounds(bag):
     penalties = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.2, "min_child_weight": 3.0}
     once = bag(parties=1, num_boost_round=6, **penalties)
     twice = bag(parties=1, num_boost_round=3, bagging__local_rounds=2, **penalties)
@@ -56,9 +45,7 @@ def test_one_party_is_xgboost_with_penalties_and_local_rounds(bag: MakeSettings)
         assert found.leaf_error <= 1e-6
 
 
-def test_one_party_is_xgboost_with_sample_weights_on_real_rows(
-    real_data: Path, settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_one_party_is_xgboost_with_sample_weights_on_real_rows(real_data, settings, tmp_path):
     data = str(weighted_copy("abalone", tmp_path / "weighted.csv"))
     run = settings(
         strategy="bagging",
@@ -81,7 +68,7 @@ def test_one_party_is_xgboost_with_sample_weights_on_real_rows(
 class Reference:
     """Bagging as its docstring says it, with XGBoost's own predictions as the parties' steps."""
 
-    def __init__(self, settings: Settings, n_rounds: int) -> None:
+    def __init__(self, settings, n_rounds):
         tables = self._tables(settings)
         names = class_names(np.concatenate([t.labels for t in tables]), settings.objective)
         self.labels = [class_ids(table.labels, names) for table in tables]
@@ -98,7 +85,7 @@ class Reference:
             self._round()
 
     @staticmethod
-    def _tables(settings: Settings) -> list[Any]:
+    def _tables(settings):
         holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
         n = settings.parties
         return [
@@ -116,7 +103,7 @@ class Reference:
             for share in range(n)
         ]
 
-    def _round(self) -> None:
+    def _round(self):
         ends = np.cumsum([len(table) for table in self.values])
         parts = np.split(self.margins, ends[:-1])
         mean = np.zeros_like(self.margins, dtype=np.float64)
@@ -131,7 +118,7 @@ class Reference:
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_margins_move_by_the_mean_of_the_parties_steps(bag: MakeSettings, objective: str) -> None:
+def test_margins_move_by_the_mean_of_the_parties_steps(bag, objective):
     settings = bag(objective, partition="sizes:0.6,0.3,0.1", num_boost_round=3)
     model, reference = model_of(run_local(settings)), Reference(settings, 3)
     margins = predict_margins(model, np.concatenate(reference.values))
@@ -140,9 +127,7 @@ def test_margins_move_by_the_mean_of_the_parties_steps(bag: MakeSettings, object
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
-    bag: MakeSettings, objective: str
-) -> None:
+def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(bag, objective):
     one, three = (
         model_of(run_local(bag(objective, parties=n, num_boost_round=1, valid_fraction=0.0)))
         for n in (1, 3)
@@ -163,18 +148,14 @@ def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(
         ("diabetes", "reg:squarederror", "r2", 0.25),
     ],
 )
-def test_every_objective_is_learned(
-    settings: MakeSettings, strategy: str, data: str, objective: str, score: str, least: float
-) -> None:
+def test_every_objective_is_learned(settings, strategy, data, objective, score, least):
     run = settings(
         strategy=strategy, data=data, objective=objective, num_boost_round=12, max_depth=3
     )
     assert summary_of(run_local(run))["metrics"]["test"][score] > least
 
 
-def test_a_party_of_one_class_and_one_of_no_weight_train(
-    settings: MakeSettings, write_table: Callable[..., Path], sites: Callable[..., Any]
-) -> None:
+def test_a_party_of_one_class_and_one_of_no_weight_train(settings, write_table, sites):
     tables = [
         write_table("both", w=[1] * 40),
         write_table("one", seed=1, y=[1] * 40, w=[1] * 40),
@@ -191,7 +172,7 @@ def test_a_party_of_one_class_and_one_of_no_weight_train(
 # Exchanges and messages
 
 
-def test_a_tree_travels_to_a_party_once_and_without_gains(bag: MakeSettings) -> None:
+def test_a_tree_travels_to_a_party_once_and_without_gains(bag):
     folder, app = listen(bag(num_boost_round=3))
     told = [arrays_of(request) for kind, request, _ in app.heard if kind == "train.bagging_boost"]
     assert not {"gains", "hessians", "weights"} & set(told[0])
@@ -202,7 +183,7 @@ def test_a_tree_travels_to_a_party_once_and_without_gains(bag: MakeSettings) -> 
 # Early stopping, losses, resumption
 
 
-def test_a_lost_party_is_left_out_and_the_others_weigh_more(bag: MakeSettings) -> None:
+def test_a_lost_party_is_left_out_and_the_others_weigh_more(bag):
     left = model_of(run(bag(num_boost_round=3, min_parties=2), app=fails_from(4)))
     whole = model_of(run_local(bag(num_boost_round=3)))
     assert len(left.trees) == 3 + 2 + 2

@@ -1,15 +1,10 @@
 """Calibrated probabilities, in PAX and SecureBoost, against scikit-learn's."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from pyarrow import csv
 from sklearn.calibration import _SigmoidCalibration
 from sklearn.isotonic import IsotonicRegression
@@ -22,54 +17,49 @@ from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.metrics.sums import margin_middles, statistics
-from fedapp.records.document import from_text, load, to_text
+from fedapp.records.document import from_text, to_text
 from fedapp.report.summary import resolved_facts
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.differences import model_margins
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
 from fedapp.site.store import read_part
-from fedapp.trees.calibration import Calibration, Curve, _grouped, calibrated, fit
+from fedapp.trees.calibration import Curve, _grouped, calibrated, fit
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import exact_predictions
 from fedapp.trees.predict import predict_margins
-from tests.conftest import MakeSettings, Simulate, WriteTable
+from tests.federated import model_of, summary_of
 from tests.network import die, resumed
 from tests.network import run as run_over_network
-from tests.pooled import write_rows
 from tests.serving import Client, rows_of
 from tests.strategies.test_interactive import inference, written
-from tests.transcript import summary_of
+from tests.tables import write_rows
 
 BINARY = "binary:logistic"
 N_BINS = 512  # of a round's histograms
 
 
-def sigmoid(odds: Any) -> Any:
+def sigmoid(odds):
     return exact_predictions(BINARY, np.asarray(odds, np.float64))
 
 
 @pytest.fixture
-def made(boosted: MakeSettings) -> MakeSettings:
+def made(made):
     """Settings of a run of PAX whose probabilities are too high, and whose parties' bins are those
     of the joined rows."""
 
-    def make(**more: Any) -> Settings:
+    shared = made
+
+    def make(**more):
         given = {"parties": 3, "max_bin": 64, "pax__bins": "equal", "valid_fraction": 0.4}
-        return boosted(
+        return shared(
             **{"strategy": "pax", "scale_pos_weight": 4, "num_boost_round": 4, **given, **more}
         )
 
     return make
 
 
-def model_of(folder: RunFolder) -> Ensemble:
-    return load(folder.path / "model.json", Ensemble)
-
-
-def curve_of(folder: RunFolder) -> Curve:
+def curve_of(folder):
     curve = model_of(folder).curve
     assert curve is not None
     return curve
@@ -78,7 +68,7 @@ def curve_of(folder: RunFolder) -> Curve:
 # Curves
 
 
-def drawn_rows(n_rows: int = 2000, seed: int = 5) -> tuple[Any, Any, Any]:
+def drawn_rows(n_rows=2000, seed=5):
     """Margins that are too high and too far apart, labels, and weights."""
     rng = np.random.default_rng(seed)
     odds = rng.normal(-1, 1.5, n_rows)
@@ -86,14 +76,14 @@ def drawn_rows(n_rows: int = 2000, seed: int = 5) -> tuple[Any, Any, Any]:
     return (odds * 1.7 + 2).astype(np.float32), labels, rng.choice([0.0, 1.0, 2.5], n_rows)
 
 
-def curve_of_rows(calibration: Calibration, margins: Any, labels: Any, weights: Any) -> Curve:
+def curve_of_rows(calibration, margins, labels, weights):
     by_class = np.array([weights * (labels == 0), weights * (labels == 1)])
     curve = fit(calibration, margins.astype(float), by_class, weights.sum())
     assert curve is not None
     return curve
 
 
-def curve_of_bins(calibration: Calibration, margins: Any, labels: Any, weights: Any) -> Curve:
+def curve_of_bins(calibration, margins, labels, weights):
     rows = [each.astype(np.float32) for each in (margins[:, None], labels, weights)]
     cells = statistics(BINARY, *rows, N_BINS, center=0.5).histogram
     curve = fit(calibration, 0.5 + margin_middles(N_BINS), cells, weights.sum())
@@ -101,7 +91,7 @@ def curve_of_bins(calibration: Calibration, margins: Any, labels: Any, weights: 
     return curve
 
 
-def test_a_platt_curve_is_scikit_learns() -> None:
+def test_a_platt_curve_is_scikit_learns():
     rows = drawn_rows()
     curve = curve_of_rows("platt", *rows)
     theirs = _SigmoidCalibration().fit(rows[0].astype(float), rows[1], rows[2])
@@ -110,7 +100,7 @@ def test_a_platt_curve_is_scikit_learns() -> None:
     assert (curve.slope, curve.intercept) == pytest.approx((1 / 1.7, -2 / 1.7), abs=0.15)
 
 
-def test_a_platt_curve_is_the_least_loss_of_targets_that_are_not_0_or_1() -> None:
+def test_a_platt_curve_is_the_least_loss_of_targets_that_are_not_0_or_1():
     margins = np.array([-30.0, -1.0, 1.0, 40.0])  # which a line separates
     curve = fit("platt", margins, np.array([[2.0, 1, 0, 0], [0, 0, 2, 1]]), 6)
     assert curve is not None
@@ -123,7 +113,7 @@ def test_a_platt_curve_is_the_least_loss_of_targets_that_are_not_0_or_1() -> Non
 
 
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
-def test_bins_give_nearly_the_curve_of_rows(calibration: Calibration) -> None:
+def test_bins_give_nearly_the_curve_of_rows(calibration):
     # A bin's middle is off by at most 2.3 % of a row's distance from the centre. A step of an
     # isotonic curve moves by a bin, so single rows may be further off.
     rows = drawn_rows()
@@ -134,7 +124,7 @@ def test_bins_give_nearly_the_curve_of_rows(calibration: Calibration) -> None:
     assert calibration == "isotonic" or off.max() < 0.0005
 
 
-def test_an_isotonic_curve_is_scikit_learns_and_reaches_neither_0_nor_1() -> None:
+def test_an_isotonic_curve_is_scikit_learns_and_reaches_neither_0_nor_1():
     margins, labels, weights = drawn_rows(300)
     curve = curve_of_rows("isotonic", margins, labels, weights)
     used = weights > 0
@@ -151,7 +141,7 @@ def test_an_isotonic_curve_is_scikit_learns_and_reaches_neither_0_nor_1() -> Non
 
 
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
-def test_margins_that_fall_where_labels_rise_have_no_curve(calibration: Calibration) -> None:
+def test_margins_that_fall_where_labels_rise_have_no_curve(calibration):
     margins = np.arange(6.0)
     falling = np.array([margins + 1, 6 - margins])
     assert fit(calibration, margins, falling, 42) is None
@@ -160,9 +150,7 @@ def test_margins_that_fall_where_labels_rise_have_no_curve(calibration: Calibrat
 
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
 @pytest.mark.parametrize("scale", [1e-6, 1e9])
-def test_a_curve_does_not_depend_on_the_scale_of_weights(
-    calibration: Calibration, scale: float
-) -> None:
+def test_a_curve_does_not_depend_on_the_scale_of_weights(calibration, scale):
     margins, labels, weights = drawn_rows()
     by_class = np.array([weights * (labels == 0), weights * (labels == 1)])
     curves = [
@@ -175,7 +163,7 @@ def test_a_curve_does_not_depend_on_the_scale_of_weights(
 
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
 @pytest.mark.parametrize("n_rows", [1, 100])
-def test_rows_of_one_margin_have_no_curve(calibration: Calibration, n_rows: int) -> None:
+def test_rows_of_one_margin_have_no_curve(calibration, n_rows):
     shares = np.linspace(0.1, 0.9, n_rows)
     one = np.full(n_rows, 1.7)
     assert fit(calibration, one, np.array([7e4 * shares, 3e4 * (1 - shares)]), 10**5) is None
@@ -186,9 +174,7 @@ def test_rows_of_one_margin_have_no_curve(calibration: Calibration, n_rows: int)
 
 @pytest.mark.by_default("isotonic")
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
-def test_three_parties_have_the_curve_of_the_joined_rows(
-    made: MakeSettings, calibration: str
-) -> None:
+def test_three_parties_have_the_curve_of_the_joined_rows(made, calibration):
     texts = []
     for parties in (3, 1):
         folder = run_local(made(calibration=calibration, parties=parties))
@@ -204,15 +190,13 @@ def test_three_parties_have_the_curve_of_the_joined_rows(
     )
 
 
-def curve_model(curve: Curve, model: Ensemble) -> Ensemble:
+def curve_model(curve, model):
     """A model with nothing but the curve to differ."""
     return Ensemble(BINARY, np.array([0.5], np.float32), (), model.classes, (), curve=curve)
 
 
-def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
-    made: MakeSettings,
-) -> None:
-    run = made(calibration="platt", num_boost_round=60, eta=1.0, early_stopping_rounds=2)
+def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(made):
+    run = made(calibration="platt", n_rows=1000, num_boost_round=60, eta=1, early_stopping_rounds=2)
     folder = run_local(run)
     model, summary = model_of(folder), folder.summary
     assert summary["best_round"] == len(model.trees) < len(folder.rounds.read_text().splitlines())
@@ -245,8 +229,8 @@ def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
 
 
 def test_everything_that_predicts_is_calibrated_and_contributions_are_not(
-    made: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    made, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     run = made(calibration="isotonic")
     folder = run_local(run)
@@ -278,7 +262,7 @@ def test_everything_that_predicts_is_calibrated_and_contributions_are_not(
     assert result.output.strip().endswith("model.xgb.json: without the calibration")
 
 
-def test_a_curve_is_of_all_trees_and_two_classes() -> None:
+def test_a_curve_is_of_all_trees_and_two_classes():
     curve = Curve(1.0, 0.0, np.array([0.0, 1.0]), np.array([0.2, 0.9]))
     model = curve_model(curve, Ensemble(BINARY, np.array([0.5], np.float32), (), ("a", "b"), ()))
     text = to_text(model)
@@ -294,7 +278,7 @@ def test_a_curve_is_of_all_trees_and_two_classes() -> None:
             from_text(text.replace(*change), Ensemble)
 
 
-def test_a_run_that_dies_resumes_to_the_same_curve(made: MakeSettings) -> None:
+def test_a_run_that_dies_resumes_to_the_same_curve(made):
     run = made(calibration="platt", num_boost_round=2, early_stopping_rounds=1)
     folder = run_local(made(calibration="platt", num_boost_round=2, early_stopping_rounds=1))
     die(run, dies_before_sending=folder.summary["exchanges"] - 1)  # as the scores are asked for
@@ -305,7 +289,7 @@ def test_a_run_that_dies_resumes_to_the_same_curve(made: MakeSettings) -> None:
 # SecureBoost
 
 
-def joined(vertical: MakeSettings, data: Path, **more: Any) -> Settings:
+def joined(vertical, data, **more):
     given = {"data": str(data), "label": "y", "valid_fraction": 0.4, "scale_pos_weight": 4}
     return vertical(**{**given, "num_boost_round": 3, "secureboost__key_bits": 256, **more})
 
@@ -313,11 +297,8 @@ def joined(vertical: MakeSettings, data: Path, **more: Any) -> Settings:
 @pytest.mark.by_default("platt")
 @pytest.mark.parametrize("calibration", ["platt", "isotonic"])
 def test_secureboosts_active_party_fits_the_curve_to_its_rows(
-    vertical: MakeSettings,
-    settings: MakeSettings,
-    write_table: WriteTable,
-    calibration: Calibration,
-) -> None:
+    vertical, settings, write_table, calibration
+):
     run = joined(vertical, write_table(n_rows=300), calibration=calibration)
     folder = run_local(run)
     model, rows = model_of(folder), baseline_rows(run)[0]
@@ -338,9 +319,7 @@ def test_secureboosts_active_party_fits_the_curve_to_its_rows(
     np.testing.assert_allclose(shares, sigmoid(calibrated(model.curve, margins)), rtol=1e-5)
 
 
-def test_steps_of_a_curve_at_sites_are_of_enough_rows(
-    settings: MakeSettings, sites: Callable[..., list[Context]], tmp_path: Path
-) -> None:
+def test_steps_of_a_curve_at_sites_are_of_enough_rows(settings, sites, tmp_path):
     rng, ids = np.random.default_rng(4), np.arange(400)
     margins = rng.normal(size=400)
     table = {"id": ids, "a": margins, "y": (margins + rng.normal(size=400) > 0).astype(int)}
@@ -359,7 +338,7 @@ def test_steps_of_a_curve_at_sites_are_of_enough_rows(
     assert 2 <= part.model.curve.n_points <= summary["matched_rows"]["valid"] // 40 < 5
 
 
-def test_groups_of_rows_for_a_curve_have_enough_rows_and_keep_ties_together() -> None:
+def test_groups_of_rows_for_a_curve_have_enough_rows_and_keep_ties_together():
     rng = np.random.default_rng(0)
     for least in (2, 7, 100, 300):
         margins = rng.integers(-20, 20, 250) / 4
@@ -373,9 +352,7 @@ def test_groups_of_rows_for_a_curve_have_enough_rows_and_keep_ties_together() ->
 
 
 @pytest.mark.slow
-def test_secureboost_in_flowers_simulation_has_the_same_curve(
-    vertical: MakeSettings, write_table: WriteTable, simulate: Simulate
-) -> None:
+def test_secureboost_in_flowers_simulation_has_the_same_curve(vertical, write_table, simulate):
     data = write_table(n_rows=300)
     folders = [one(joined(vertical, data, calibration="platt")) for one in (simulate, run_local)]
     texts = [(folder.path / "model.json").read_bytes() for folder in folders]
@@ -386,7 +363,7 @@ def test_secureboost_in_flowers_simulation_has_the_same_curve(
 # What is refused
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REFUSED = [
     ({"objective": "reg:squarederror"}, "calibration must be none for reg:squarederror, got platt"),
     ({"objective": "multi:softprob"}, "it is for binary:logistic"),
     ({"valid_fraction": 0.0}, "valid-fraction must be > 0 with calibration, got 0.0"),
@@ -403,17 +380,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("more", "rule"), REFUSED)
-def test_settings_that_do_not_fit_are_refused_by_name(
-    made: MakeSettings, more: dict[str, Any], rule: str
-) -> None:
+def test_settings_that_do_not_fit_are_refused_by_name(made, more, rule):
     with pytest.raises(ConfigError, match=rule):
         run_local(made(**{"calibration": "platt", "scale_pos_weight": 1, **more}))
 
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_validation_rows_of_one_class_are_refused_before_the_first_tree(
-    made: MakeSettings, vertical: MakeSettings, write_table: WriteTable, strategy: str
-) -> None:
+    made, vertical, write_table, strategy
+):
     split = Holdout(0.2, 0.4, 42).split(100)
     labels = np.arange(100) % 2
     labels[split.valid] = 1
@@ -427,8 +402,8 @@ def test_validation_rows_of_one_class_are_refused_before_the_first_tree(
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_model_that_orders_rows_the_other_way_stays_as_it_is(
-    made: MakeSettings, vertical: MakeSettings, write_table: WriteTable, strategy: str
-) -> None:
+    made, vertical, write_table, strategy
+):
     split = Holdout(0.2, 0.4, 42).split(300)
     rng = np.random.default_rng(1)
     a = rng.normal(size=300)
@@ -444,9 +419,7 @@ def test_a_model_that_orders_rows_the_other_way_stays_as_it_is(
     assert "curve" not in document
 
 
-def test_the_active_party_refuses_a_curve_of_numbers(
-    vertical: MakeSettings, write_table: WriteTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_active_party_refuses_a_curve_of_numbers(vertical, write_table, monkeypatch):
     monkeypatch.setattr("fedapp.settings.check_settings", lambda *_: None)  # as no server would
     more = {"scale_pos_weight": 1, "objective": "reg:squarederror"}
     with pytest.raises(PartyError, match="calibration must be none with reg:squarederror"):

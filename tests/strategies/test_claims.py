@@ -1,7 +1,5 @@
 """Sums that a dishonest party of a plain PAX run sends, and what tells a site of a bad model."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,22 +15,20 @@ from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.runs.local import run_local
 from fedapp.site.answer import Site
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.federated import summary_of
 from tests.network import die, resumed, run
 from tests.tampering import refuses
-from tests.transcript import summary_of
 
-Change = Callable[[dict[str, np.ndarray], GrowRequest], None]
 LIAR = "party-2"
 
 
 @pytest.fixture
-def lie(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def lie(monkeypatch):
     """``lie(change)``: party-2 changes sums before it sends them."""
     honest = cast(Callable[[Site, GrowRequest], GrowReply], party.HANDLERS[GrowRequest])
 
-    def make(change: Change, name: str = LIAR) -> None:
-        def grow(site: Site, request: GrowRequest) -> GrowReply:
+    def make(change, name=LIAR):
+        def grow(site, request):
             reply = honest(site, request)
             if site.name == name:
                 names = "histograms", "missing", "root_sums"
@@ -46,10 +42,10 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return make
 
 
-def times(factor: float, *fields: str, part: int = 0, level: int = 0) -> Change:
+def times(factor, *fields, part=0, level=0):
     """Gradients (part 0) or hessians (1) of these fields, from a level on."""
 
-    def change(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
+    def change(sums, request):
         for field in fields if request.level >= level else ():
             sums[field][..., part] *= factor
 
@@ -59,7 +55,7 @@ def times(factor: float, *fields: str, part: int = 0, level: int = 0) -> Change:
 ALL = "histograms", "root_sums"
 
 
-def into_one_bin(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
+def into_one_bin(sums, request):
     """Hessians of all 16 bins of a column in the one that has the fewest."""
     if request.level:
         own = sums["histograms"][:, :16, 1]
@@ -69,7 +65,7 @@ def into_one_bin(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
         own[:, fewest] = whole
 
 
-def no_value(sums: dict[str, np.ndarray], request: GrowRequest) -> None:
+def no_value(sums, request):
     """Rows without a value, which the sketch does not know."""
     sums["histograms"][:, :16] = 0
     sums["missing"][:, 0] = 100
@@ -98,20 +94,16 @@ WEIGHT, TOTAL, CHILDREN = (
         (into_one_bin, CHILDREN.format(1)),
     ],
 )
-def test_sums_that_no_rows_have_end_the_run_by_name(
-    settings: MakeSettings, lie: Any, change: Change, expected: str
-) -> None:
+def test_sums_that_no_rows_have_end_the_run_by_name(settings, lie, change, expected):
     lie(change)
     refuses(expected, settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3))
 
 
-def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(
-    settings: MakeSettings, lie: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(settings, lie, monkeypatch):
     """Else their gradients may be as large."""
     honest = cast(Callable[..., Any], party.HANDLERS[SketchRequest])
 
-    def sketch(site: Site, request: SketchRequest) -> Any:
+    def sketch(site, request):
         reply = honest(site, request)
         return replace(reply, masses=reply.masses * 20) if site.name == LIAR else reply
 
@@ -122,10 +114,10 @@ def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(
 
 
 @pytest.fixture
-def positive(settings: MakeSettings, write_table: WriteTable) -> MakeSettings:
+def positive(settings, write_table):
     """``positive(objective)``: a run on labels above 0 and up to 1, some columns with holes."""
 
-    def make(objective: str) -> Any:
+    def make(objective):
         rng = np.random.default_rng(2)
         holes = np.where(rng.random(200) < 0.3, "", rng.normal(size=200).round(1).astype(str))
         data = write_table(n_rows=200, y=rng.uniform(0.01, 1, 200).round(3), holes=holes)
@@ -142,27 +134,25 @@ def positive(settings: MakeSettings, write_table: WriteTable) -> MakeSettings:
         ("reg:squarederror", 1, 20),
     ],
 )
-def test_each_objective_has_its_limits(
-    boosted: MakeSettings, lie: Any, objective: str, part: int, factor: float
-) -> None:
+def test_each_objective_has_its_limits(made, lie, objective, part, factor):
     lie(times(factor, *ALL, part=part))
-    refuses(WEIGHT.format(0), boosted("pax", objective, parties=3))
+    refuses(WEIGHT.format(0), made("pax", objective, parties=3))
 
 
-def test_shares_as_labels_have_the_limits_of_classes(positive: MakeSettings, lie: Any) -> None:
+def test_shares_as_labels_have_the_limits_of_classes(positive, lie):
     lie(times(-20, *ALL))
     refuses(WEIGHT.format(0), positive("reg:logistic"))
 
 
 @pytest.mark.by_default("reg:gamma")
 @pytest.mark.parametrize("objective", ["count:poisson", "reg:gamma", "reg:tweedie"])
-def test_totals_hold_without_limits_too(positive: MakeSettings, lie: Any, objective: str) -> None:
+def test_totals_hold_without_limits_too(positive, lie, objective):
     assert summary_of(run_local(positive(objective)))["trees"] == 2
     lie(times(1.001, "histograms"))
     refuses(TOTAL.format(0), positive(objective))
 
 
-def test_the_party_is_left_out_where_others_may_go_on(settings: MakeSettings, lie: Any) -> None:
+def test_the_party_is_left_out_where_others_may_go_on(settings, lie):
     lie(times(-20, *ALL))
     found = summary_of(
         run_local(settings(data="breast-cancer", parties=3, min_parties=2, num_boost_round=10))
@@ -171,7 +161,7 @@ def test_the_party_is_left_out_where_others_may_go_on(settings: MakeSettings, li
     assert found["metrics"]["test"]["auc"] > 0.95
 
 
-def test_a_resumed_run_knows_the_weights(settings: MakeSettings, lie: Any) -> None:
+def test_a_resumed_run_knows_the_weights(settings, lie):
     made = settings(data="breast-cancer", parties=3, num_boost_round=3)
     die(made, dies_before_sending=6)
     lie(times(-20, *ALL))
@@ -179,7 +169,7 @@ def test_a_resumed_run_knows_the_weights(settings: MakeSettings, lie: Any) -> No
         run(resumed(made))
 
 
-def test_a_party_that_merges_bins_is_held_to_totals(settings: MakeSettings, lie: Any) -> None:
+def test_a_party_that_merges_bins_is_held_to_totals(settings, lie):
     given = {"data": "breast-cancer", "parties": 3, "least_bin_rows": 5, "max_depth": 3}
     run_local(settings(**given))
     lie(times(0.5, "histograms", level=1, part=1))
@@ -198,9 +188,7 @@ def test_a_party_that_merges_bins_is_held_to_totals(settings: MakeSettings, lie:
         {"least_bin_rows": 4, "colsample_bynode": 0.5},
     ],
 )
-def test_honest_sums_pass(
-    settings: MakeSettings, write_table: WriteTable, more: dict[str, Any]
-) -> None:
+def test_honest_sums_pass(settings, write_table, more):
     rng = np.random.default_rng(4)
     holes = np.where(rng.random(300) < 0.3, "", rng.normal(size=300).round(1).astype(str))
     kinds = np.where(rng.random(300) < 0.2, "", rng.choice(["u", "v", "w"], 300))
@@ -219,12 +207,12 @@ def test_honest_sums_pass(
 
 
 @pytest.fixture
-def flipped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def flipped(monkeypatch):
     """Sites whose training labels are turned round: their sums are those of rows."""
-    names: set[str] = set()
+    names = set()
     honest = Coded.code
 
-    def code(self: Coded, request: Any) -> dict[str, Any]:
+    def code(self, request):
         found = honest(self, request)
         if self.name in names:
             self.labels = {**self.labels, "train": 1 - self.labels["train"]}
@@ -234,13 +222,11 @@ def flipped(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def warned(caplog: pytest.LogCaptureFixture) -> int:
+def warned(caplog):
     return sum("the federated model's mean squared error" in text for text in caplog.messages)
 
 
-def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(caplog):
     ones = np.ones(20, np.float32)
     rows = np.arange(40, dtype=np.float32).reshape(20, 2), ones, ones
     with caplog.at_level(logging.WARNING, "fedapp.site"):
@@ -251,14 +237,9 @@ def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}, {"strategy": "bagging"}])
 def test_a_site_is_warned_of_a_model_worse_than_its_rows_give(
-    settings: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    flipped: set[str],
-    caplog: pytest.LogCaptureFixture,
-    more: dict[str, str],
-) -> None:
-    tables: list[dict[str, object]] = [
+    settings, sites, write_table, flipped, caplog, more
+):
+    tables = [
         {"name": name, "data": write_table(name, 300, seed), "allow": "pax,bagging"}
         for seed, name in enumerate(("bank", "insurer", "shop"))
     ]
@@ -276,9 +257,7 @@ def test_a_site_is_warned_of_a_model_worse_than_its_rows_give(
 
 
 @pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}])
-def test_a_simulation_compares_nothing_at_its_sites(
-    settings: MakeSettings, caplog: pytest.LogCaptureFixture, more: dict[str, str]
-) -> None:
+def test_a_simulation_compares_nothing_at_its_sites(settings, caplog, more):
     run_local(settings(data="breast-cancer", parties=3, num_boost_round=1, eta=0.001, **more))
     assert not warned(caplog)
 
@@ -295,14 +274,7 @@ def test_a_simulation_compares_nothing_at_its_sites(
         },
     ],
 )
-def test_the_party_with_the_labels_is_warned(
-    vertical: MakeSettings,
-    settings: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    caplog: pytest.LogCaptureFixture,
-    more: dict[str, Any],
-) -> None:
+def test_the_party_with_the_labels_is_warned(vertical, settings, sites, write_table, caplog, more):
     shown = np.random.default_rng(3).normal(size=400).round(2)
     bank = write_table("bank", 400, a=shown, y=(np.abs(shown) > 0.7).astype(int))
     shop = write_table("shop", 400, a=None, b=None, y=None, c=range(400))
@@ -316,13 +288,13 @@ def test_the_party_with_the_labels_is_warned(
     assert warned(caplog) == 1
 
 
-def test_baselines_warn_of_a_party_that_does_better_alone() -> None:
-    summary: dict[str, Any] = {
+def test_baselines_warn_of_a_party_that_does_better_alone():
+    summary = {
         "objective": "binary:logistic",
         "rows": {"test": 100},
         "metrics": {"test": {"auc": 0.8}},
     }
-    alone: dict[str, dict[str, float | None]] = {
+    alone = {
         "a": {"auc": 0.89},
         "b": {"auc": 0.91},
         "c": {"auc": None},

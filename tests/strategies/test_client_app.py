@@ -1,14 +1,9 @@
 """Flower's mods, lifespans and functions around the handlers, and tables that are in memory."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,29 +20,26 @@ from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.site.answer import find_handler
 from fedapp.site.store import LiveStores
-from tests.conftest import MakeSettings, WriteTable
-
-CallNext = Callable[[Message, Context], Message]
 
 
 class Counting:
     """A mod that counts the messages it sees, by kind."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen = Counter[str]()
 
-    def __call__(self, message: Message, context: Context, call_next: CallNext) -> Message:
+    def __call__(self, message, context, call_next):
         self.seen[message.metadata.message_type] += 1
         return call_next(message, context)
 
 
-def rows(share: int, n_shares: int) -> dict[str, np.ndarray]:
+def rows(share, n_shares):
     """A table of two columns, a label that follows them and ids."""
     a, b = np.random.default_rng(share).normal(size=(2, 40)).round(3)
     return {"a": a, "b": b, "y": (a + b > 0).astype(int)}
 
 
-def test_every_kind_has_a_handler() -> None:
+def test_every_kind_has_a_handler():
     kinds = message_kinds()
     assert "train.pax_grow" in kinds
     for kind in kinds:
@@ -58,7 +50,7 @@ def test_every_kind_has_a_handler() -> None:
 
 
 @pytest.mark.slow
-def test_a_mod_sees_every_message_and_a_kinds_mod_only_its_own(settings: MakeSettings) -> None:
+def test_a_mod_sees_every_message_and_a_kinds_mod_only_its_own(settings):
     plain, every, grow = run_local(settings()), Counting(), Counting()
     app = SiteApp(stores=LiveStores(), mods=[every], kind_mods={"train.pax_grow": [grow]})
     folder = run_local(settings(), client_app=app)
@@ -67,9 +59,7 @@ def test_a_mod_sees_every_message_and_a_kinds_mod_only_its_own(settings: MakeSet
     assert (folder.path / "model.json").read_bytes() == (plain.path / "model.json").read_bytes()
 
 
-def test_flowers_own_mod_logs_sizes(
-    settings: MakeSettings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_flowers_own_mod_logs_sizes(settings, caplog):
     app = SiteApp(stores=LiveStores(), kind_mods={"train.pax_sketch": [message_size_mod]})
     with caplog.at_level(logging.INFO, "flwr"):
         run_local(settings(), client_app=app)
@@ -77,7 +67,7 @@ def test_flowers_own_mod_logs_sizes(
     assert texts.count("Incoming message size") == texts.count("Outgoing message size") == 3
 
 
-def test_an_error_passes_the_mods_and_goes_back_as_its_text(settings: MakeSettings) -> None:
+def test_an_error_passes_the_mods_and_goes_back_as_its_text(settings):
     counting = Counting()
     app = SiteApp(stores=LiveStores(), mods=[counting, message_size_mod])
     rule = r"^party-1 \(step 1\): data must be a built-in name, .*, got 'gone.csv'$"
@@ -86,8 +76,8 @@ def test_an_error_passes_the_mods_and_goes_back_as_its_text(settings: MakeSettin
     assert counting.seen["query.hello"] == 3
 
 
-def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings: MakeSettings) -> None:
-    def broken(message: Message, context: Context, call_next: CallNext) -> Message:
+def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings):
+    def broken(message, context, call_next):
         raise ValueError("a row")
 
     with pytest.raises(PartyError, match=r"ValueError in query\.greet") as raised:
@@ -95,26 +85,26 @@ def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings: MakeS
     assert "a row" not in str(raised.value)
 
 
-def message_of(kind: str) -> tuple[Message, Context]:
+def message_of(kind):
     context = Context(0, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
     return Message(RecordDict(), dst_node_id=2, message_type=kind), context
 
 
-def test_functions_for_other_kinds_and_a_lifespan_are_called() -> None:
+def test_functions_for_other_kinds_and_a_lifespan_are_called():
     app, called = SiteApp(table=rows, label="y"), list[str]()
 
     @app.train()
-    def default(message: Message, context: Context) -> Message:
+    def default(message, context):
         called.append("default")
         return Message(RecordDict(), reply_to=message)
 
     @app.query("mine")
-    def mine(message: Message, context: Context) -> Message:
+    def mine(message, context):
         called.append("mine")
         return Message(RecordDict(), reply_to=message)
 
     @app.lifespan()
-    def lifespan(context: Context) -> Any:
+    def lifespan(context):
         called.append("begins")
         yield
         called.append("ends")
@@ -126,15 +116,15 @@ def test_functions_for_other_kinds_and_a_lifespan_are_called() -> None:
     assert called == ["begins", "default", "ends", "begins", "mine", "ends"]
 
 
-def test_a_function_for_a_kind_that_fedapp_answers_is_refused() -> None:
+def test_a_function_for_a_kind_that_fedapp_answers_is_refused():
     with pytest.raises(ValueError, match="'pax_grow' is already registered"):
 
         @SiteApp().train("pax_grow")
-        def mine(message: Message, context: Context) -> Message:
+        def mine(message, context):
             return message
 
 
-def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users() -> None:
+def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users():
     assert cloudpickle.loads(cloudpickle.dumps(app)) is app
     users = SiteApp(mods=[message_size_mod], table=pd.DataFrame, label="y")
     copy = cloudpickle.loads(cloudpickle.dumps(users))
@@ -143,7 +133,7 @@ def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users
 
 
 @pytest.mark.slow
-def test_what_a_user_adds_to_the_app_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_user_adds_to_the_app_comes_along(monkeypatch):
     own = SiteApp()
     monkeypatch.setattr("fedapp.client_app.app", own)
     own.train("extra")(lambda message, context: message)
@@ -151,7 +141,7 @@ def test_what_a_user_adds_to_the_app_comes_along(monkeypatch: pytest.MonkeyPatch
     assert "train.extra" in copy._registered_funcs
 
 
-def test_a_kind_without_a_function_is_refused() -> None:
+def test_a_kind_without_a_function_is_refused():
     message, context = message_of("train.pax_grown")
     message.metadata.__dict__["_message_id"] = "1"
     reply = SiteApp(table=rows, label="y")(message, context)
@@ -171,7 +161,7 @@ def test_a_kind_without_a_function_is_refused() -> None:
     ],
     ids=["a kind that no message has", "a column of no table"],
 )
-def test_what_would_be_ignored_is_refused(given: dict[str, Any], rule: str) -> None:
+def test_what_would_be_ignored_is_refused(given, rule):
     with pytest.raises(ConfigError, match=rule):
         SiteApp(**given)
 
@@ -182,9 +172,7 @@ def test_what_would_be_ignored_is_refused(given: dict[str, Any], rule: str) -> N
 @pytest.mark.parametrize(
     "kind", [dict, pd.DataFrame, pa.table, lambda table: pd.DataFrame(table).iloc[::1]]
 )
-def test_a_table_in_memory_trains_the_model_of_its_file(
-    settings: MakeSettings, tmp_path: Path, kind: Callable[..., Any]
-) -> None:
+def test_a_table_in_memory_trains_the_model_of_its_file(settings, tmp_path, kind):
     for share in range(2):
         pd.DataFrame(rows(share, 2)).to_parquet(tmp_path / f"{share}.parquet")
     data = ",".join(str(tmp_path / f"{share}.parquet") for share in range(2))
@@ -195,8 +183,8 @@ def test_a_table_in_memory_trains_the_model_of_its_file(
     assert models[0] == models[1]
 
 
-def test_tables_in_memory_of_different_columns_train_secureboost(vertical: MakeSettings) -> None:
-    def columns(share: int, n_shares: int) -> dict[str, Any]:
+def test_tables_in_memory_of_different_columns_train_secureboost(vertical):
+    def columns(share, n_shares):
         table = rows(0, 1)
         ids = {"row": [f"r{place}" for place in range(40)]}
         return {"a": table["a"], "y": table["y"], **ids} if not share else {"b": table["b"], **ids}
@@ -206,10 +194,8 @@ def test_tables_in_memory_of_different_columns_train_secureboost(vertical: MakeS
     assert folder.summary["metrics"]["train"]["auc"] > 0.9
 
 
-def test_a_site_with_data_of_its_own_has_no_table_in_memory(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
-    def refuse(share: int, n_shares: int) -> Any:
+def test_a_site_with_data_of_its_own_has_no_table_in_memory(settings, write_table):
+    def refuse(share, n_shares):
         raise AssertionError("the site has its own table")
 
     nodes = [
@@ -255,7 +241,7 @@ run_simulation(server, client, 2, backend_config={"client_resources": {"num_cpus
 
 
 @pytest.mark.slow
-def test_in_flowers_simulation_mods_and_tables_of_another_app_are_used(tmp_path: Path) -> None:
+def test_in_flowers_simulation_mods_and_tables_of_another_app_are_used(tmp_path):
     command = [sys.executable, "-c", SIMULATED, str(tmp_path)]
     shown = subprocess.run(command, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr[-2000:]

@@ -1,11 +1,7 @@
 """Proportional hazards of censored times: XGBoost's survival:cox in PAX and SecureBoost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ from fedapp.metrics import binning_errors, pooled, scores, statistics
 from fedapp.records.document import load
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.cox import cox_pairs
@@ -27,21 +23,19 @@ from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.survival import concordance
 from simulations.bench.exactness import breslow_trees
-from tests.clinical import registry, trial
-from tests.conftest import MakeSettings, MakeSites
 from tests.histograms.test_bounds import asks
 from tests.network import fails_from
 from tests.network import run as run_with_loss
-from tests.pooled import write_rows
 from tests.random_tables import differences
 from tests.reference import compare_trees
 from tests.strategies.test_pax_secure import assert_same_trees
-from tests.strategies.test_survival import Write, model_of, run_of, split_rows
+from tests.strategies.test_survival import model_of, run_of
+from tests.tables import csv_columns, deal_rows, registry, trial, write_rows
 
 COX = "survival:cox"
 
 
-def tumours(path: Path) -> Path:
+def tumours(path):
     """Breast tumours: the radius as a time, and benign ones as events."""
     source = read_source("breast-cancer")
     assert source.labels is not None
@@ -54,7 +48,7 @@ def tumours(path: Path) -> Path:
     return write_rows(path, {**few, "w": outcome["died"], **outcome})
 
 
-def made_rows(n_rows: int, seed: int, tied: bool, spread: float = 1.0) -> tuple[np.ndarray, ...]:
+def made_rows(n_rows, seed, tied, spread=1.0):
     """Margins and signed times, in no order."""
     rng = np.random.default_rng(seed)
     times = rng.exponential(4, n_rows) + 0.01
@@ -64,7 +58,7 @@ def made_rows(n_rows: int, seed: int, tied: bool, spread: float = 1.0) -> tuple[
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_gradients_are_xgboosts_to_the_last_bit(tied: bool) -> None:
+def test_gradients_are_xgboosts_to_the_last_bit(tied):
     margins, labels = made_rows(60, 3, tied, spread=2)
     ours = gradients(COX, margins[:, None], labels, np.ones(60, np.float32))[:, 0]
     how = {"objective": COX, "nthread": 1, "lambda": 0, "min_child_weight": 0, "eta": 1}
@@ -84,7 +78,7 @@ def test_gradients_are_xgboosts_to_the_last_bit(tied: bool) -> None:
     assert checked > 50
 
 
-def test_hessians_are_never_negative_and_no_gradient_is_infinite() -> None:
+def test_hessians_are_never_negative_and_no_gradient_is_infinite():
     ones = np.ones(400, np.float32)
     for seed in range(30):  # XGBoost's at risk are rounding errors, or none, in the end
         margins, labels = made_rows(400, seed, tied=False, spread=6)
@@ -96,9 +90,7 @@ def test_hessians_are_never_negative_and_no_gradient_is_infinite() -> None:
 
 @pytest.mark.by_default("tumours")
 @pytest.mark.parametrize("write", [trial, registry, tumours])
-def test_secureboost_grows_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, write: Write
-) -> None:
+def test_secureboost_grows_xgboosts_trees(vertical, tmp_path, write):
     more = {"objective": COX, "columns": "even", "max_bin": 16}
     run = run_of(vertical, write, tmp_path, parties=2, **more)
     folder = run_local(run)
@@ -112,7 +104,7 @@ def test_secureboost_grows_xgboosts_trees(
     np.testing.assert_allclose(booster.predict(matrix), ratios, rtol=1e-6)
 
 
-def is_xgboosts(run: Settings, model: Ensemble) -> bool:
+def is_xgboosts(run, model):
     """Whether a model is XGBoost's on the pooled rows by the same likelihood, node for node."""
     agreement = compare_trees(model, breslow_trees(run))
     assert agreement.n_nodes > 50
@@ -121,9 +113,7 @@ def is_xgboosts(run: Settings, model: Ensemble) -> bool:
 
 @pytest.mark.by_default("registry")
 @pytest.mark.parametrize("write", [trial, registry, tumours])
-def test_parties_of_pax_grow_the_trees_of_pooled_rows(
-    settings: MakeSettings, tmp_path: Path, write: Write
-) -> None:
+def test_parties_of_pax_grow_the_trees_of_pooled_rows(settings, tmp_path, write):
     # Every value and every time has a bin at every party.
     how = {"objective": COX, "pax__bins": "equal", "max_bin": 400}
     for parties in (1, 3):
@@ -136,15 +126,13 @@ def test_parties_of_pax_grow_the_trees_of_pooled_rows(
     assert_same_trees(masked[0][0], plain)
 
 
-def test_times_are_merged_to_bins(settings: MakeSettings, tmp_path: Path) -> None:
+def test_times_are_merged_to_bins(settings, tmp_path):
     run = run_of(settings, trial, tmp_path, parties=1, objective=COX, max_bin=16)
     assert len(np.unique(np.abs(baseline_rows(run)[0].labels))) > 200
     assert is_xgboosts(run, model_of(run)[0])
 
 
-def test_a_round_goes_on_without_a_party_that_is_lost_at_its_sums(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_round_goes_on_without_a_party_that_is_lost_at_its_sums(settings, tmp_path):
     how = {"parties": 4, "min_parties": 3, "num_boost_round": 2, "max_depth": 2, "max_bin": 16}
     run = run_of(settings, registry, tmp_path, objective=COX, **how)
     folder = run_with_loss(run, app=fails_from(6))  # the second round's sums of hazards
@@ -155,9 +143,9 @@ def test_a_round_goes_on_without_a_party_that_is_lost_at_its_sums(
 @pytest.mark.by_default("plain")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_sites_train_the_model_of_a_simulation_and_may_refuse(
-    settings: MakeSettings, sites: MakeSites, tmp_path: Path, aggregation: str
-) -> None:
-    tables = split_rows(registry(tmp_path / "whole.csv"), tmp_path)
+    settings, sites, tmp_path, aggregation
+):
+    tables = deal_rows(csv_columns(registry(tmp_path / "whole.csv")), tmp_path)
     data = ",".join(f"{name}={path}" for name, path in tables.items())
     how = {"objective": COX, "pax__aggregation": aggregation, "num_boost_round": 2}
     how |= {"early_stopping_rounds": 1, "valid_fraction": 0.3}
@@ -183,24 +171,20 @@ def test_sites_train_the_model_of_a_simulation_and_may_refuse(
         (lambda sent: replace(sent, hazards=-sent.hazards), "hazards must be >= 0"),
     ],
 )
-def test_hazards_rise_by_bin(
-    settings: MakeSettings, tmp_path: Path, monkeypatch: Any, change: Any, rule: str
-) -> None:
+def test_hazards_rise_by_bin(settings, tmp_path, monkeypatch, change, rule):
     asks(monkeypatch, GrowRequest, change)
     with pytest.raises(FedappError, match=rf"party-1\b.*GrowRequest\.{rule}"):
         run_local(run_of(settings, registry, tmp_path, parties=1, objective=COX))
 
 
-def test_parties_sum_hazards_of_no_other_objective(
-    settings: MakeSettings, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_parties_sum_hazards_of_no_other_objective(settings, tmp_path, monkeypatch):
     monkeypatch.setattr("strategies.pax.has_risk_sets", lambda _: True)
     with pytest.raises(PartyError, match=r"RisksRequest\.class must not come with survival:aft"):
         run_local(run_of(settings, registry, tmp_path, parties=1, objective="survival:aft"))
 
 
 @pytest.mark.parametrize("n_bins", [2, 512, 4096])
-def test_concordance_of_cells_orders_rows_by_falling_hazard(n_bins: int) -> None:
+def test_concordance_of_cells_orders_rows_by_falling_hazard(n_bins):
     margins, labels = made_rows(300, 7, tied=True)
     rows = margins[:, None], labels, np.ones(300, np.float32)
     exact = pooled(COX, *rows)["c-index"]
@@ -219,18 +203,18 @@ def test_concordance_of_cells_orders_rows_by_falling_hazard(n_bins: int) -> None
         ({"eval-metric": "aft-nloglik"}, "eval-metric must be one or several of c-index for surv"),
     ],
 )
-def test_settings_that_do_not_fit_hazards_are_refused(more: dict[str, object], rule: str) -> None:
+def test_settings_that_do_not_fit_hazards_are_refused(more, rule):
     with pytest.raises(ConfigError, match=rule):
         load_settings({"label": "time", "event": "died", "objective": COX, **more})
 
 
-def test_a_site_refuses_weights_of_hazards() -> None:
+def test_a_site_refuses_weights_of_hazards():
     site = SiteConfig("bank", "a.csv", "time", event="died", weight="w")
     with pytest.raises(ConfigError, match="weight must be empty at bank for survival:cox"):
         check_event(site, COX)
 
 
-def separated_rows(n_rows: int = 600) -> tuple[Any, Any]:
+def separated_rows(n_rows=600):
     """Times that follow almost exactly from a column, and values; every seventh row is censored."""
     rng = np.random.default_rng(3)
     values = rng.normal(size=(n_rows, 2)).astype(np.float32)
@@ -239,7 +223,7 @@ def separated_rows(n_rows: int = 600) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("factor", [5, 15])
-def test_sums_at_risk_that_rounding_has_lost_are_summed_from_the_end(factor: int) -> None:
+def test_sums_at_risk_that_rounding_has_lost_are_summed_from_the_end(factor):
     """XGBoost's own have no digit left where the ratios at risk are far below the others."""
     labels, values = separated_rows()
     margins = (factor * values[:, :1]).astype(np.float32)
@@ -254,9 +238,7 @@ def test_sums_at_risk_that_rounding_has_lost_are_summed_from_the_end(factor: int
 
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_a_strong_signal_stays_learned_through_many_rounds(
-    vertical: MakeSettings, tmp_path: Path, strategy: str
-) -> None:
+def test_a_strong_signal_stays_learned_through_many_rounds(vertical, tmp_path, strategy):
     labels, values = separated_rows()
     columns = {"a": values[:, 0], "b": values[:, 1], "time": np.abs(labels)}
     data = write_rows(tmp_path / "times.csv", {**columns, "event": (labels > 0).astype(int)})
@@ -267,7 +249,7 @@ def test_a_strong_signal_stays_learned_through_many_rounds(
     assert run_local(run).summary["metrics"]["train"]["c-index"] > 0.95
 
 
-def test_pairs_are_compared_wherever_margins_lie() -> None:
+def test_pairs_are_compared_wherever_margins_lie():
     labels, values = separated_rows()
     for shift in (-6, 0, 6):
         rows = values[:, :1] + np.float32(shift), labels, np.ones(len(labels), np.float32)

@@ -1,7 +1,5 @@
 """Cyclic training: turns in the order of the names, the full step at each."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 
@@ -10,25 +8,20 @@ import pytest
 
 from fedapp.records.document import load
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble
 from strategies.local_boosting import next_turn
-from tests.conftest import MakeSettings
+from tests.federated import lines_of, model_of, summary_of
 from tests.network import fails_from, resumed, run
-from tests.transcript import arrays_of, lines_of, listen, summary_of
+from tests.transcript import arrays_of, listen
 
 
 @pytest.fixture
-def turns(boosted: MakeSettings) -> MakeSettings:
+def turns(made):
     """Settings of a cyclic run, by its objective."""
-    return partial(boosted, "cyclic")
+    return partial(made, "cyclic")
 
 
-def model_of(settings: Settings) -> Ensemble:
-    return load(Path(settings.run_dir) / "model.json", Ensemble)
-
-
-def test_turns_go_by_name_and_begin_anew() -> None:
+def test_turns_go_by_name_and_begin_anew():
     names, turn, taken = ["bank", "shop", "zoo"], "", []
     for _ in range(5):
         turn = next_turn(names, turn)
@@ -38,7 +31,7 @@ def test_turns_go_by_name_and_begin_anew() -> None:
     assert next_turn(["bank", "shop"], "zoo") == "bank"
 
 
-def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns: MakeSettings) -> None:
+def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns):
     _, app = listen(turns("multi:softprob", num_boost_round=4))
     heard = [
         (context, request, reply)
@@ -46,9 +39,9 @@ def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns: MakeSettings) -> N
         for context in [request.metadata.dst_node_id]
         if kind == "train.cyclic_turn"
     ]
-    steps: dict[int, list[tuple[int, int, int]]] = {}
+    steps = {}
     for party, request, reply in heard:
-        step = int(request.content.config_records["envelope"]["step"])  # type: ignore[arg-type]
+        step = int(request.content.config_records["envelope"]["step"])
         told, grown = (len(arrays_of(message)["sizes"]) for message in (request, reply))
         steps.setdefault(step, []).append((party, told, grown))
     for turn, replies in enumerate(steps[step] for step in sorted(steps)):
@@ -59,7 +52,7 @@ def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns: MakeSettings) -> N
         ]
 
 
-def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns: MakeSettings) -> None:
+def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns):
     settings = turns(num_boost_round=3)
     for n_rounds in (1, 2):
         run_local(turns(num_boost_round=n_rounds, run_dir=f"{settings.run_dir}-{n_rounds}"))
@@ -73,7 +66,7 @@ def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns: MakeS
     assert 3 * max(roots) < 400 / 4  # a third of the rows, hessians of 1/4 at most
 
 
-def test_the_next_party_takes_the_turn_of_one_that_fails(turns: MakeSettings) -> None:
+def test_the_next_party_takes_the_turn_of_one_that_fails(turns):
     settings = turns(num_boost_round=4, min_parties=2, valid_fraction=0.0)
     folder = run(settings, app=fails_from(4))
     summary = summary_of(folder)
@@ -83,7 +76,7 @@ def test_the_next_party_takes_the_turn_of_one_that_fails(turns: MakeSettings) ->
     assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3, 4]
 
 
-def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns: MakeSettings) -> None:
+def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns):
     # Party-2 fails while party-3 has its turn.
     settings, whole = turns(num_boost_round=3, min_parties=2), turns(num_boost_round=3)
     run(settings, app=fails_from(5))
@@ -94,7 +87,7 @@ def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns: MakeSettings)
 
 @pytest.mark.by_default("4")
 @pytest.mark.parametrize("loss", [4, 5])
-def test_a_resumed_run_goes_on_with_the_turns(turns: MakeSettings, loss: int) -> None:
+def test_a_resumed_run_goes_on_with_the_turns(turns, loss):
     whole, settings = (turns(num_boost_round=5, min_parties=2) for _ in range(2))
     run(whole, app=fails_from(loss))
     with pytest.raises(KeyboardInterrupt):

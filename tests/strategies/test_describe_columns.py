@@ -1,15 +1,9 @@
 """Descriptions of columns of the same rows, and what they say about labels that stay encrypted."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from clients import describe as clients_describe
 from fedapp.crypto.packing import PairLayout
@@ -19,39 +13,36 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.home import home
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.labels import drawn_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from strategies.describe import DescribeColumns
-from tests.conftest import MakeSettings, Simulate
+from tests.federated import summary_of
 from tests.network import fails_from
 from tests.network import run as run_on_network
-from tests.pooled import made_columns, write_rows
 from tests.stored import with_arrays
+from tests.tables import made_columns, write_rows
 from tests.tampering import rewrite_letters
-from tests.transcript import ORDERED, check_declared, check_no_rows, listen, summary_of
+from tests.transcript import ORDERED, check_declared, check_no_rows, listen
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SMALL = {"describe_columns__key_bits": 512, "describe_columns__insecure_small_key": True}
-MakeRun = Callable[..., Settings]
 N_ROWS = 300
 
 
-def columns_of(objective: str) -> dict[str, Any]:
+def columns_of(objective):
     columns = made_columns(objective, N_ROWS)
     columns["c"] = np.random.default_rng(1).choice(["oslo", "rome", "bonn"], N_ROWS)
     return columns
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """``made(objective, **overrides)``: a description of columns that are split among parties."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+    def make(objective="binary:logistic", **more):
         data = tmp_path / f"{objective[:5]}.csv"
         if not data.exists():
             write_rows(data, columns_of(objective))
@@ -62,12 +53,11 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
     return make
 
 
-def document_of(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.path / "description.json").read_text())
-    return found
+def document_of(folder):
+    return json.loads((folder.path / "description.json").read_text())
 
 
-def by_name(folder: RunFolder) -> dict[str, dict[str, Any]]:
+def by_name(folder):
     """Columns without their owners; categories in the order of their names, as owners draw it."""
     columns = {}
     for column in document_of(folder)["columns"]:
@@ -85,9 +75,7 @@ def by_name(folder: RunFolder) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_columns_are_described_as_in_one_place_bit_for_bit(
-    made: MakeRun, settings: MakeSettings, objective: str
-) -> None:
+def test_columns_are_described_as_in_one_place_bit_for_bit(made, settings, objective):
     usual = {"data": made(objective).data, "label": "y", "objective": objective}
     pooled = by_name(run_local(settings(strategy="describe-rows", parties=1, **usual)))
     assert len(pooled) == 7
@@ -98,9 +86,7 @@ def test_columns_are_described_as_in_one_place_bit_for_bit(
 @pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_labels_that_come_in_blocks_give_the_same(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:
+def test_labels_that_come_in_blocks_give_the_same(made, monkeypatch, objective):
     whole = run_local(made(objective))
     monkeypatch.setattr(clients_describe, "BLOCK_BYTES", 2**14)  # 64 labels for each of two
     blocks = run_local(made(objective))
@@ -108,7 +94,7 @@ def test_labels_that_come_in_blocks_give_the_same(
     assert summary_of(blocks)["exchanges"] == summary_of(whole)["exchanges"] + 2 * 3
 
 
-def test_matched_rows_are_described(settings: MakeSettings, tmp_path: Path, made: MakeRun) -> None:
+def test_matched_rows_are_described(settings, tmp_path, made):
     columns = columns_of("binary:logistic")
     ids = [f"c{row}" for row in range(N_ROWS)]
     rng, files = np.random.default_rng(2), []
@@ -130,12 +116,12 @@ def test_matched_rows_are_described(settings: MakeSettings, tmp_path: Path, made
 
 
 @pytest.mark.slow
-def test_flowers_simulation_describes_the_same(made: MakeRun, simulate: Simulate) -> None:
+def test_flowers_simulation_describes_the_same(made, simulate):
     assert document_of(simulate(made())) == document_of(run_local(made()))
 
 
 @pytest.mark.slow
-def test_randomised_labels_are_described(made: MakeRun) -> None:
+def test_randomised_labels_are_described(made):
     plain = by_name(run_local(made()))["label"]["counts"]
     folder = run_local(made(label_epsilon=1.0))
     counts = by_name(folder)["label"]["counts"]
@@ -151,7 +137,7 @@ def test_randomised_labels_are_described(made: MakeRun) -> None:
 # What leaves
 
 
-def test_names_leave_only_where_their_owner_shares_them(made: MakeRun) -> None:
+def test_names_leave_only_where_their_owner_shares_them(made):
     folder, app = listen(made(share_column_names=False))
     check_no_rows(app, summary_of(folder))
     sums = {f"query.describe_columns_{one}" for one in ("setup", "encrypt", "take")}
@@ -159,19 +145,19 @@ def test_names_leave_only_where_their_owner_shares_them(made: MakeRun) -> None:
     check_declared(app, set(ORDERED) | sums)
 
 
-def of_sites(sites: Callable[..., list[Context]], tmp_path: Path, **more: Any) -> list[Context]:
+def of_sites(sites, tmp_path, **more):
     columns, nodes = columns_of("binary:logistic"), []
     ids = [f"c{row}" for row in range(N_ROWS)]
     for name, mine in (("bank", "aby"), ("shop", "cdef")):
         path = tmp_path / f"{name}.csv"
         if not path.exists():
             write_rows(path, {"id": ids, **{one: columns[one] for one in mine}})
-        node: dict[str, Any] = {"name": name, "data": path, "id": "id", **more.get(name, {})}
+        node = {"name": name, "data": path, "id": "id", **more.get(name, {})}
         nodes.append({**node, "label": "y" if name == "bank" else ""})
     return sites(*nodes)
 
 
-def at_sites(settings: MakeSettings) -> Settings:
+def at_sites(settings):
     return settings(strategy="describe-columns", parties=2, objective="auto", **SMALL)
 
 
@@ -182,14 +168,8 @@ def at_sites(settings: MakeSettings) -> Settings:
     ids=["off", "shared", "too many columns"],
 )
 def test_figures_over_labels_leave_only_if_shared_rounded_and_few(
-    settings: MakeSettings,
-    sites: Callable[..., list[Context]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    n_columns: int,
-    is_shared: bool,
-    leaves: bool,
-) -> None:
+    settings, sites, tmp_path, caplog, n_columns, is_shared, leaves
+):
     n_rows, rng = 420, np.random.default_rng(3)  # of which 302 train: 30 bits, and a column has 28
     labels, ids = rng.integers(0, 2, n_rows), np.arange(n_rows)
     columns = {f"c{one}": labels + rng.normal(size=n_rows) for one in range(n_columns)}
@@ -215,9 +195,7 @@ def test_figures_over_labels_leave_only_if_shared_rounded_and_few(
 
 
 @pytest.mark.slow
-def test_sites_share_no_names_unless_they_say_so(
-    settings: MakeSettings, sites: Callable[..., list[Context]], tmp_path: Path
-) -> None:
+def test_sites_share_no_names_unless_they_say_so(settings, sites, tmp_path):
     columns = document_of(run_local(at_sites(settings), of_sites(sites, tmp_path)))["columns"]
     assert [one["name"] for one in columns] == [
         *("column 1", "column 2", "column 3"),
@@ -235,9 +213,7 @@ def test_sites_share_no_names_unless_they_say_so(
     assert all(count >= 60 for name, count in counts.items() if name != " (rare)")
 
 
-def test_no_cell_has_fewer_rows_than_the_site_allows(
-    settings: MakeSettings, sites: Callable[..., list[Context]], tmp_path: Path
-) -> None:
+def test_no_cell_has_fewer_rows_than_the_site_allows(settings, sites, tmp_path):
     more = {"shop": {"min-rows": 20}}
     columns = document_of(run_local(at_sites(settings), of_sites(sites, tmp_path, **more)))[
         "columns"
@@ -248,9 +224,7 @@ def test_no_cell_has_fewer_rows_than_the_site_allows(
             assert not ((counts > 0) & (counts < 20)).any()
 
 
-def test_a_site_that_merges_bins_refuses(
-    settings: MakeSettings, sites: Callable[..., list[Context]], tmp_path: Path
-) -> None:
+def test_a_site_that_merges_bins_refuses(settings, sites, tmp_path):
     more = {"shop": {"least-bin-rows": 5}}
     with pytest.raises(FedappError, match=r"least-bin-rows must be 0 in the node config, or"):
         run_local(at_sites(settings), of_sites(sites, tmp_path, **more))
@@ -258,12 +232,12 @@ def test_a_site_that_merges_bins_refuses(
     check_policy(config, "query.describe_columns_setup", "describe-columns")
 
 
-def test_a_small_key_is_for_trials_only(made: MakeRun) -> None:
+def test_a_small_key_is_for_trials_only(made):
     with pytest.raises(ConfigError, match=r"describe-columns.key-bits must be >= 2048 without"):
         DescribeColumns.check_settings(made(describe_columns__insecure_small_key=False))
 
 
-def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made: MakeRun) -> None:
+def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made):
     folder = run_local(made())
     for party in ("party-1", "party-2", "party-3"):
         store = Store.open(home() / "sites" / party / summary_of(folder)["model_id"])
@@ -276,7 +250,7 @@ def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made: MakeRun)
 # Parties that break the rules
 
 
-def test_labels_of_powers_of_two_show_the_cells_of_as_many_rows_as_a_slot_has_bits() -> None:
+def test_labels_of_powers_of_two_show_the_cells_of_as_many_rows_as_a_slot_has_bits():
     """As Reveals says: what an active party can read in a description, whatever the minima."""
     rng, n_rows, n_cells = np.random.default_rng(0), 200, 16
     cells = rng.integers(0, n_cells, (n_rows, 3)).astype(np.uint16)
@@ -322,24 +296,16 @@ def test_labels_of_powers_of_two_show_the_cells_of_as_many_rows_as_a_slot_has_bi
         ),
     ],
 )
-def test_letters_that_do_not_fit_are_refused_by_name(
-    made: MakeRun,
-    monkeypatch: pytest.MonkeyPatch,
-    letter: str,
-    change: tuple[str, Callable[[Any], Any]],
-    refused: str,
-) -> None:
+def test_letters_that_do_not_fit_are_refused_by_name(made, monkeypatch, letter, change, refused):
     rewrite_letters(monkeypatch, letter, *change)
     with pytest.raises(FedappError, match=refused):
         run_local(made(parties=2))
 
 
-def test_sums_that_leave_out_a_row_are_refused(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_that_leave_out_a_row_are_refused(made, monkeypatch):
     honest = clients_describe.sum_rows
 
-    def without_first(key: Any, rows: Any, cells: Any, starts: Any, nodes: Any, *rest: Any) -> Any:
+    def without_first(key, rows, cells, starts, nodes, *rest):
         return honest(key, rows, cells, starts, np.where(np.arange(len(nodes)), nodes, -1), *rest)
 
     monkeypatch.setattr(clients_describe, "sum_rows", without_first)
@@ -358,12 +324,10 @@ def test_sums_that_leave_out_a_row_are_refused(
         ("n_categories", lambda numbers: numbers + 1),
     ],
 )
-def test_columns_that_do_not_fit_their_counts_are_refused_by_name(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch, field: str, change: Callable[[Any], Any]
-) -> None:
+def test_columns_that_do_not_fit_their_counts_are_refused_by_name(made, monkeypatch, field, change):
     described = clients_describe.Described.described
 
-    def falsified(self: Any, counts: Any) -> dict[str, Any]:
+    def falsified(self, counts):
         fields = described(self, counts)
         return {**fields, field: change(fields[field])} if self.name == "party-2" else fields
 

@@ -1,18 +1,14 @@
 """Descriptions of tables of the same columns: figures of all rows, from sums."""
 
-from __future__ import annotations
-
 import csv
 import json
 import logging
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from hypothesis import given as drawn
 from hypothesis import settings as tries
 from hypothesis import strategies as st
@@ -38,32 +34,31 @@ from fedapp.metrics.tables import (
 )
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from simulations.deployment import Deployment, settings_of
+from simulations.deployment import settings_of
 from strategies.describe import DescribeRows, near_names
 from strategies.run import check_read
-from tests.conftest import MakeSettings, Simulate, WriteTable
 from tests.deployed import same_columns, same_rows, started, use_tables
+from tests.federated import summary_of
 from tests.network import fails_from
 from tests.network import run as run_on_network
-from tests.pooled import made_columns, write_rows
 from tests.stored import with_arrays
-from tests.transcript import check_declared, check_no_rows, listen, masked_in, summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import check_declared, check_no_rows, listen, masked_in
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SECURE = {"describe_rows__aggregation": "secure"}
 LEAST = 7
-MakeRun = Callable[..., Settings]
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """``made(objective, **overrides)``: a description of rows with missing values and names."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+    def make(objective="binary:logistic", **more):
         data = tmp_path / f"{objective[:5]}.csv"
         if not data.exists():
             columns = made_columns(objective)
@@ -77,12 +72,11 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
     return make
 
 
-def document_of(folder: RunFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder.path / "description.json").read_text())
-    return found
+def document_of(folder):
+    return json.loads((folder.path / "description.json").read_text())
 
 
-def figures_of(folder: RunFolder) -> list[dict[str, Any]]:
+def figures_of(folder):
     """What does not depend on who has which rows."""
     columns = document_of(folder)["columns"]
     return [{name: one[name] for name in one if name != "by_party"} for one in columns]
@@ -93,9 +87,7 @@ def figures_of(folder: RunFolder) -> list[dict[str, Any]]:
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_description_is_that_of_all_rows_in_one_place_bit_for_bit(
-    made: MakeRun, objective: str
-) -> None:
+def test_a_description_is_that_of_all_rows_in_one_place_bit_for_bit(made, objective):
     pooled = figures_of(run_local(made(objective, parties=1)))
     assert len(pooled) == 7
     for parties in (2, 3, 5):
@@ -105,16 +97,14 @@ def test_a_description_is_that_of_all_rows_in_one_place_bit_for_bit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, SECURE])
-def test_flowers_simulation_describes_the_same(
-    made: MakeRun, simulate: Simulate, more: dict[str, Any]
-) -> None:
+def test_flowers_simulation_describes_the_same(made, simulate, more):
     local = run_local(made(**more))
     folder = simulate(made(**more))
     assert document_of(folder)["columns"] == document_of(local)["columns"]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_figures_are_numpys_of_the_training_rows(made: MakeRun, objective: str) -> None:
+def test_figures_are_numpys_of_the_training_rows(made, objective):
     run = made(objective, test_fraction=0.0, valid_fraction=0.0)
     by_name = {one["name"]: one for one in figures_of(run_local(run))}
     lines = [line.split(",") for line in Path(run.data).read_text().splitlines()]
@@ -136,7 +126,7 @@ def test_figures_are_numpys_of_the_training_rows(made: MakeRun, objective: str) 
         assert inside == column["counts"]
 
 
-def tables(seed: int) -> tuple[Any, Any, Any]:
+def tables(seed):
     """Values, widths of categories, and labels, all at random."""
     rng = np.random.default_rng(seed)
     n_rows, n_columns = int(rng.integers(1, 300)), int(rng.integers(1, 5))
@@ -151,7 +141,7 @@ def tables(seed: int) -> tuple[Any, Any, Any]:
 @pytest.mark.slow
 @drawn(st.integers(0, 10**6))
 @tries(max_examples=150, deadline=None)
-def test_quantiles_and_cells_are_those_of_sorted_values(seed: int) -> None:
+def test_quantiles_and_cells_are_those_of_sorted_values(seed):
     values, widths, labels = tables(seed)
     cuts, points, whole = cut(values, widths)
     counts, sums = count_cells(values, cuts, label_terms(labels, 2, Bounds(len(labels))))
@@ -182,7 +172,7 @@ def test_quantiles_and_cells_are_those_of_sorted_values(seed: int) -> None:
 @pytest.mark.slow
 @drawn(st.integers(0, 10**6))
 @tries(max_examples=100, deadline=None)
-def test_associations_are_those_of_the_rows(seed: int) -> None:
+def test_associations_are_those_of_the_rows(seed):
     values, widths, labels = tables(seed)
     cuts, _, _ = cut(values, widths)
     counts, sums = count_cells(values, cuts, label_terms(labels, 2, Bounds(len(labels))))
@@ -210,14 +200,14 @@ def test_associations_are_those_of_the_rows(seed: int) -> None:
             assert figures["correlation"] == pytest.approx(expected, abs=2e-6)
 
 
-def test_an_information_value_and_a_stability_index_are_one_formula() -> None:
+def test_an_information_value_and_a_stability_index_are_one_formula():
     good, bad = np.array([10, 20, 30]), np.array([30, 20, 10])
     p, q = (good + 0.5) / 61.5, (bad + 0.5) / 61.5
     assert divergence(good, bad) == pytest.approx(((p - q) * np.log(p / q)).sum(), abs=1e-6)
     assert divergence(good, good) == 0
 
 
-def test_sums_of_measures_are_exact_in_any_order() -> None:
+def test_sums_of_measures_are_exact_in_any_order():
     labels = np.array([1.5, -2.25, 1e3, 3e-5], dtype=np.float32)
     bounds = Bounds(4, 0, 10)
     whole = label_terms(labels, 0, bounds)
@@ -233,7 +223,7 @@ def test_sums_of_measures_are_exact_in_any_order() -> None:
 @pytest.mark.slow
 @drawn(st.integers(0, 10**6), st.integers(2, 40))
 @tries(max_examples=100, deadline=None)
-def test_every_value_is_of_a_group_of_rows(seed: int, least: int) -> None:
+def test_every_value_is_of_a_group_of_rows(seed, least):
     values, widths, _ = tables(seed)
     coarse = in_groups(values, widths, least)
     for place in range(values.shape[1]):
@@ -253,9 +243,7 @@ def test_every_value_is_of_a_group_of_rows(seed: int, least: int) -> None:
 @pytest.mark.slow
 @drawn(st.integers(0, 10**6), st.integers(2, 12))
 @tries(max_examples=100, deadline=None)
-def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(
-    seed: int, least: int
-) -> None:
+def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(seed, least):
     values, widths, _ = tables(seed)
     classes = np.random.default_rng(seed).integers(0, 3, len(values)) % 2
     frequent = np.bincount(classes)[classes] >= least
@@ -274,14 +262,12 @@ def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(
 
 
 @pytest.mark.parametrize("more", [{}, SECURE])
-def test_no_count_is_of_fewer_rows_than_the_site_allows(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
-) -> None:
+def test_no_count_is_of_fewer_rows_than_the_site_allows(made, monkeypatch, more):
     """Whatever bins and digits are asked for: a site's rows are coarse before they are counted."""
     sent = list[Any]()
     leave = clients_describe.Counting._leave
 
-    def leave_and_note(self: Any, arrays: list[Any]) -> Any:
+    def leave_and_note(self, arrays):
         sent.append([each.copy() for each in arrays])
         return leave(self, arrays)
 
@@ -292,7 +278,7 @@ def test_no_count_is_of_fewer_rows_than_the_site_allows(
         assert not ((counts > 0) & (counts < LEAST)).any()
 
 
-def test_bins_that_differ_by_one_row_differ_by_a_group(made: MakeRun) -> None:
+def test_bins_that_differ_by_one_row_differ_by_a_group(made):
     """A server that asks twice, in two runs, with edges beside each value of a column."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(200, 1)).astype(np.float32)
@@ -313,7 +299,7 @@ def test_bins_that_differ_by_one_row_differ_by_a_group(made: MakeRun) -> None:
 # What leaves
 
 
-def test_messages_are_those_declared_and_have_no_rows(made: MakeRun) -> None:
+def test_messages_are_those_declared_and_have_no_rows(made):
     hello = {"query.greet", "query.hello"}
     folder, app = listen(made())
     steps = {f"query.describe_rows_{one}" for one in ("open", "count", "cells")}
@@ -330,13 +316,13 @@ def test_messages_are_those_declared_and_have_no_rows(made: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("fault", [{"loses_reply": True}, {"repeats_replies": True}])
-def test_lost_and_repeated_messages_change_nothing(made: MakeRun, fault: dict[str, Any]) -> None:
+def test_lost_and_repeated_messages_change_nothing(made, fault):
     faults = {name: (lambda step, n: step > 1 and n == 0) for name in fault if "loses" in name}
     again = run_on_network(made(resend_after=0.05), **(faults or fault))
     assert figures_of(again) == figures_of(run_local(made()))
 
 
-def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made: MakeRun) -> None:
+def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made):
     folder = run_local(made())
     for party in ("party-1", "party-2", "party-3"):
         store = Store.open(home() / "sites" / party / summary_of(folder)["model_id"])
@@ -346,11 +332,11 @@ def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made: MakeRun)
         run_on_network(made(), app=fails_from(4))
 
 
-def change(monkeypatch: pytest.MonkeyPatch, kind: type[Any], **fields: Any) -> None:
+def change(monkeypatch, kind, **fields):
     """A server that sends requests of a kind with other fields."""
     ask = DescribeRows._ask
 
-    def asks(self: Any, parties: Any, kinds: Any, shapes: Any, **sent: Any) -> Any:
+    def asks(self, parties, kinds, shapes, **sent):
         if kinds[0] is kind:
             sent |= {name: one(sent) for name, one in fields.items()}
             if "prefixes" in sent:
@@ -360,7 +346,7 @@ def change(monkeypatch: pytest.MonkeyPatch, kind: type[Any], **fields: Any) -> N
     monkeypatch.setattr(DescribeRows, "_ask", asks)
 
 
-def all_prefixes(sent: Any) -> Any:
+def all_prefixes(sent):
     n_columns = len(sent["offsets"]) - 1
     return np.tile(np.arange(20, dtype=np.uint32) + 120, n_columns)
 
@@ -391,19 +377,13 @@ def all_prefixes(sent: Any) -> Any:
         ),
     ],
 )
-def test_a_server_that_asks_for_more_is_refused(
-    made: MakeRun,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: type[Any],
-    fields: dict[str, Any],
-    refused: str,
-) -> None:
+def test_a_server_that_asks_for_more_is_refused(made, monkeypatch, kind, fields, refused):
     change(monkeypatch, kind, **fields)
     with pytest.raises(FedappError, match=refused.replace(".", r"\.?.*")):
         run_local(made())
 
 
-def test_a_run_that_describes_may_not_have_a_model_scored() -> None:
+def test_a_run_that_describes_may_not_have_a_model_scored():
     """Messages of a family that its methods share: a server's model would be bins of its choice."""
     config = SiteConfig("bank", "rows.csv", allowed=frozenset({"describe-rows", "pax"}))
     for kind in ("evaluate.scoring_scores", "train.scoring_balance"):
@@ -423,12 +403,7 @@ def test_a_run_that_describes_may_not_have_a_model_scored() -> None:
         (lambda n, y: (n, -y), r"must be of no more labels than rows in each cell"),
     ],
 )
-def test_false_counts_are_refused(
-    made: MakeRun,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Any, Any], Any],
-    refused: str,
-) -> None:
+def test_false_counts_are_refused(made, monkeypatch, change, refused):
     monkeypatch.setattr(clients_describe, "count_cells", lambda *a: change(*count_cells(*a)))
     with pytest.raises(FedappError, match=refused):
         run_local(made())
@@ -437,16 +412,16 @@ def test_false_counts_are_refused(
 # Sites
 
 
-def three_tables(write_table: WriteTable) -> dict[str, dict[str, object]]:
+def three_tables(write_table):
     """Of the shop a is in another unit, and b has few values; town is spelled in several ways."""
     rng = np.random.default_rng(4)
-    nodes: dict[str, dict[str, object]] = {}
+    nodes = {}
     for place, (name, unit, shift) in enumerate(
         (("bank", 1000.0, 0.0), ("insurer", 1000.0, 0.0), ("shop", 1.0, 2.0))
     ):
         labels = (rng.random(400) < 0.3).astype(int)
         towns = ("Trondheim", "Bergen") if place else ("Trondhiem", "Bergen")
-        columns: dict[str, Any] = {
+        columns = {
             "a": (unit * np.exp(rng.normal(size=400))).round(4),
             "b": (rng.normal(size=400) + shift).round(3),
             "town": rng.choice(towns, 400),
@@ -457,9 +432,7 @@ def three_tables(write_table: WriteTable) -> dict[str, dict[str, object]]:
     return nodes
 
 
-def test_differences_between_sites_are_warned_about(
-    settings: MakeSettings, sites: Callable[..., list[Context]], write_table: WriteTable
-) -> None:
+def test_differences_between_sites_are_warned_about(settings, sites, write_table):
     nodes = three_tables(write_table)
     run = settings(strategy="describe-rows", parties=3)
     summary = summary_of(folder := run_local(run, sites(*nodes.values())))
@@ -478,12 +451,7 @@ def test_differences_between_sites_are_warned_about(
     assert by_party["shop"]["drift"] > by_party["bank"]["drift"] > 0
 
 
-def test_under_masks_each_site_logs_its_own_differences(
-    settings: MakeSettings,
-    sites: Callable[..., list[Context]],
-    write_table: WriteTable,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_under_masks_each_site_logs_its_own_differences(settings, sites, write_table, caplog):
     nodes = three_tables(write_table)
     trusting = {"allow": "describe-rows", "least-parties": 3}
     contexts = sites(*({**node, **trusting} for node in nodes.values()))
@@ -499,9 +467,7 @@ def test_under_masks_each_site_logs_its_own_differences(
     assert "at the others" in logged
 
 
-def test_a_site_that_allows_only_sums_takes_part_under_masks_only(
-    settings: MakeSettings, three: Callable[..., list[Context]]
-) -> None:
+def test_a_site_that_allows_only_sums_takes_part_under_masks_only(settings, three):
     with pytest.raises(FedappError, match=r"aggregation must be secure for bank"):
         run_local(settings(strategy="describe-rows", parties=3), three(bank={"least-parties": 3}))
     run = settings(strategy="describe-rows", parties=3, **SECURE)
@@ -522,17 +488,12 @@ def test_a_site_that_allows_only_sums_takes_part_under_masks_only(
         ({"runs-per-day": 0}, "runs-per-day"),
     ],
 )
-def test_a_sites_policy_is_that_of_any_run(
-    settings: MakeSettings,
-    three: Callable[..., list[Context]],
-    node: dict[str, object],
-    refused: str,
-) -> None:
+def test_a_sites_policy_is_that_of_any_run(settings, three, node, refused):
     with pytest.raises(FedappError, match=refused):
         run_local(settings(strategy="describe-rows", parties=3), three(bank=node))
 
 
-def test_settings_that_a_description_cannot_have_are_refused(made: MakeRun) -> None:
+def test_settings_that_a_description_cannot_have_are_refused(made):
     with pytest.raises(ConfigError, match="min-parties must be 0 for describe-rows, which needs"):
         DescribeRows.check_settings(made(min_parties=2))
     private = made(privacy__epsilon=1.0)
@@ -543,21 +504,19 @@ def test_settings_that_a_description_cannot_have_are_refused(made: MakeRun) -> N
 
 
 @pytest.mark.slow
-def test_three_real_sites_are_described_as_one_table(
-    tmp_path: Path, settings: MakeSettings
-) -> None:
+def test_three_real_sites_are_described_as_one_table(tmp_path, settings):
     """By the command: the same columns in the clear and under masks, then the same rows."""
     nodes = same_columns(tmp_path)
     whole = {"test-fraction": 0.0, "valid-fraction": 0.0, "parties": 3}
 
-    def described(deployment: Deployment, *more: str, **given: Any) -> RunFolder:
+    def described(deployment, *more, **given):
         run_dir = tmp_path / f"described-{len(list(tmp_path.glob('described-*')))}"
         pairs = settings_of({**whole, **given, "run-dir": run_dir})
         deployment.fedapp("describe", "--engine", "federation", *more, *pairs)
         assert (run_dir / "report.html").is_file()
         return RunFolder(run_dir)
 
-    def pooled(tables: list[list[dict[str, str]]], label: str) -> RunFolder:
+    def pooled(tables, label):
         rows = [row for table in tables for row in table]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         data = write_rows(tmp_path / f"{label}.csv", columns)
@@ -565,7 +524,7 @@ def test_three_real_sites_are_described_as_one_table(
         alone = {name.replace("-", "_"): value for name, value in {**whole, **given}.items()}
         return run_local(settings(strategy="describe-rows", objective="auto", **alone))
 
-    def read(node: dict[str, str]) -> list[dict[str, str]]:
+    def read(node):
         with Path(node["data"]).open() as file:
             return list(csv.DictReader(file))
 
@@ -579,7 +538,7 @@ def test_three_real_sites_are_described_as_one_table(
         use_tables(deployment, nodes := same_rows(tmp_path))
         small = {"describe-columns.key-bits": 512, "describe-columns.insecure-small-key": "true"}
         columns = figures_of(described(deployment, "--vertical", **small))
-        by_id: dict[str, dict[str, str]] = {}
+        by_id = {}
         for node in nodes.values():
             for row in read(node):
                 by_id.setdefault(row["id"], {}).update(row)
@@ -604,12 +563,12 @@ def test_three_real_sites_are_described_as_one_table(
         (("Anna", "Anne", "A+", "A-", "2019-01", "2019-02"), []),  # short, or of digits
     ],
 )
-def test_names_in_two_spellings_are_paired(names: Any, pairs: Any) -> None:
+def test_names_in_two_spellings_are_paired(names, pairs):
     assert near_names(names) == pairs
     assert near_names(names[:1]) == []
 
 
-def parties_cells(values: Any, *scales: float) -> tuple[dict[str, Any], Any]:
+def parties_cells(values, *scales):
     """Cells of a column that parties have in other units each, and the column's edges."""
     parts = [part * np.float32(unit) for part, unit in zip(values, scales, strict=True)]
     column = np.concatenate(parts)[:, None].astype(np.float32)
@@ -622,10 +581,10 @@ def parties_cells(values: Any, *scales: float) -> tuple[dict[str, Any], Any]:
 @pytest.mark.slow
 @drawn(st.integers(0, 10**6), st.sampled_from(["normal", "lognormal", "t", "rare"]))
 @tries(max_examples=100, deadline=None)
-def test_equal_tables_do_not_differ_by_chance(seed: int, kind: str) -> None:
+def test_equal_tables_do_not_differ_by_chance(seed, kind):
     rng = np.random.default_rng(seed)
     shape = (3, int(rng.integers(20, 2000)))
-    draw: dict[str, Callable[[], Any]] = {
+    draw = {
         "normal": lambda: rng.normal(size=shape),
         "lognormal": lambda: np.exp(rng.normal(size=shape)),
         "t": lambda: rng.standard_t(2, shape),
@@ -637,7 +596,7 @@ def test_equal_tables_do_not_differ_by_chance(seed: int, kind: str) -> None:
 
 @pytest.mark.parametrize("power", [2, 3, 6])
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "shifted"])
-def test_another_unit_at_one_party_is_found(kind: str, power: int) -> None:
+def test_another_unit_at_one_party_is_found(kind, power):
     values = np.random.default_rng(1).normal(size=(3, 500))
     values = {"normal": values, "lognormal": np.exp(values), "shifted": values + 20}[kind]
     cells, edges = parties_cells(values, 1, 1, 10.0**-power)

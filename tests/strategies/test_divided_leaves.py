@@ -1,9 +1,6 @@
 """Divided models whose leaves are limited by gain: the parts have splits that the model drops."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,25 +10,23 @@ from fedapp.data.schema import Roles
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.queue import without_padding
-from tests.conftest import MakeSettings
 from tests.encrypted import encrypted
+from tests.federated import summary_of
 from tests.forests import read_part_of
-from tests.pooled import write_rows
 from tests.random_tables import differences
 from tests.strategies.test_interactive import written
 from tests.strategies.test_one_round import prediction
-from tests.transcript import summary_of
+from tests.tables import write_rows
 
-BY_GAIN: dict[str, Any] = {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0}
+BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0}
 
 
-def trained(vertical: MakeSettings, tmp_path: Path, objective: str, **more: Any) -> Settings:
+def trained(vertical, tmp_path, objective, **more):
     """Settings of a finished run."""
     # Deep splits gain more than those above them: labels are by the parity of three columns.
     rng = np.random.default_rng(1)
@@ -46,7 +41,7 @@ def trained(vertical: MakeSettings, tmp_path: Path, objective: str, **more: Any)
     return run
 
 
-def parts(run: Settings) -> tuple[ActivePart, Ensemble]:
+def parts(run):
     """What the active party has, and the exported model."""
     folder = RunFolder(Path(run.run_dir))
     summary = summary_of(folder)
@@ -59,8 +54,8 @@ def parts(run: Settings) -> tuple[ActivePart, Ensemble]:
 @pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_parts_predict_what_the_model_without_dropped_splits_does(
-    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+    vertical, settings, tmp_path, objective
+):
     run = trained(vertical, tmp_path, objective)
     part, model = parts(run)
     assert isinstance(part.model, Ensemble)
@@ -81,9 +76,7 @@ def test_parts_predict_what_the_model_without_dropped_splits_does(
         np.testing.assert_allclose(ours[:, : expected.shape[1]].squeeze(), shown, atol=1e-6)
 
 
-def test_parts_predict_under_encryption_what_they_do_in_the_clear(
-    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_parts_predict_under_encryption_what_they_do_in_the_clear(vertical, settings, tmp_path):
     run = trained(vertical, tmp_path, "binary:logistic", num_boost_round=6)
     part, model = parts(run)
     assert sum(map(len, part.model.trees)) > sum(map(len, model.trees))
@@ -93,9 +86,7 @@ def test_parts_predict_under_encryption_what_they_do_in_the_clear(
 
 
 @pytest.mark.slow
-def test_a_run_continues_a_model_of_other_limits(
-    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_run_continues_a_model_of_other_limits(vertical, settings, tmp_path):
     first = trained(vertical, tmp_path, "binary:logistic", num_boost_round=2)
     more = {"init_model": first.run_dir, "scale_pos_weight": 1.0}
     limits = {"max_leaves": 0, "max_depth": 3, "grow_policy": "depthwise"}

@@ -1,10 +1,6 @@
 """Fed-EINI: the predictions of the interactive way, in one encrypted round."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,26 +16,26 @@ from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import Workers
 from fedapp.errors import PartyError
 from fedapp.home import home
-from fedapp.messages import eini
 from fedapp.messages.wire import from_records, parcels_of
 from fedapp.runs.local import run_local
 from fedapp.site import mail
 from fedapp.trees.divided import Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
 from tests.deployed import write_csv
-from tests.encrypted import KINDS_OF_MODELS, SMALL, MakeSettings, Train, encrypted
+from tests.encrypted import KINDS_OF_MODELS, SMALL, encrypted
+from tests.federated import summary_of
 from tests.strategies.test_interactive import inference, written
 from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
-from tests.transcript import listen, summary_of
+from tests.transcript import listen
 
 
 class Letters:
     """Every letter that a run's sites open, with its receiver."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened: list[tuple[str, str, Any]] = []
+    def __init__(self, monkeypatch):
+        self.opened = []
 
-        def read(name: str, *given: Any) -> mail.Mail:
+        def read(name, *given):
             found = mail.open_mail(name, *given)
             for sender, content in found._letters:
                 self.opened.append((sender, name, content))
@@ -47,7 +43,7 @@ class Letters:
 
         monkeypatch.setattr("fedapp.site.answer.open_mail", read)
 
-    def ciphertexts(self, sender: str, receiver: str) -> list[bytes]:
+    def ciphertexts(self, sender, receiver):
         return [
             row.tobytes()
             for origin, end, content in self.opened
@@ -76,9 +72,7 @@ FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
         ("reg:squarederror", 2),
     ],
 )
-def test_predictions_are_those_of_the_interactive_way(
-    train: Train, settings: MakeSettings, objective: str, parties: int
-) -> None:
+def test_predictions_are_those_of_the_interactive_way(train, settings, objective, parties):
     trained, _ = train(objective, parties=parties, **FEWER.get(objective, {}))
     plain = inference(settings, trained, align="ordered")
     interactive = written(summary_of(run_local(plain)))
@@ -105,8 +99,8 @@ def test_predictions_are_those_of_the_interactive_way(
     indirect=["strategy"],
 )
 def test_predictions_of_real_rows_are_those_of_the_interactive_way(
-    real_data: Path, train: Train, settings: MakeSettings, tmp_path: Path, source: Any, parties: int
-) -> None:
+    real_data, train, settings, tmp_path, source, parties
+):
     name, label, numbers = source
     data = first_rows(real_data / name, 200, tmp_path / "rows.csv", drop=numbers)
     trained, _ = train(data=data, label=label, parties=parties, max_depth=4)
@@ -118,7 +112,7 @@ def test_predictions_of_real_rows_are_those_of_the_interactive_way(
     np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
 
 
-def test_a_skeleton_keeps_what_passive_parties_split() -> None:
+def test_a_skeleton_keeps_what_passive_parties_split():
     #        0
     #      1   2        1 is passive, 2 and 0 are the active party's
     #     3 4 5 6
@@ -137,9 +131,7 @@ def test_a_skeleton_keeps_what_passive_parties_split() -> None:
 
 
 @pytest.mark.slow
-def test_no_ciphertext_comes_twice_or_unchanged(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_ciphertext_comes_twice_or_unchanged(train, settings, monkeypatch):
     trained, _ = train(parties=3)
     letters = Letters(monkeypatch)
     run_local(encrypted(settings, trained))
@@ -154,15 +146,11 @@ def test_no_ciphertext_comes_twice_or_unchanged(
 
 
 @pytest.mark.slow
-def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(train, settings, monkeypatch):
     trained, _ = train()
     real, found = client.Passive._totals, list[tuple[bytes, ...]]()
 
-    def totals_twice(
-        party: client.Passive, letter: eini.Elements, key: PublicKey, chosen: Any
-    ) -> Any:
+    def totals_twice(party, letter, key, chosen):
         letters = [real(party, letter, key, chosen) for _ in range(2)]
         found.extend(tuple(map(bytes, each.ciphertexts)) for each in letters)
         return letters[0]
@@ -174,7 +162,7 @@ def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(
     assert len(set(every)) == len(every) > 6
 
 
-def test_what_is_not_chosen_becomes_a_fresh_zero() -> None:
+def test_what_is_not_chosen_becomes_a_fresh_zero():
     key, workers = generate_key(256, insecure_small_key=True), Workers(1)
     rows = encrypt(key, [5, 6, 7], workers)
     once, again = (
@@ -187,9 +175,7 @@ def test_what_is_not_chosen_becomes_a_fresh_zero() -> None:
 
 
 @pytest.mark.slow
-def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
-    train: Train, settings: MakeSettings
-) -> None:
+def test_the_active_party_cannot_open_what_passive_parties_send_each_other(train, settings):
     trained, _ = train(parties=3)
     _, app = listen(encrypted(settings, trained))
     n_tried = 0
@@ -211,9 +197,7 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(
 # The guard
 
 
-def test_rows_with_few_ways_through_the_trees_are_refused(
-    train: Train, settings: MakeSettings
-) -> None:
+def test_rows_with_few_ways_through_the_trees_are_refused(train, settings):
     trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
     match = r"rows must have 1e\+06 ways through .*, got 569 of 569 .* eini.unguarded=true predicts"
     with pytest.raises(PartyError, match=match):
@@ -224,7 +208,7 @@ def test_rows_with_few_ways_through_the_trees_are_refused(
         )
 
 
-def test_trees_of_one_passive_party_are_refused(train: Train, settings: MakeSettings) -> None:
+def test_trees_of_one_passive_party_are_refused(train, settings):
     trained, _ = train(data="breast-cancer", label="", columns="sizes:1,29", num_boost_round=3)
     match = r"trees must have splits of two parties, got \d with all splits at one"
     with pytest.raises(PartyError, match=match):
@@ -232,7 +216,7 @@ def test_trees_of_one_passive_party_are_refused(train: Train, settings: MakeSett
 
 
 @pytest.mark.slow
-def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSettings) -> None:
+def test_a_model_of_many_ways_passes_the_guard(train, settings):
     trained, _ = train(data="breast-cancer", label="", num_boost_round=6, max_depth=3)
     guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
     assert len(written(summary_of(run_local(guarded)))) == 569
@@ -251,9 +235,7 @@ def test_a_model_of_many_ways_passes_the_guard(train: Train, settings: MakeSetti
         ([(0, 1.0, 0), (1, 1.0, 0), (1, 5.0, 0)], False, 6),
     ],
 )
-def test_ways_through_splits_are_the_answers_that_some_values_give(
-    splits: list[tuple[int, float, int]], missing: bool, ways: int
-) -> None:
+def test_ways_through_splits_are_the_answers_that_some_values_give(splits, missing, ways):
     columns, thresholds, defaults = map(np.array, zip(*splits, strict=True))
     cuts = columns, thresholds.astype(np.float32), defaults.astype(np.uint8)
     lookup = Lookup(*cuts, np.zeros_like(columns), np.empty(0, np.uint8))  # no categories
@@ -268,8 +250,8 @@ def test_ways_through_splits_are_the_answers_that_some_values_give(
 
 @pytest.mark.slow
 def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
-    train: Train, settings: MakeSettings, tmp_path: Path
-) -> None:
+    train, settings, tmp_path
+):
     # One column of 0 and 1 at the passive party: many trees, each with two ways, but the same two.
     rng = np.random.default_rng(3)
     columns = rng.normal(size=(3, 120)).round(2)
@@ -297,7 +279,7 @@ def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
         [3, -1, -1, -1, -1],  # nodes of no parent
     ],
 )
-def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts: list[int]) -> None:
+def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts):
     tree = [1, -1, 3, -1, -1]
     check_trees(np.array([*tree, -1, *tree]), np.array([0, 5, 6, 11]))
     for broken, offsets in (
@@ -312,16 +294,14 @@ def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts: list[int]) -> None:
             check_trees(np.array(broken), np.array(offsets, dtype=np.int64))
 
 
-def test_keys_come_back_from_their_arrays() -> None:
+def test_keys_come_back_from_their_arrays():
     key = generate_key(256, insecure_small_key=True)
     assert PrivateKey.from_array(key.to_array()) == key
     assert PublicKey.from_array(key.public.to_array()) == key.public
     assert key.public.to_array().shape == (32,)
 
 
-def test_the_command_predicts_under_encryption(
-    train: Train, settings: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_predicts_under_encryption(train, settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained, folder = train()
     small = [

@@ -1,16 +1,10 @@
 """What a dishonest party, server or table sends to Fed-EINI, and that the run ends by its name."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
 
 from clients import eini as client
 from fedapp.client_app import SiteApp
@@ -18,21 +12,21 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.messages import eini
 from fedapp.runs.local import run_local
-from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
 from fedapp.trees.divided import PARTS
 from strategies.eini import Eini
-from tests.encrypted import SMALL, MakeSettings, Train, encrypted
+from tests.encrypted import SMALL, encrypted
+from tests.federated import summary_of
 from tests.forests import move_thresholds, without_salt
 from tests.network import run
 from tests.strategies.test_interactive import inference, written
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
-from tests.transcript import arrays_of, rewrite, summary_of
+from tests.transcript import arrays_of, rewrite
 
 # What is refused
 
 
-def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings) -> None:
+def test_a_part_of_another_model_is_refused(train, settings):
     trained, folder = train()
     path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
     move_thresholds(path.parent)
@@ -40,7 +34,7 @@ def test_a_part_of_another_model_is_refused(train: Train, settings: MakeSettings
         run_local(encrypted(settings, trained))
 
 
-def parcels_in(message: Message) -> np.ndarray:
+def parcels_in(message):
     """The bytes of all parcels of a message."""
     return arrays_of(message)["parcels"]
 
@@ -48,12 +42,12 @@ def parcels_in(message: Message) -> np.ndarray:
 class Tampering(SiteApp):
     """A relay that changes the parcels of one party's messages from a step on."""
 
-    def __init__(self, change: Callable[[np.ndarray], np.ndarray], node: int) -> None:
+    def __init__(self, change, node):
         super().__init__()
         self._change, self._node = change, node
-        self.last: Any = None
+        self.last = None
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         is_step = message.metadata.message_type.endswith("eini_step")
         if is_step and context.node_id == self._node and len(parcels := parcels_in(message)):
             rewrite(message, parcels=self._change(parcels.copy()))
@@ -61,12 +55,10 @@ class Tampering(SiteApp):
 
 
 @pytest.mark.parametrize("node", [2, 3])
-def test_a_parcel_with_one_bit_flipped_is_refused(
-    train: Train, settings: MakeSettings, node: int
-) -> None:
+def test_a_parcel_with_one_bit_flipped_is_refused(train, settings, node):
     trained, _ = train()
 
-    def flip(data: np.ndarray) -> np.ndarray:
+    def flip(data):
         data[len(data) // 2] ^= 1
         return data
 
@@ -76,18 +68,18 @@ def test_a_parcel_with_one_bit_flipped_is_refused(
         run(encrypted(settings, trained), app=Tampering(flip, node))
 
 
-def test_a_parcel_that_comes_again_is_refused(train: Train, settings: MakeSettings) -> None:
+def test_a_parcel_that_comes_again_is_refused(train, settings):
     trained, _ = train()
 
     class Replaying(Tampering):
-        def __call__(self, message: Message, context: Context) -> Message:
+        def __call__(self, message, context):
             is_step = message.metadata.message_type.endswith("eini_step")
             if is_step and context.node_id == self._node and len(parcels_in(message)):
                 if self.last is None:
                     self.last = message.content
                 else:
                     message.content = self.last
-                    message.content.config_records["envelope"]["step"] += 1  # type: ignore[operator]
+                    message.content.config_records["envelope"]["step"] += 1
             return SiteApp.__call__(self, message, context)
 
     with pytest.raises(PartyError, match=r"parcel\.step must be a new one, got one seen before"):
@@ -97,20 +89,16 @@ def test_a_parcel_that_comes_again_is_refused(train: Train, settings: MakeSettin
         )
 
 
-def test_a_structure_that_another_passive_party_sends_is_refused(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_structure_that_another_passive_party_sends_is_refused(train, settings, monkeypatch):
     trained, _ = train(parties=3)
     keep, seen = client.Passive._keep_structure, list[eini.Structure]()
 
-    def keep_and_remember(
-        party: client.Passive, part: Any, letter: eini.Structure, asked: Any
-    ) -> None:
+    def keep_and_remember(party, part, letter, asked):
         if party.name == "party-2":
             seen.append(letter)
         keep(party, part, letter, asked)
 
-    def write_more(sender: str, letters: Letters) -> Letters:
+    def write_more(sender, letters):
         # Beside a letter of its own: after its last one it has no key to seal any.
         lies = sender == "party-2" and letters
         return [*letters, *(("party-3", letter) for letter in seen if lies)]
@@ -133,15 +121,12 @@ def test_a_structure_that_another_passive_party_sends_is_refused(
     ids=["twice", "one split everywhere"],
 )
 def test_a_structure_that_comes_twice_or_has_a_split_twice_is_refused(
-    train: Train,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    sent: Callable[[eini.Structure], list[eini.Structure]],
-) -> None:
+    train, settings, monkeypatch, sent
+):
     trained, _ = train()
     keep = client.Passive._keep_structure
 
-    def keep_all(party: client.Passive, part: Any, letter: eini.Structure, asked: Any) -> None:
+    def keep_all(party, part, letter, asked):
         for each in sent(letter):
             keep(party, part, each, asked)
 
@@ -152,13 +137,11 @@ def test_a_structure_that_comes_twice_or_has_a_split_twice_is_refused(
         run(encrypted(settings, trained))
 
 
-def test_a_batch_that_is_not_the_next_one_is_refused(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_not_the_next_one_is_refused(train, settings, monkeypatch):
     trained, _ = train()
     choose = client.Passive._choose
 
-    def choose_first(party: client.Passive, sender: str, letter: eini.Elements) -> Any:
+    def choose_first(party, sender, letter):
         return choose(party, sender, replace(letter, first_row=0))
 
     monkeypatch.setattr(client.Passive, "_choose", choose_first)
@@ -168,8 +151,8 @@ def test_a_batch_that_is_not_the_next_one_is_refused(
 
 @pytest.mark.slow
 def test_a_site_refuses_a_small_key_and_no_guard_unless_its_node_config_allows_them(
-    settings: MakeSettings, sites: Callable[..., Any], write_table: Callable[..., Path]
-) -> None:
+    settings, sites, write_table
+):
     shop = {"a": None, "b": None, "y": None, "c": range(40)}
     contexts = sites(
         {"name": "bank", "data": write_table("bank")},
@@ -191,7 +174,7 @@ def test_a_site_refuses_a_small_key_and_no_guard_unless_its_node_config_allows_t
         run(settings(**given, eini__least_possibilities=999.0), contexts)
 
 
-def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> None:
+def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train):
     _, folder = train()
     model = summary_of(folder)["model_id"]
     site = home() / "sites" / "party-2" / model
@@ -207,9 +190,7 @@ def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train: Train) -> Non
 @pytest.mark.by_default("first-*", "last-*")
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
 @pytest.mark.parametrize("place", range(3), ids=["active", "first", "last"])
-def test_a_run_ends_when_the_server_keeps_letters_back(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
+def test_a_run_ends_when_the_server_keeps_letters_back(train, settings, monkeypatch, place):
     trained, _ = train(parties=3)
     keep_letters_back(monkeypatch, eini.StepRequest, f"party-{place + 1}", first=1)
     rule = r"^party-3 .*: Totals\.letter must reach party-1 by now$"
@@ -217,13 +198,11 @@ def test_a_run_ends_when_the_server_keeps_letters_back(
 
 
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
-def test_a_batch_that_comes_before_the_structure_is_refused(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_comes_before_the_structure_is_refused(train, settings, monkeypatch):
     trained, _ = train()
     begin = client.Active._begin
 
-    def begin_without(*given: Any) -> Any:
+    def begin_without(*given):
         begin(*given)
         return []
 
@@ -235,9 +214,7 @@ def test_a_batch_that_comes_before_the_structure_is_refused(
 @pytest.mark.by_default("zero-*", "too large-*", "one too few-*")
 @pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
 @pytest.mark.parametrize("change", FALSE)
-def test_false_sums_of_the_last_party_are_refused(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_false_sums_of_the_last_party_are_refused(train, settings, monkeypatch, change):
     trained, _ = train()
     how, rule = FALSE[change]
     rewrite_letters(monkeypatch, "Totals", "ciphertexts", how)
@@ -247,12 +224,7 @@ def test_false_sums_of_the_last_party_are_refused(
 @pytest.mark.slow
 @pytest.mark.by_default("eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
-def test_a_model_without_one_of_its_parties_is_refused(
-    settings: MakeSettings,
-    sites: Callable[..., Any],
-    write_table: Callable[..., Path],
-    inference: str,
-) -> None:
+def test_a_model_without_one_of_its_parties_is_refused(settings, sites, write_table, inference):
     tables = {
         "bank": {"b": None},
         "shop": {"a": None, "b": None, "y": None, "c": range(40)},
@@ -274,9 +246,7 @@ def test_a_model_without_one_of_its_parties_is_refused(
 
 
 @pytest.mark.slow
-def test_another_number_of_elements_is_refused(
-    train: Train, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_number_of_elements_is_refused(train, settings, monkeypatch):
     trained, _ = train(parties=3)
     real = client.select_ciphertexts
     monkeypatch.setattr(client, "select_ciphertexts", lambda *given: real(*given)[:-1])
@@ -286,7 +256,7 @@ def test_another_number_of_elements_is_refused(
         run_local(encrypted(settings, trained))
 
 
-def test_a_small_key_is_refused(settings: MakeSettings) -> None:
+def test_a_small_key_is_refused(settings):
     given = {"strategy": "eini", "model": "0" * 16, "eini__key_bits": 512}
     with pytest.raises(ConfigError, match=r"^eini.key-bits must be >= 2048 without eini.insecure"):
         Eini.section_settings(settings(**given))
@@ -296,9 +266,7 @@ def test_a_small_key_is_refused(settings: MakeSettings) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["federated-forest"], indirect=True)
-def test_a_key_too_small_for_the_classes_of_a_leaf_is_refused(
-    train: Train, settings: MakeSettings
-) -> None:
+def test_a_key_too_small_for_the_classes_of_a_leaf_is_refused(train, settings):
     small = {"federated_forest__trees": 2, "federated_forest__max_depth": 2, "columns": "even"}
     trained, _ = train("multi:softprob", data="digits", label="", **small)
     match = r"eini.key-bits must be > 5[56]0 for 10 outputs of 5[56] bits, got 512"

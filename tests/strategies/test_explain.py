@@ -1,12 +1,8 @@
 """Explanations of rows: each party writes what it may see, and nobody else gets it."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,20 +17,17 @@ from fedapp.report import write_report
 from fedapp.report.summary import importance_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.divided import ActivePart, open_splits, path_to
 from fedapp.trees.model import Ensemble
 from strategies.eini import Eini
-from tests.conftest import MakeSettings
+from tests.federated import summary_of
 from tests.forests import joined, part_of
-from tests.pooled import made_columns, write_rows
-from tests.trained import TrainOnce
-from tests.transcript import arrays_of, listen, scalars_of, summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import arrays_of, listen, scalars_of
 
-Train = Callable[..., tuple[Settings, RunFolder]]
 PARTIES = ("party-1", "party-2", "party-3")
 WAYS = [
     *(("secureboost", way) for way in ("interactive", "eini")),
@@ -45,10 +38,10 @@ ROW = "17"
 
 
 @pytest.fixture
-def train(settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce) -> Train:
+def train(settings, tmp_path, trained_once):
     """A model of 4 trees of three parties, and its settings."""
 
-    def make(strategy: str, **more: Any) -> tuple[Settings, RunFolder]:
+    def make(strategy, **more):
         data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic", n_rows=150))
         given = {"data": str(data), "label": "y", "parties": 3, "align": "ordered"}
         given |= {"max_depth": 3, "num_boost_round": 4, "allow_export": True}
@@ -60,14 +53,14 @@ def train(settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce) -> Tr
     return make
 
 
-def prediction(make: MakeSettings, trained: Settings, way: str, **more: Any) -> Settings:
+def prediction(make, trained, way, **more):
     model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
     given = {"strategy": way, "data": trained.data, "parties": 3, "model": model}
     given |= {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
     return make(**{**given, "align": "ordered", "explain": ROW, **more})
 
 
-def explanations(folder: RunFolder) -> dict[str, Any]:
+def explanations(folder):
     """What lies at each party."""
     where = {name: home() / "sites" / name / summary_of(folder)["model_id"] for name in PARTIES}
     return {
@@ -75,17 +68,14 @@ def explanations(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def splits_of(document: Any, row: str = ROW) -> list[Any]:
-    found: list[Any] = document["rows"][row]["splits"]
-    return found
+def splits_of(document, row=ROW):
+    return document["rows"][row]["splits"]
 
 
 @pytest.mark.slow
 @pytest.mark.by_default("secureboost-eini", "federated-forest*")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
-def test_a_party_has_its_own_thresholds_and_values_alone(
-    train: Train, settings: MakeSettings, strategy: str, way: str
-) -> None:
+def test_a_party_has_its_own_thresholds_and_values_alone(train, settings, strategy, way):
     trained, folder = train(strategy)
     found = explanations(run_local(prediction(settings, trained, way)))
     n_shown = 0
@@ -105,9 +95,7 @@ def test_a_party_has_its_own_thresholds_and_values_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
-def test_all_explanations_together_are_the_rows_way(
-    train: Train, settings: MakeSettings, strategy: str, way: str
-) -> None:
+def test_all_explanations_together_are_the_rows_way(train, settings, strategy, way):
     # Splits that are open by each party's own knowledge hold those that the row reaches.
     trained, folder = train(strategy)
     found = explanations(run_local(prediction(settings, trained, way)))
@@ -145,9 +133,7 @@ def test_all_explanations_together_are_the_rows_way(
 
 @pytest.mark.by_default("secureboost-interactive", "federated-forest-one-round")
 @pytest.mark.parametrize(("strategy", "way"), WAYS)
-def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(
-    train: Train, settings: MakeSettings, strategy: str, way: str
-) -> None:
+def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(train, settings, strategy, way):
     trained, folder = train(strategy)
     summary = summary_of(run := run_local(prediction(settings, trained, way)))
     path = home() / "sites" / "party-1" / summary["model_id"] / "predictions.csv"
@@ -163,9 +149,7 @@ def test_the_score_is_the_written_one_and_the_leaves_add_up_to_it(
 
 
 @pytest.mark.slow
-def test_the_coordinator_gets_nothing_but_what_it_has_said(
-    train: Train, settings: MakeSettings
-) -> None:
+def test_the_coordinator_gets_nothing_but_what_it_has_said(train, settings):
     trained, _ = train("secureboost", columns="random")
     folder, app = listen(prediction(settings, trained, "interactive", explain=f"{ROW},nobody"))
     asked = app.of_kind("explain_rows")
@@ -184,9 +168,7 @@ def test_the_coordinator_gets_nothing_but_what_it_has_said(
 
 
 @pytest.mark.slow
-def test_shared_names_show_whose_columns_split_at_the_active_party(
-    train: Train, settings: MakeSettings
-) -> None:
+def test_shared_names_show_whose_columns_split_at_the_active_party(train, settings):
     names = set("abcdef")
     for shared in (True, False):
         trained, _ = train("secureboost", share_column_names=shared)
@@ -198,9 +180,7 @@ def test_shared_names_show_whose_columns_split_at_the_active_party(
 
 
 @pytest.mark.slow
-def test_the_command_explains_rows(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_explains_rows(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained, folder = train("secureboost", allow_export=False)
     arguments = ["predict", str(folder.path), "--data", trained.data, "--output", "out.csv"]
@@ -212,9 +192,7 @@ def test_the_command_explains_rows(
     assert set(rows) == {"17", "4"}
 
 
-def test_rows_of_a_whole_model_are_explained_by_their_ids(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_rows_of_a_whole_model_are_explained_by_their_ids(settings, tmp_path):
     folder, file = run_local(settings(num_boost_round=1)), tmp_path / "out.csv"
     arguments = ["predict", str(folder.path), "--data", "breast-cancer", "--output", str(file)]
     result = CliRunner().invoke(cli, [*arguments, "--explain", "17,nobody"])
@@ -229,7 +207,7 @@ def test_rows_of_a_whole_model_are_explained_by_their_ids(
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
-def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: str) -> None:
+def test_the_report_has_gain_and_splits_by_shared_name(train, strategy):
     _, folder = train(strategy, share_column_names=True)
     importance = summary_of(folder)["importance"]
     assert set(importance["gain"]) == set(importance["count"]) <= set("abcdef")
@@ -247,19 +225,19 @@ def test_the_report_has_gain_and_splits_by_shared_name(train: Train, strategy: s
 
 
 @pytest.mark.parametrize("explain", [",", "3,,4", "3,"])
-def test_rows_without_an_id_are_refused(settings: MakeSettings, explain: str) -> None:
+def test_rows_without_an_id_are_refused(settings, explain):
     with pytest.raises(ConfigError, match="explain must be ids of up to 100 rows, separated by"):
         Eini.section_settings(settings(strategy="eini", model="0" * 16, explain=explain))
 
 
-def test_a_site_explains_in_runs_of_the_methods_it_allows() -> None:
+def test_a_site_explains_in_runs_of_the_methods_it_allows():
     config = SiteConfig("bank", "rows.csv", allowed=frozenset({"eini"}))
     check_policy(config, ExplainRequest.kind, "eini")
     with pytest.raises(ConfigError, match="strategy must be one that the site allows"):
         check_policy(config, ExplainRequest.kind, "interactive")
 
 
-def test_open_splits_are_those_no_known_split_turns_the_row_away_from() -> None:
+def test_open_splits_are_those_no_known_split_turns_the_row_away_from():
     #        0
     #      1   2
     #     3 4 5 6

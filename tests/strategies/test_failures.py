@@ -1,37 +1,31 @@
 """Parties that fail, messages that get lost, servers that die: what is left of a run."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
 import fedapp
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError, ProtocolError
 from fedapp.home import LOCK, home
-from fedapp.messages.fields import Reply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply
 from fedapp.messages.wire import from_content, from_records, to_content, to_records
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.answer import find_handler
 from fedapp.site.store import LiveStores
 from fedapp.trees.model import Ensemble
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.federated import lines_of, model_bytes, summary_of
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run
-from tests.transcript import lines_of, summary_of
 
 # Three rounds of depth 3: hello 1, sketches 2, trees 3-5, 6-8 and 9-11, scores 12. A checkpoint
 # follows each tree.
@@ -42,33 +36,29 @@ THREE_ROUNDS = {"num-boost-round": ROUNDS, "max-depth": DEPTH, "max-bin": 16, "s
 
 
 @pytest.fixture(scope="module", autouse=True)
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def undisturbed(tmp_path_factory):
     """The model of a run in which nothing happens. It loads what the first message of a process
     loads, so that short deadlines hold."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(folder / "home"))
-        return model_of(
+        return model_bytes(
             run(load_settings({**THREE_ROUNDS, "eta": 0.3, "run-dir": str(folder / "run")}))
         )
 
 
 @pytest.fixture
-def three_rounds(settings: MakeSettings) -> MakeSettings:
-    def make(**overrides: Any) -> Settings:
+def three_rounds(settings):
+    def make(**overrides):
         return settings(**THREE_ROUNDS, **overrides)
 
     return make
 
 
-def model_of(folder: RunFolder) -> bytes:
-    return (folder.path / "model.json").read_bytes()
-
-
-def answers(step: int, change: Callable[[Reply], Reply]) -> FaultyApp:
+def answers(step, change):
     """Party-2 changes its reply to one step."""
 
-    def fault(now: int, request: Message, reply: Message) -> Message:
+    def fault(now, request, reply):
         if now != step:
             return reply
         envelope, content = from_records(reply.content, "party-2")
@@ -82,12 +72,12 @@ def answers(step: int, change: Callable[[Reply], Reply]) -> FaultyApp:
 class LosesOneATree(SiteApp):
     """Sites of which one more fails at the second level of each round."""
 
-    def __init__(self, contexts: Sequence[Context]) -> None:
+    def __init__(self, contexts):
         super().__init__()
         self._left = [context.node_id for context in contexts]
-        self._lost: dict[int, int] = {}  # node by round
+        self._lost = {}  # node by round
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         reply, node = super().__call__(message, context), context.node_id
         if message.metadata.message_type != "train.pax_grow":
             return reply
@@ -98,7 +88,7 @@ class LosesOneATree(SiteApp):
         return reply
 
 
-def refuses(error: type[FedappError], match: str, run_settings: Settings, **how: Any) -> None:
+def refuses(error, match, run_settings, **how):
     """Holds that a run stops with this error, and leaves no model but the reason."""
     with pytest.raises(error, match=match) as caught:
         run(run_settings, **how)
@@ -113,7 +103,7 @@ def refuses(error: type[FedappError], match: str, run_settings: Settings, **how:
 
 
 @pytest.mark.slow
-def test_a_node_that_never_speaks_stops_the_run(three_rounds: MakeSettings) -> None:
+def test_a_node_that_never_speaks_stops_the_run(three_rounds):
     refuses(
         PartyError,
         r"^node 3 \(step 0\): no answer within 1 s$",
@@ -122,10 +112,8 @@ def test_a_node_that_never_speaks_stops_the_run(three_rounds: MakeSettings) -> N
     )
 
 
-def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(
-    three_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> None:
+def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(three_rounds, monkeypatch):
+    def fail(*arguments):
         raise ValueError("label of row 17 is 0.3")
 
     monkeypatch.setattr("clients.pax.build_all_histograms", fail)
@@ -154,14 +142,12 @@ def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(
         (2, "", ".*code 2$"),
     ],
 )
-def test_an_error_of_a_site_stops_the_run_with_its_reason(
-    three_rounds: MakeSettings, code: int, reason: str | None, told: str
-) -> None:
+def test_an_error_of_a_site_stops_the_run_with_its_reason(three_rounds, code, reason, told):
     app = fails_from(4, code, reason)
     refuses(PartyError, rf"^party-2 \(step 4\): {told}", three_rounds(), app=app)
 
 
-def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
+def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds):
     sketch = SketchReply(
         representatives=np.zeros(1, np.float32),
         masses=np.zeros(1, np.float32),
@@ -179,8 +165,8 @@ def test_a_reply_of_another_class_stops_the_run_by_name(three_rounds: MakeSettin
     )
 
 
-def test_a_reply_that_is_no_message_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
-    def fault(step: int, request: Message, reply: Message) -> Message:
+def test_a_reply_that_is_no_message_stops_the_run_by_name(three_rounds):
+    def fault(step, request, reply):
         return Message(RecordDict(), reply_to=request) if step == 4 else reply
 
     refuses(
@@ -191,8 +177,8 @@ def test_a_reply_that_is_no_message_stops_the_run_by_name(three_rounds: MakeSett
     )
 
 
-def test_the_answer_to_another_step_stops_the_run_by_name(three_rounds: MakeSettings) -> None:
-    def fault(step: int, request: Message, reply: Message) -> Message:
+def test_the_answer_to_another_step_stops_the_run_by_name(three_rounds):
+    def fault(step, request, reply):
         if step == 4:
             reply.content.config_records["envelope"]["step"] = 3
         return reply
@@ -205,11 +191,11 @@ def test_the_answer_to_another_step_stops_the_run_by_name(three_rounds: MakeSett
     )
 
 
-def one_more(array: Any, axis: int) -> Any:
+def one_more(array, axis):
     return np.concatenate((array, array.take([0], axis)), axis)
 
 
-RUBBISH: Mapping[str, tuple[int, Callable[[Any], Reply]]] = {
+RUBBISH = {
     "bins": (4, lambda reply: replace(reply, histograms=one_more(reply.histograms, 1))),
     "nodes": (
         4,
@@ -252,9 +238,7 @@ RUBBISH: Mapping[str, tuple[int, Callable[[Any], Reply]]] = {
 
 
 @pytest.mark.parametrize(("step", "change"), RUBBISH.values(), ids=RUBBISH)
-def test_a_reply_that_does_not_fit_the_request_stops_the_run_by_name(
-    three_rounds: MakeSettings, step: int, change: Callable[[Any], Reply]
-) -> None:
+def test_a_reply_that_does_not_fit_the_request_stops_the_run_by_name(three_rounds, step, change):
     refuses(
         ProtocolError, "^party-2: (Sketch|Grow)Reply", three_rounds(), app=answers(step, change)
     )
@@ -263,7 +247,7 @@ def test_a_reply_that_does_not_fit_the_request_stops_the_run_by_name(
 # Messages that get lost
 
 
-def test_a_message_that_is_sent_again_is_in_the_ledger_twice(three_rounds: MakeSettings) -> None:
+def test_a_message_that_is_sent_again_is_in_the_ledger_twice(three_rounds):
     folder = run(
         three_rounds(resend_after=0.2), loses_reply=lambda step, before: step == 4 and not before
     )
@@ -278,12 +262,12 @@ def test_a_message_that_is_sent_again_is_in_the_ledger_twice(three_rounds: MakeS
 
 @pytest.mark.slow
 def test_a_party_that_is_slow_once_is_asked_again_and_works_once(
-    three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    three_rounds, undisturbed, monkeypatch
+):
     request_class, grow = find_handler("train.pax_grow", "party-2")
-    done: list[int] = []
+    done = []
 
-    def slow(site: Any, request: Any) -> Reply:
+    def slow(site, request):
         if site.name == "party-2":
             done.append(request.round_id)
             if len(done) == 2:
@@ -292,13 +276,13 @@ def test_a_party_that_is_slow_once_is_asked_again_and_works_once(
 
     monkeypatch.setattr("clients.pax.HANDLERS", {**_handlers(), request_class: slow})
     folder = run(three_rounds(resend_after=0.1))
-    assert model_of(folder) == undisturbed
+    assert model_bytes(folder) == undisturbed
     assert len(done) == ROUNDS * DEPTH
     sent = [line for line in lines_of(folder.ledger) if line["to"] == "party-2"]
     assert sum(line["step"] == 4 for line in sent) >= 2
 
 
-def _handlers() -> dict[Any, Any]:
+def _handlers():
     from clients import pax
 
     return dict(pax.HANDLERS)
@@ -309,9 +293,7 @@ def _handlers() -> dict[Any, Any]:
 
 @pytest.mark.by_default("2", "12")
 @pytest.mark.parametrize("step", [2, FIRST_TREE[0], SECOND_TREE[1], LAST])
-def test_a_run_goes_on_without_a_party_where_min_parties_allows(
-    three_rounds: MakeSettings, step: int
-) -> None:
+def test_a_run_goes_on_without_a_party_where_min_parties_allows(three_rounds, step):
     folder = run(three_rounds(min_parties=2), app=fails_from(step))
     summary = summary_of(folder)
     assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
@@ -324,7 +306,7 @@ def test_a_run_goes_on_without_a_party_where_min_parties_allows(
 
 
 @pytest.mark.slow
-def test_a_silent_party_is_left_out_after_the_deadline(three_rounds: MakeSettings) -> None:
+def test_a_silent_party_is_left_out_after_the_deadline(three_rounds):
     folder = run(
         three_rounds(min_parties=2, exchange_deadline=1.0, resend_after=0.2),
         loses_request=lambda step, before: step >= 4,
@@ -342,13 +324,8 @@ def test_a_silent_party_is_left_out_after_the_deadline(three_rounds: MakeSetting
     ids=["twice", "merged bins"],
 )
 def test_rounds_restart_twice_and_later_trees_end_at_their_depth(
-    three_rounds: MakeSettings,
-    write_table: WriteTable,
-    sites: MakeSites,
-    node: Mapping[str, Any],
-    steps: Sequence[int],
-    ends: Sequence[bool],
-) -> None:
+    three_rounds, write_table, sites, node, steps, ends
+):
     """Sites answer no third restart, and none where they merge bins."""
     contexts = sites(
         *(
@@ -365,16 +342,14 @@ def test_rounds_restart_twice_and_later_trees_end_at_their_depth(
 
 
 @pytest.mark.slow
-def test_a_loss_is_the_same_at_every_level_of_a_tree(three_rounds: MakeSettings) -> None:
+def test_a_loss_is_the_same_at_every_level_of_a_tree(three_rounds):
     for steps in (FIRST_TREE, SECOND_TREE):
-        models = {model_of(run(three_rounds(min_parties=2), app=fails_from(n))) for n in steps}
+        models = {model_bytes(run(three_rounds(min_parties=2), app=fails_from(n))) for n in steps}
         assert len(models) == 1
 
 
 @pytest.mark.slow
-def test_trees_that_were_finished_before_a_loss_stay(
-    three_rounds: MakeSettings, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_trees_that_were_finished_before_a_loss_stay(three_rounds, undisturbed, tmp_path):
     (tmp_path / "model.json").write_bytes(undisturbed)
     whole = load(tmp_path / "model.json", Ensemble)
     left = load(
@@ -385,16 +360,14 @@ def test_trees_that_were_finished_before_a_loss_stay(
     assert not np.array_equal(left.trees[1], whole.trees[1])
 
 
-def test_a_loss_after_the_last_tree_leaves_the_model_as_it_is(
-    three_rounds: MakeSettings, undisturbed: bytes
-) -> None:
-    assert model_of(run(three_rounds(min_parties=2), app=fails_from(LAST))) == undisturbed
+def test_a_loss_after_the_last_tree_leaves_the_model_as_it_is(three_rounds, undisturbed):
+    assert model_bytes(run(three_rounds(min_parties=2), app=fails_from(LAST))) == undisturbed
 
 
 @pytest.mark.slow
 def test_a_party_that_is_lost_before_its_sketch_leaves_no_trace_in_the_model(
-    three_rounds: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+    three_rounds, write_table, sites
+):
     bank, shop, zoo = (
         {"name": name, "data": write_table(name, seed=seed)}
         for seed, name in enumerate(("bank", "shop", "zoo"))
@@ -403,10 +376,10 @@ def test_a_party_that_is_lost_before_its_sketch_leaves_no_trace_in_the_model(
     two = run(three_rounds(parties=2, **equal), sites(bank, zoo))
     three = run(three_rounds(min_parties=2, **equal), sites(bank, shop, zoo), fails_from(2))
     assert [gone["party"] for gone in summary_of(three)["left_out"]] == ["shop"]
-    assert model_of(three) == model_of(two)
+    assert model_bytes(three) == model_bytes(two)
 
 
-def test_too_few_that_are_left_stop_the_run(three_rounds: MakeSettings) -> None:
+def test_too_few_that_are_left_stop_the_run(three_rounds):
     refuses(
         PartyError,
         r"^party-2 \(step 4\): broke$",
@@ -434,18 +407,16 @@ def test_too_few_that_are_left_stop_the_run(three_rounds: MakeSettings) -> None:
     ],
 )
 def test_a_server_that_dies_twice_goes_on_to_the_same_model(
-    three_rounds: MakeSettings, undisturbed: bytes, first: int, how: str, second: int
-) -> None:
+    three_rounds, undisturbed, first, how, second
+):
     settings = three_rounds()
     die(settings, dies_before_reading=first)
     die(resumed(settings), **{how: second})
-    assert model_of(run(resumed(settings))) == undisturbed
+    assert model_bytes(run(resumed(settings))) == undisturbed
 
 
 @pytest.mark.slow
-def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
-    three_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(three_rounds, monkeypatch):
     monkeypatch.setattr("strategies.drive.CHECKPOINT_SECONDS", 1e3)
     settings = three_rounds(min_parties=2, start_deadline=0.5)
     with pytest.raises(KeyboardInterrupt):
@@ -459,8 +430,8 @@ def test_a_run_that_may_lose_parties_leaves_no_checkpoint_out(
 @pytest.mark.by_default("11")
 @pytest.mark.parametrize("step", [8, 11, LAST])
 def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
-    three_rounds: MakeSettings, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+    three_rounds, undisturbed, monkeypatch, step
+):
     monkeypatch.setattr("strategies.drive.CHECKPOINT_SECONDS", 1e3)
     settings = three_rounds()
     die(settings, dies_before_reading=step)
@@ -468,13 +439,11 @@ def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_s
     assert state is not None
     # After the first tree; and before what ends the run at the sites, whatever the time.
     assert state.step == (LAST - 1 if step == LAST else FIRST_TREE[-1])
-    assert model_of(run(resumed(settings))) == undisturbed
+    assert model_bytes(run(resumed(settings))) == undisturbed
 
 
 @pytest.mark.slow
-def test_a_run_that_was_resumed_has_every_round_exchange_and_byte_once(
-    three_rounds: MakeSettings,
-) -> None:
+def test_a_run_that_was_resumed_has_every_round_exchange_and_byte_once(three_rounds):
     whole = run(three_rounds())
     settings = three_rounds()
     die(settings, dies_before_reading=10)
@@ -495,19 +464,17 @@ def test_a_run_that_was_resumed_has_every_round_exchange_and_byte_once(
 
 
 @pytest.mark.slow
-def test_a_run_that_had_left_a_party_out_goes_on_without_it(three_rounds: MakeSettings) -> None:
-    whole = model_of(run(three_rounds(min_parties=2), app=fails_from(4)))
+def test_a_run_that_had_left_a_party_out_goes_on_without_it(three_rounds):
+    whole = model_bytes(run(three_rounds(min_parties=2), app=fails_from(4)))
     settings = three_rounds(min_parties=2)
     with pytest.raises(KeyboardInterrupt):
         run(settings, app=fails_from(4), dies_before_sending=10)
     folder = run(resumed(settings))
     assert [gone["party"] for gone in summary_of(folder)["left_out"]] == ["party-2"]
-    assert model_of(folder) == whole
+    assert model_bytes(folder) == whole
 
 
-def test_a_party_that_was_left_out_need_not_be_there_when_the_run_goes_on(
-    three_rounds: MakeSettings,
-) -> None:
+def test_a_party_that_was_left_out_need_not_be_there_when_the_run_goes_on(three_rounds):
     settings = three_rounds(min_parties=2, start_deadline=0.2)
     with pytest.raises(KeyboardInterrupt):
         run(settings, app=fails_from(4), dies_before_sending=10)
@@ -516,9 +483,7 @@ def test_a_party_that_was_left_out_need_not_be_there_when_the_run_goes_on(
 
 
 @pytest.fixture
-def died(
-    three_rounds: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> tuple[Settings, list[Context]]:
+def died(three_rounds, write_table, sites):
     """A run of two sites whose server died in the second tree."""
     settings = three_rounds(parties=2)
     contexts = sites(
@@ -529,16 +494,14 @@ def died(
     return settings, contexts
 
 
-def test_a_run_whose_table_has_changed_does_not_go_on(
-    died: tuple[Settings, list[Context]], write_table: WriteTable
-) -> None:
+def test_a_run_whose_table_has_changed_does_not_go_on(died, write_table):
     settings, contexts = died
     write_table("shop", seed=2)
     with pytest.raises(PartyError, match=r"^shop \(step 6\): has another table than when the run"):
         run(resumed(settings), contexts)
 
 
-def test_a_site_that_lost_its_state_cannot_go_on(died: tuple[Settings, list[Context]]) -> None:
+def test_a_site_that_lost_its_state_cannot_go_on(died):
     settings, contexts = died
     for path in (home() / "sites" / "shop").glob("*/state"):
         path.unlink()
@@ -547,7 +510,7 @@ def test_a_site_that_lost_its_state_cannot_go_on(died: tuple[Settings, list[Cont
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_folder_that_is_no_run_cannot_go_on(tmp_path: Path, exists: bool) -> None:
+def test_a_folder_that_is_no_run_cannot_go_on(tmp_path, exists):
     folder = tmp_path / "folder"
     if exists:
         folder.mkdir()
@@ -556,7 +519,7 @@ def test_a_folder_that_is_no_run_cannot_go_on(tmp_path: Path, exists: bool) -> N
     assert folder.exists() == exists
 
 
-def test_a_run_that_has_ended_does_not_begin_again(three_rounds: MakeSettings) -> None:
+def test_a_run_that_has_ended_does_not_begin_again(three_rounds):
     settings = three_rounds()
     folder = run(settings)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
@@ -568,11 +531,11 @@ def test_a_run_that_has_ended_does_not_begin_again(three_rounds: MakeSettings) -
 class Shifted(SiteApp):
     """Sites of which one has a clock that is off."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds):
         super().__init__(stores=LiveStores())
         self._seconds = seconds
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         reply = super().__call__(message, context)
         if message.metadata.dst_node_id == NODE:
             reply.metadata.created_at += self._seconds
@@ -580,9 +543,7 @@ class Shifted(SiteApp):
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(100.0, "ahead of"), (-200.0, "behind")])
-def test_a_party_whose_clock_is_off_is_named(
-    three_rounds: MakeSettings, seconds: float, side: str
-) -> None:
+def test_a_party_whose_clock_is_off_is_named(three_rounds, seconds, side):
     folder = run_local(three_rounds(), client_app=Shifted(seconds))
     (text,) = [text for text in folder.summary["warnings"] if "clock" in text]
     found = re.fullmatch(rf"party-2's clock is (\d+) s {side} the coordinator's; (.*)", text)
@@ -597,7 +558,7 @@ def test_a_party_whose_clock_is_off_is_named(
 # Training that diverges
 
 
-def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+def bursts(margins, labels):
     """Squared error, whose gradients overflow once margins are large."""
     return np.where(np.abs(margins) > 1e3, np.inf, margins - labels), np.ones_like(margins)
 
@@ -617,12 +578,8 @@ def bursts(margins: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> tuple
     ],
 )
 def test_a_run_that_diverges_says_so_and_resumed_it_keeps_the_rounds_before(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
-    given: dict[str, Any],
-    rule: str,
-) -> None:
+    tmp_path, monkeypatch, strategy, given, rule
+):
     if "seed" in given:  # only the first checkpoint is stored
         monkeypatch.setattr("strategies.drive.CHECKPOINT_SECONDS", 1e3)
     rng = np.random.default_rng(0)
@@ -653,8 +610,8 @@ def test_a_run_that_diverges_says_so_and_resumed_it_keeps_the_rounds_before(
         assert resumed.model.trees[-1].tobytes() == whole.model.trees[-1].tobytes()
 
 
-def test_a_function_that_gives_no_numbers_at_once_is_not_said_to_diverge() -> None:
-    def broken(margins: Any, labels: Any) -> tuple[Any, Any]:
+def test_a_function_that_gives_no_numbers_at_once_is_not_said_to_diverge():
+    def broken(margins, labels):
         return margins * np.nan, np.ones_like(margins)
 
     with pytest.raises(DivergedError, match=r"^party-1: gradients of the objective must be finite"):

@@ -1,11 +1,8 @@
 """Federated linear models: the pooled standardisation, scikit-learn's scores."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,22 +10,19 @@ import pytest
 from fedapp.errors import ProtocolError
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.records.document import from_text, model_text
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.linear import LinearModel, Moments, merge_moments
-from tests.conftest import MakeSettings
 from tests.contract.methods import scikit_learn_scores, train_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
 from tests.trees.test_exactness import made_table
 
 
 @pytest.fixture
-def linear(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def linear(settings, tmp_path):
     """Settings of a run on a table with missing values, by its objective."""
     numbers = count(1)
 
-    def make(objective: str = "binary:logistic", rounds: int = 2, **more: Any) -> Settings:
+    def make(objective="binary:logistic", rounds=2, **more):
         data = tmp_path / f"{objective[:5]}.csv"
         if not data.exists():
             made_table(data, objective, n_values=40, n_rows=400)
@@ -45,7 +39,7 @@ def linear(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
     return make
 
 
-def model_of(folder: RunFolder) -> LinearModel:
+def model_of(folder):
     return from_text(model_text(folder.path / "model.json"), LinearModel)
 
 
@@ -61,16 +55,14 @@ def model_of(folder: RunFolder) -> LinearModel:
         pytest.param("waveform", "multi:softprob", "mlogloss", marks=pytest.mark.slow),
     ],
 )
-def test_scores_are_those_of_scikit_learn_on_real_rows(
-    real_data: Path, settings: MakeSettings, data: str, objective: str, loss: str
-) -> None:
+def test_scores_are_those_of_scikit_learn_on_real_rows(real_data, settings, data, objective, loss):
     batch = {"fedavg_linear__batch_size": 256 if data == "default-credit" else 64}
     run = settings(strategy="fedavg-linear", data=data, objective=objective, **batch)
     ours, theirs = scikit_learn_scores(run, model_of(run_local(run)))
     assert ours[loss] <= theirs[loss] * 1.005
 
 
-def test_a_large_penalty_shrinks_the_weights_but_not_the_bias(linear: MakeSettings) -> None:
+def test_a_large_penalty_shrinks_the_weights_but_not_the_bias(linear):
     free, bound = (
         model_of(run_local(linear(rounds=20, fedavg_linear__l2=l2))) for l2 in (0.0, 100.0)
     )
@@ -78,7 +70,7 @@ def test_a_large_penalty_shrinks_the_weights_but_not_the_bias(linear: MakeSettin
     assert abs(bound.bias[0] - free.bias[0]) < 0.2
 
 
-def test_labels_far_from_zero_are_no_harder(linear: MakeSettings, tmp_path: Path) -> None:
+def test_labels_far_from_zero_are_no_harder(linear, tmp_path):
     near = linear("reg:squarederror", rounds=10)
     header, *lines = Path(near.data).read_text().splitlines()
     rows = [line.rpartition(",") for line in lines]
@@ -95,7 +87,7 @@ def test_labels_far_from_zero_are_no_harder(linear: MakeSettings, tmp_path: Path
 # Standardisation
 
 
-def test_the_standardisation_is_the_pooled_one(linear: MakeSettings) -> None:
+def test_the_standardisation_is_the_pooled_one(linear):
     settings = linear(partition="sizes:0.7,0.25,0.05")
     model = model_of(run_local(settings))
     values, _ = train_rows(settings)
@@ -106,7 +98,7 @@ def test_the_standardisation_is_the_pooled_one(linear: MakeSettings) -> None:
 # Settings
 
 
-def test_moments_of_other_columns_are_refused() -> None:
+def test_moments_of_other_columns_are_refused():
     three = np.zeros(3)
     reply = MomentsReply(
         label_sums=np.ones(1),
@@ -128,7 +120,7 @@ def test_moments_of_other_columns_are_refused() -> None:
         check_moments("bank", replace(reply, label_sums=np.float64([-1, 2, 1])), 3, 3, 3, 0)
 
 
-def test_moments_of_a_party_without_a_value_leave_those_of_the_others() -> None:
+def test_moments_of_a_party_without_a_value_leave_those_of_the_others():
     none = Moments(*(np.zeros(2) for _ in range(3)))
     one = Moments(np.array([2.0, 0]), np.array([1.5, 0]), np.array([0.5, 0]))
     other = Moments(np.array([6.0, 3]), np.array([3.5, -1]), np.array([4.0, 6]))

@@ -1,16 +1,11 @@
 """Federated Forest: the forest of the joined table, whoever has which columns."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 from sklearn.metrics import accuracy_score
 
 from fedapp.data.predictions import read_columns_of
@@ -22,26 +17,18 @@ from fedapp.messages.vertical import SentReply
 from fedapp.records.document import from_text, to_text
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.label_codes import class_codes, number_codes
-from tests.conftest import MakeSettings
+from tests.federated import lines_of, summary_of
 from tests.forests import forest_settings, joined, part_of, pooled
 from tests.letters import letters_sent
 from tests.network import (
     run,
 )
-from tests.pooled import Pooled, made_columns, write_rows
+from tests.pooled import Pooled
+from tests.tables import made_columns, write_rows
 from tests.tampering import rewrite_letters
-from tests.transcript import (
-    ORDERED,
-    arrays_of,
-    check_declared,
-    lines_of,
-    listen,
-    scalars_of,
-    summary_of,
-)
+from tests.transcript import ORDERED, arrays_of, check_declared, listen, scalars_of
 from tests.trees.test_cart import Limits, theirs
 
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
@@ -55,7 +42,7 @@ KINDS = {
 
 
 @pytest.fixture
-def forest(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def forest(settings, tmp_path):
     """See ``forests.forest_settings``; 4 trees."""
     return forest_settings(settings, tmp_path, 400, own_trees=4, max_bin=64)
 
@@ -68,9 +55,7 @@ ONE_TREE = {"own_trees": 1, "own_bootstrap": False, "own_max_features": "all", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_sample_weights_and_limits_count_as_on_the_joined_table(
-    forest: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_sample_weights_and_limits_count_as_on_the_joined_table(forest, tmp_path, objective):
     weights = np.random.default_rng(7).choice([0.0, 0.5, 1.0, 2.5], 400)
     data = write_rows(tmp_path / "weighted.csv", {**made_columns(objective), "w": weights})
     limits = {"own_min_samples_split": 20, "own_min_samples_leaf": 5}
@@ -87,9 +72,7 @@ def test_sample_weights_and_limits_count_as_on_the_joined_table(
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3, 6])
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
-def test_columns_drawn_for_each_tree_split_all_of_its_nodes(
-    forest: MakeSettings, objective: str, parties: int, labels: str
-) -> None:
+def test_columns_drawn_for_each_tree_split_all_of_its_nodes(forest, objective, parties, labels):
     key = {"own_key_bits": 256, "own_insecure_small_key": True, "own_labels": labels}
     run = forest(objective, parties, own_max_features_per="tree", max_bin=16, **key)
     model, _, _ = pooled(run)
@@ -99,7 +82,7 @@ def test_columns_drawn_for_each_tree_split_all_of_its_nodes(
     assert len(set[int]().union(*used)) > 2
 
 
-def with_categories(objective: str, folder: Path) -> str:
+def with_categories(objective, folder):
     """A table of numbers and of two columns of names, missing values among both."""
     columns = made_columns(objective, n_rows=300)
     rng = np.random.default_rng(5)
@@ -116,8 +99,8 @@ def with_categories(objective: str, folder: Path) -> str:
 @pytest.mark.parametrize("parties", [2, 5])
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
 def test_columns_of_categories_are_split_as_on_the_joined_table(
-    forest: MakeSettings, tmp_path: Path, objective: str, parties: int, labels: str
-) -> None:
+    forest, tmp_path, objective, parties, labels
+):
     data = with_categories(objective, tmp_path)
     key = {"own_key_bits": 256, "own_insecure_small_key": True, "own_trees": 3}
     more = {"own_labels": labels, "own_max_depth": 4, "max_bin": 16, **key}
@@ -133,8 +116,8 @@ def test_columns_of_categories_are_split_as_on_the_joined_table(
 @pytest.mark.parametrize("labels", ["encoded", "paillier"])
 @pytest.mark.parametrize("parties", [2, 5])
 def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
-    real_data: Path, forest: MakeSettings, tmp_path: Path, labels: str, parties: int
-) -> None:
+    real_data, forest, tmp_path, labels, parties
+):
     lines = gzip.decompress((real_data / "adult.txt.gz").read_bytes()).decode().splitlines()
     names = [f"c{place}" for place in range(len(lines[0].split()) - 1)]
     n_rows = 600 if labels == "encoded" else 200
@@ -152,8 +135,8 @@ def test_a_forest_of_real_rows_with_categories_is_that_of_the_joined_table(
 @pytest.mark.by_default("interactive", "eini")
 @pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
 def test_rows_are_predicted_by_the_names_of_each_partys_categories(
-    forest: MakeSettings, settings: MakeSettings, tmp_path: Path, inference: str
-) -> None:
+    forest, settings, tmp_path, inference
+):
     data = with_categories("binary:logistic", tmp_path)
     trained = run_local(forest(data=data, own_max_depth=4))
     header, *rows = Path(data).read_text().splitlines()
@@ -189,9 +172,7 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     ],
 )
 @pytest.mark.parametrize("parties", [2, 5])
-def test_one_tree_is_scikit_learns(
-    forest: MakeSettings, data: str, objective: str, limits: Limits, parties: int
-) -> None:
+def test_one_tree_is_scikit_learns(forest, data, objective, limits, parties):
     own = {f"own_{name}": value for name, value in vars(limits).items()}
     assert_scikit_learns(
         forest(objective, parties, **ONE_TREE | own, data=data, label="", seed=3), limits
@@ -202,15 +183,13 @@ def test_one_tree_is_scikit_learns(
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("data", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("parties", [2, 5])
-def test_one_tree_is_scikit_learns_on_real_rows(
-    real_data: Path, forest: MakeSettings, data: str, parties: int
-) -> None:
+def test_one_tree_is_scikit_learns_on_real_rows(real_data, forest, data, parties):
     objective = "multi:softprob" if data == "waveform" else "binary:logistic"
     run = forest(objective, parties, **ONE_TREE, data=data, label="", seed=2)
     assert_scikit_learns(run, Limits())
 
 
-def assert_scikit_learns(run: Settings, limits: Limits) -> None:
+def assert_scikit_learns(run, limits):
     """Predictions of training and unseen rows are those of scikit-learn's tree, without ties."""
     whole, model = Pooled(run), joined(run_local(run))
     given = whole.values[whole.train], whole.labels[whole.train], limits, None
@@ -219,7 +198,7 @@ def assert_scikit_learns(run: Settings, limits: Limits) -> None:
 
 
 @pytest.mark.slow
-def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest: MakeSettings) -> None:
+def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest):
     run = forest(own_trees=20)
     model, rows, nodes = pooled(run)
     labels = Pooled(run).labels[Pooled(run).train]
@@ -237,7 +216,7 @@ def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest: MakeS
 # Exchanges and messages
 
 
-def test_a_forest_that_cannot_grow_further_stops(forest: MakeSettings) -> None:
+def test_a_forest_that_cannot_grow_further_stops(forest):
     run = forest(own_max_depth=50, own_min_samples_leaf=60)
     folder = run_local(run)
     ledger = {line["step"]: line["type"] for line in lines_of(folder.ledger)}
@@ -246,7 +225,7 @@ def test_a_forest_that_cannot_grow_further_stops(forest: MakeSettings) -> None:
     assert to_text(joined(folder)) == to_text(pooled(run)[0])
 
 
-def test_every_level_is_told_of_with_its_scores(forest: MakeSettings) -> None:
+def test_every_level_is_told_of_with_its_scores(forest):
     folder = run_local(forest())
     rounds = lines_of(folder.rounds)
     assert [line["round"] for line in rounds] == [1, 2, 3]
@@ -256,9 +235,7 @@ def test_every_level_is_told_of_with_its_scores(forest: MakeSettings) -> None:
     assert rounds[-1]["valid"] == pytest.approx(summary["metrics"]["valid"])
 
 
-def test_messages_have_their_declared_fields_and_the_server_sees_none_of_it(
-    forest: MakeSettings,
-) -> None:
+def test_messages_have_their_declared_fields_and_the_server_sees_none_of_it(forest):
     run_settings = forest("reg:squarederror")
     folder, app = listen(run_settings)
     check_declared(app, KINDS)
@@ -280,7 +257,7 @@ def test_messages_have_their_declared_fields_and_the_server_sees_none_of_it(
 
 
 @pytest.mark.slow
-def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeSettings) -> None:
+def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest):
     settings = forest("reg:squarederror", 3)
     folder, app = listen(settings)
     for request, _ in app.of_kind("forest_level"):
@@ -302,7 +279,7 @@ def test_a_party_is_told_its_own_drawn_columns_and_codes_of_labels(forest: MakeS
     assert set(kept) == own
 
 
-def test_codes_of_labels_are_the_same_for_all_labels_with_the_same_forest() -> None:
+def test_codes_of_labels_are_the_same_for_all_labels_with_the_same_forest():
     numbers = np.random.default_rng(1).normal(size=200).astype(np.float32).round(2)
     codes, unit = number_codes(numbers)
     for scale, offset in ((2.0, 0.0), (-0.5, 3.0), (-4.0, -1.0)):
@@ -316,9 +293,7 @@ def test_codes_of_labels_are_the_same_for_all_labels_with_the_same_forest() -> N
     np.testing.assert_array_equal(class_codes(-classes), [0, 1, 1, 2, 0])
 
 
-def test_the_master_keeps_the_model_where_all_parties_agree(
-    forest: MakeSettings, tmp_path: Path
-) -> None:
+def test_the_master_keeps_the_model_where_all_parties_agree(forest, tmp_path):
     run = forest("multi:softprob", 3, own_master_keeps_model=True, allow_export=True)
     folder = run_local(run)
     text = (folder.path / "model.json").read_text()
@@ -334,7 +309,7 @@ def test_the_master_keeps_the_model_where_all_parties_agree(
         run_local(forest(own_master_keeps_model=True))
 
 
-def test_importance_has_names_where_all_parties_share_them(forest: MakeSettings) -> None:
+def test_importance_has_names_where_all_parties_share_them(forest):
     found = summary_of(run_local(forest(share_column_names=True)))["importance"]
     assert set(found["gain"]) <= set("abcdef")
     model = joined(run_local(forest()))
@@ -345,12 +320,9 @@ def test_importance_has_names_where_all_parties_share_them(forest: MakeSettings)
 
 
 def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_seed(
-    write_table: Callable[..., Path],
-    sites: Callable[..., list[Context]],
-    forest: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drawn: list[int] = []
+    write_table, sites, forest, monkeypatch
+):
+    drawn = []
     monkeypatch.setattr("secrets.randbits", lambda bits: drawn.append(bits) or 12345)
     rng = np.random.default_rng(8)
     # The bank has nothing but the label and a column that cannot be split.
@@ -370,9 +342,7 @@ def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_
 # Failures
 
 
-def test_one_label_alone_is_refused(
-    write_table: Callable[..., Path], sites: Callable[..., list[Context]], forest: MakeSettings
-) -> None:
+def test_one_label_alone_is_refused(write_table, sites, forest):
     bank = write_table("bank", 40, y=[1] * 40)
     shop = write_table("shop", 40, a=None, b=None, y=None, c=range(40))
     contexts = sites({"name": "bank", "data": bank}, {"name": "shop", "data": shop, "label": ""})
@@ -387,13 +357,7 @@ def test_one_label_alone_is_refused(
         ("level", lambda level: level + 1, "Partition.level must be the one being split"),
     ],
 )
-def test_a_partition_that_does_not_fit_is_refused(
-    forest: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    field: str,
-    change: Callable[[Any], Any],
-    match: str,
-) -> None:
+def test_a_partition_that_does_not_fit_is_refused(forest, monkeypatch, field, change, match):
     rewrite_letters(monkeypatch, "Partition", field, change)
     with pytest.raises(PartyError, match=match):
         run_local(forest())

@@ -1,31 +1,23 @@
 """Federated Forest with labels under Paillier: the same forest, and nobody else reads a label."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from fedapp.errors import PartyError
 from fedapp.home import home
 from fedapp.records.document import to_text
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from tests.conftest import MakeSettings
+from tests.federated import lines_of, summary_of
 from tests.forests import encrypted_forest, joined, parts_of, pooled
 from tests.network import run
-from tests.pooled import made_columns, write_rows
-from tests.transcript import lines_of, summary_of
+from tests.tables import made_columns, write_rows
 
 ACTIVE = "clients.federated_forest.paillier"
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(settings, tmp_path):
     """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
     return encrypted_forest(settings, tmp_path)
 
@@ -33,7 +25,7 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 # The same forest
 
 
-def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: Any) -> RunFolder:
+def assert_the_same(made, objective, parties, **more):
     """Under encryption the forest, its parts and its scores are those with labels in codes."""
     encrypted = run_local(made(objective, parties, **more))
     encoded = run_local(made(objective, parties, own_labels="encoded", **more))
@@ -52,9 +44,7 @@ def assert_the_same(made: MakeSettings, objective: str, parties: int, **more: An
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("bootstrap", [True, False])
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
-def test_the_forest_is_that_of_labels_in_codes(
-    made: MakeSettings, objective: str, bootstrap: bool, parties: int
-) -> None:
+def test_the_forest_is_that_of_labels_in_codes(made, objective, bootstrap, parties):
     assert_the_same(made, objective, parties, own_bootstrap=bootstrap)
 
 
@@ -73,9 +63,7 @@ def test_the_forest_is_that_of_labels_in_codes(
         (NUMBERS, {"own_min_impurity_decrease": 0.5, "max_bin": 256}),
     ],
 )
-def test_limits_count_as_with_labels_in_codes(
-    made: MakeSettings, objective: str, more: dict[str, Any]
-) -> None:
+def test_limits_count_as_with_labels_in_codes(made, objective, more):
     assert_the_same(made, objective, 3, **more)
 
 
@@ -84,9 +72,7 @@ def test_limits_count_as_with_labels_in_codes(
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", [BINARY, CLASSES, NUMBERS])
 @pytest.mark.parametrize("kind", ["few", "any"])
-def test_sample_weights_count_as_with_labels_in_codes(
-    made: MakeSettings, tmp_path: Path, objective: str, kind: str
-) -> None:
+def test_sample_weights_count_as_with_labels_in_codes(made, tmp_path, objective, kind):
     rng = np.random.default_rng(7)
     weights = rng.choice([0.0, 0.5, 1.0, 2.5], 200) if kind == "few" else rng.exponential(1e3, 200)
     columns = {**made_columns(objective, n_rows=200), "w": weights.astype(np.float32)}
@@ -97,9 +83,7 @@ def test_sample_weights_count_as_with_labels_in_codes(
 
 
 @pytest.mark.slow
-def test_ties_and_close_values_are_cut_as_with_labels_in_codes(
-    made: MakeSettings, tmp_path: Path
-) -> None:
+def test_ties_and_close_values_are_cut_as_with_labels_in_codes(made, tmp_path):
     rng = np.random.default_rng(5)
     tie = rng.integers(0, 3, 120).astype(np.float64)
     step = 2.0**-24  # between neighbours of float32 at 0.5; what is at most 1e-7 apart is not cut
@@ -121,7 +105,7 @@ def test_ties_and_close_values_are_cut_as_with_labels_in_codes(
 
 
 @pytest.mark.slow
-def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> None:
+def test_a_key_of_the_default_size_grows_the_same_forest(made):
     more = {"own_key_bits": 2048, "own_insecure_small_key": False, "own_trees": 2}
     assert_the_same(made, CLASSES, 2, **more)
 
@@ -130,12 +114,12 @@ def test_a_key_of_the_default_size_grows_the_same_forest(made: MakeSettings) -> 
 
 
 @pytest.mark.slow
-def test_a_forest_that_cannot_grow_further_stops(made: MakeSettings) -> None:
+def test_a_forest_that_cannot_grow_further_stops(made):
     folder = assert_the_same(made, BINARY, 2, own_max_depth=50, own_min_samples_leaf=15)
     assert len(lines_of(folder.rounds)) < 9
 
 
-def test_every_level_is_told_of_with_its_scores(made: MakeSettings) -> None:
+def test_every_level_is_told_of_with_its_scores(made):
     rounds = [
         [{n: line[n] for n in ("round", "leaves", "train", "valid")} for line in lines_of(f.rounds)]
         for f in (run_local(made()), run_local(made(own_labels="encoded")))
@@ -150,9 +134,7 @@ def test_every_level_is_told_of_with_its_scores(made: MakeSettings) -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("one-round")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round"])
-def test_the_parts_predict_as_those_of_labels_in_codes(
-    made: MakeSettings, settings: MakeSettings, strategy: str
-) -> None:
+def test_the_parts_predict_as_those_of_labels_in_codes(made, settings, strategy):
     found = []
     for labels in ("paillier", "encoded"):
         trained = made(CLASSES, 3, own_labels=labels)
@@ -166,9 +148,7 @@ def test_the_parts_predict_as_those_of_labels_in_codes(
 
 
 @pytest.mark.slow
-def test_a_site_that_wants_its_labels_encrypted_refuses_codes(
-    settings: MakeSettings, sites: Callable[..., Any], write_table: Callable[..., Path]
-) -> None:
+def test_a_site_that_wants_its_labels_encrypted_refuses_codes(settings, sites, write_table):
     ids = [f"p{row}" for row in range(60)]
     bank = {"name": "bank", "data": write_table("bank", 60, id=ids), "id": "id"}
     columns = {"a": None, "b": None, "y": None, "c": range(60), "id": ids}
@@ -183,9 +163,7 @@ def test_a_site_that_wants_its_labels_encrypted_refuses_codes(
     assert summary_of(run(hidden, contexts))["trees"] == 2
 
 
-def test_more_rows_than_a_letter_carries_are_refused_before_they_are_encrypted(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_rows_than_a_letter_carries_are_refused_before_they_are_encrypted(made, monkeypatch):
     monkeypatch.setattr(f"{ACTIVE}.LARGEST_CONTENT", 2**24 + 6400)
     monkeypatch.setattr(f"{ACTIVE}.encrypt", None)
     rule = "rows must be <= 100 with labels=paillier and key-bits=256, got more: they travel in"

@@ -1,10 +1,6 @@
 """Federated Forest under Paillier: what is false is refused, what breaks is survived."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,26 +18,22 @@ from fedapp.home import home
 from fedapp.messages import federated_forest as messages
 from fedapp.messages.fields import Letter
 from fedapp.messages.vertical import Partition
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import simulated_contexts
-from fedapp.settings import Settings
-from fedapp.site.mail import Letters
 from fedapp.site.store import PART_FILE, Store
 from fedapp.trees.forest.cart import NO_RANK
 from strategies.federated_forest import FederatedForest
+from tests.federated import summary_of
 from tests.forests import encrypted_forest, parts_of
-from tests.network import DEATHS, StepsOf, die, kinds_of_steps, resumed, run, ways_to_die
-from tests.pooled import made_columns, write_rows
+from tests.network import DEATHS, die, kinds_of_steps, resumed, run, ways_to_die
 from tests.stored import with_arrays
+from tests.tables import made_columns, write_rows
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
-from tests.transcript import summary_of
 
-MakeSettings = Callable[..., Settings]
 NUMBERS = "reg:squarederror"
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(settings, tmp_path):
     """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
     return encrypted_forest(settings, tmp_path)
 
@@ -49,11 +41,11 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
 # What is refused
 
 
-def false_sums(patch: pytest.MonkeyPatch, field: str, change: Callable[..., Any]) -> None:
+def false_sums(patch, field, change):
     """Every passive party changes a field of what it has summed."""
     honest = PaillierPassive.sum_columns
 
-    def changed(party: PaillierPassive, request: Any) -> Letter:
+    def changed(party, request):
         letter = honest(party, request)
         given = (party,) if field == "ciphertexts" else ()
         return replace(letter, **{field: change(getattr(letter, field), *given)})
@@ -62,26 +54,22 @@ def false_sums(patch: pytest.MonkeyPatch, field: str, change: Callable[..., Any]
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
-def test_false_sums_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
-) -> None:
+def test_false_sums_stop_the_run_by_the_partys_name(made, monkeypatch, change, rule):
     false_sums(monkeypatch, "ciphertexts", lambda rows, party: change(rows))
     refuses(f"^party-2.*: ColumnSums.ciphertexts .*{rule}", made())
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
-def test_false_labels_stop_the_run_by_the_active_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any], rule: str
-) -> None:
+def test_false_labels_stop_the_run_by_the_active_partys_name(made, monkeypatch, change, rule):
     honest = paillier.encrypt
     monkeypatch.setattr(paillier, "encrypt", lambda *given: change(honest(*given)))
     refuses(rf"^party-1.*: EncryptedLabels.ciphertexts .*{rule}", made())
 
 
-def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
+def plus(added):
     """Adds to the plaintext of the first ciphertext; given the bits of a sum."""
 
-    def change(rows: Any, party: PaillierPassive) -> Any:
+    def change(rows, party):
         n, changed = int.from_bytes(party.n.tobytes(), "big"), rows.copy()
         bits = paillier.PublicKey.from_array(party.n).bits
         layout = integer_layout(bits, party.n_train, party.n_fields, party.bits)
@@ -105,17 +93,15 @@ def plus(added: Callable[[int], int]) -> Callable[[Any, Any], Any]:
 )
 @pytest.mark.parametrize("objective", ["binary:logistic", NUMBERS])
 def test_sums_that_rows_cannot_have_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, objective: str, added: Any
-) -> None:
+    made, monkeypatch, objective, added
+):
     false_sums(monkeypatch, "ciphertexts", plus(added))
     rule = "must add up to the labels of each node|sums must be|plaintexts must be 0 past"
     refuses(rf"^party-2.*: ColumnSums.ciphertexts .*({rule})", made(objective))
 
 
-def test_sums_of_more_rows_than_a_bin_has_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def moved(sizes: Any) -> Any:
+def test_sums_of_more_rows_than_a_bin_has_stop_the_run_by_the_partys_name(made, monkeypatch):
+    def moved(sizes):
         return sizes + np.eye(len(sizes), dtype=sizes.dtype)[0] - np.eye(len(sizes))[1].astype("i4")
 
     false_sums(monkeypatch, "sizes", moved)
@@ -127,9 +113,9 @@ def test_sums_of_more_rows_than_a_bin_has_stop_the_run_by_the_partys_name(
 @pytest.mark.parametrize("level", [0, 2])  # the first, and the last
 @pytest.mark.parametrize("parties", [2, 3])
 def test_rows_that_go_elsewhere_than_their_sums_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, level: int, parties: int
-) -> None:
-    def elsewhere(sender: str, letters: Letters) -> Letters:
+    made, monkeypatch, level, parties
+):
+    def elsewhere(sender, letters):
         changed = list[Any]()
         for receiver, letter in letters:
             if sender != "party-1" and isinstance(letter, Partition) and letter.level == level:
@@ -142,9 +128,7 @@ def test_rows_that_go_elsewhere_than_their_sums_stop_the_run_by_the_partys_name(
     refuses(f"^party-[23].*: {rule}", made(parties=parties))
 
 
-def test_sums_under_another_key_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_under_another_key_stop_the_run_by_the_partys_name(made, monkeypatch):
     key = generate_key(256, insecure_small_key=True)
     false_sums(
         monkeypatch,
@@ -155,7 +139,7 @@ def test_sums_under_another_key_stop_the_run_by_the_partys_name(
 
 
 FITS = "ColumnSums.columns must be of 3 open nodes"
-LISTED: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+LISTED = {
     "a row": ("sizes", lambda sizes: sizes + 1, "ColumnSums.sizes must add up to the rows"),
     "a sum fewer": ("sizes", lambda sizes: sizes[:-1], FITS),
     "a bin more": ("n_bins", lambda n_bins: n_bins + 1, FITS),
@@ -175,26 +159,22 @@ LISTED: dict[str, tuple[str, Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize(("field", "change", "match"), LISTED.values(), ids=LISTED)
 def test_a_listing_that_does_not_fit_stops_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, change: Any, match: str
-) -> None:
+    made, monkeypatch, field, change, match
+):
     false_sums(monkeypatch, field, change)
     refuses(rf"^party-2.*: {match}", made(own_max_features="all"))
 
 
 @pytest.mark.slow
-def test_columns_past_the_last_one_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_past_the_last_one_stop_the_run_by_the_partys_name(made, monkeypatch):
     false_sums(monkeypatch, "columns", lambda columns: columns + 5)
     refuses(r"^party-2.*: PartKept.gains must be \d columns at least, got 3", made())
 
 
-def test_sums_that_were_sent_before_stop_the_run_by_the_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_that_were_sent_before_stop_the_run_by_the_partys_name(made, monkeypatch):
     honest, sent = PaillierPassive.sum_columns, list[Letter]()
 
-    def replayed(*given: Any) -> Letter:
+    def replayed(*given):
         sent.append(honest(*given))
         return sent[0]
 
@@ -206,8 +186,8 @@ def test_sums_that_were_sent_before_stop_the_run_by_the_partys_name(
     ("receiver", "letter"), [("party-1", "ColumnSums"), ("party-2", "EncryptedLabels")]
 )
 def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, receiver: str, letter: str
-) -> None:
+    made, monkeypatch, receiver, letter
+):
     kept = {"party-1": messages.SplitRequest, "party-2": messages.SumRequest}[receiver]
 
     keep_letters_back(monkeypatch, kept, receiver)
@@ -221,9 +201,7 @@ def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
         (3**40, "must be 256 bits, got 8 bytes"),
     ],
 )
-def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, n: int, rule: str
-) -> None:
+def test_a_false_public_key_stops_the_run_by_the_active_partys_name(made, monkeypatch, n, rule):
     digits = np.frombuffer(n.to_bytes((n.bit_length() + 7) // 8, "big"), np.uint8)
     rewrite_letters(monkeypatch, "EncryptedLabels", "n", lambda _: digits)
     refuses(f"^party-1.*: EncryptedLabels.n {rule}", made())
@@ -243,11 +221,11 @@ def test_a_false_public_key_stops_the_run_by_the_active_partys_name(
 )
 @pytest.mark.parametrize("parties", [2, 3])
 def test_a_split_that_does_not_fit_is_refused_by_who_should_make_it(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, change: Any, parties: int
-) -> None:
+    made, monkeypatch, field, change, parties
+):
     honest = PaillierActive._won
 
-    def changed(*given: Any) -> Letter:
+    def changed(*given):
         letter = honest(*given)
         found = {name: getattr(letter, name) for name in ("listed", "cuts", "defaults")}
         shorter = {name: array[:-1] for name, array in found.items()}
@@ -260,9 +238,7 @@ def test_a_split_that_does_not_fit_is_refused_by_who_should_make_it(
     refuses(match, made(parties=parties, own_max_features="all"))
 
 
-def test_a_server_that_tells_other_splits_than_were_chosen_is_found_out(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_tells_other_splits_than_were_chosen_is_found_out(made, monkeypatch):
     honest = messages.SplitRequest
     monkeypatch.setattr(
         "strategies.federated_forest.SplitRequest",
@@ -271,9 +247,7 @@ def test_a_server_that_tells_other_splits_than_were_chosen_is_found_out(
     refuses("^party-1.*: SplitRequest.nodes must be the splits that this party has chosen", made())
 
 
-def test_a_server_that_asks_for_improvements_is_refused(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_asks_for_improvements_is_refused(made, monkeypatch):
     monkeypatch.setattr(FederatedForest, "encrypted", False)
     refuses(
         "^party-1.*: LevelRequest.step must not come to the active party with paillier labels",
@@ -284,16 +258,14 @@ def test_a_server_that_asks_for_improvements_is_refused(
     refuses(match, made(own_labels="encoded"))
 
 
-def test_labels_that_do_not_fit_under_the_key_are_refused(
-    made: MakeSettings, tmp_path: Path
-) -> None:
+def test_labels_that_do_not_fit_under_the_key_are_refused(made, tmp_path):
     columns = {**made_columns("multi:softprob", n_rows=200), "y": np.arange(200) % 40}
     data = write_rows(tmp_path / "classes.csv", columns)
     match = r"party-1.*federated-forest.key-bits must be > \d+ for 40 outputs of 9 bits, got 256"
     refuses(match, made("multi:softprob", data=str(data)))
 
 
-def test_a_small_key_is_refused_without_consent(made: MakeSettings) -> None:
+def test_a_small_key_is_refused_without_consent(made):
     match = "federated-forest.key-bits must be >= 2048 without federated-forest.insecure-small-key"
     with pytest.raises(ConfigError, match=match):
         FederatedForest.section_settings(made(own_insecure_small_key=False))
@@ -302,7 +274,7 @@ def test_a_small_key_is_refused_without_consent(made: MakeSettings) -> None:
 # What is survived
 
 
-def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
+def same_forest(found, undisturbed):
     names = ("metrics", "oob", "importance", "matched_rows")
     same = all(summary_of(found)[name] == summary_of(undisturbed)[name] for name in names)
     return same and parts_of(found) == parts_of(undisturbed)
@@ -311,9 +283,7 @@ def same_forest(found: RunFolder, undisturbed: RunFolder) -> bool:
 @pytest.mark.slow
 @ways_to_die(2, "dies_before_sending")
 @DEATHS
-def test_a_server_that_dies_goes_on_to_the_same_forest(
-    made: MakeSettings, how: str, parties: int, steps_of: StepsOf
-) -> None:
+def test_a_server_that_dies_goes_on_to_the_same_forest(made, how, parties, steps_of):
     undisturbed = run(made(parties=parties, own_max_depth=2))
     for step in steps_of(kinds_of_steps(undisturbed)):
         settings = made(parties=parties, own_max_depth=2)
@@ -326,18 +296,14 @@ def test_a_server_that_dies_goes_on_to_the_same_forest(
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 @pytest.mark.parametrize("parties", [2, 3])
-def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(
-    made: MakeSettings, fault: str, parties: int
-) -> None:
+def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(made, fault, parties):
     faults = {fault: lambda step, before: step > 1 and before == 0}
     found = run(made(parties=parties, resend_after=0.05), **faults)
     assert same_forest(found, run(made(parties=parties)))
 
 
-def test_a_party_that_fails_stops_the_run_by_name(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> None:
+def test_a_party_that_fails_stops_the_run_by_name(made, monkeypatch):
+    def fail(*arguments):
         raise ValueError("row 17 is 0.3")
 
     monkeypatch.setattr(paillier, "pack_terms", fail)
@@ -346,7 +312,7 @@ def test_a_party_that_fails_stops_the_run_by_name(
         run(made())
 
 
-def test_the_key_is_forgotten_with_the_rows(made: MakeSettings) -> None:
+def test_the_key_is_forgotten_with_the_rows(made):
     summary = summary_of(run(made()))
     for party in ("party-1", "party-2"):
         site = home() / "sites" / party / summary["model_id"]

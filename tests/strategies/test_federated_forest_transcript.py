@@ -1,10 +1,6 @@
 """Federated Forest under Paillier: what the server, a passive party and the active party see."""
 
-from __future__ import annotations
-
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +9,15 @@ from clients.federated_forest import paillier
 from fedapp.messages import federated_forest as messages
 from fedapp.messages import vertical
 from fedapp.messages.vertical import SentReply
-from fedapp.settings import Settings
 from fedapp.trees.forest.label_codes import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
-from tests.conftest import MakeSettings
+from tests.federated import summary_of
 from tests.forests import encrypted_forest, parts_of
-from tests.letters import Opened, letters_sent, raw_of, texts_of, written
+from tests.letters import letters_sent, raw_of, texts_of, written
 from tests.network import run
-from tests.pooled import Pooled, made_columns, write_rows
-from tests.transcript import ORDERED, arrays_of, check_declared, listen, summary_of
+from tests.pooled import Pooled
+from tests.tables import made_columns, write_rows
+from tests.transcript import ORDERED, arrays_of, check_declared, listen
 
 NUMBERS = "reg:squarederror"
 OWN = "train.federated_forest"
@@ -36,13 +32,13 @@ KINDS = {
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(settings, tmp_path):
     """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
     return encrypted_forest(settings, tmp_path)
 
 
 @pytest.fixture
-def weighted(made: MakeSettings, tmp_path: Path) -> Settings:
+def weighted(made, tmp_path):
     """Three parties, numbers as labels, weights; in one column each row has a bin of its own."""
     rng = np.random.default_rng(2)
     columns = made_columns(NUMBERS, n_rows=160)
@@ -55,12 +51,12 @@ def weighted(made: MakeSettings, tmp_path: Path) -> Settings:
 # What crosses the wire
 
 
-def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
+def ciphertexts(letters, name):
     return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
 
 
 @pytest.mark.slow
-def test_every_ciphertext_on_the_wire_is_fresh(weighted: Settings) -> None:
+def test_every_ciphertext_on_the_wire_is_fresh(weighted):
     folder, app = listen(weighted)
     letters = letters_sent(app)
     came, left = ciphertexts(letters, "EncryptedLabels"), ciphertexts(letters, "ColumnSums")
@@ -84,7 +80,7 @@ LETTERS = {
 }
 
 
-def secrets_of_the_labels(run_settings: Settings) -> set[bytes]:
+def secrets_of_the_labels(run_settings):
     """Labels, their codes, weights and what is encrypted, as they may be written."""
     whole = Pooled(run_settings)
     labels, weights = whole.labels[whole.train], whole.weights[whole.train].astype(np.float64)
@@ -93,13 +89,13 @@ def secrets_of_the_labels(run_settings: Settings) -> set[bytes]:
     return set[bytes]().union(*(runs_of(column, 4) for column in columns))
 
 
-def runs_of(values: Any, n_run: int) -> set[bytes]:
+def runs_of(values, n_run):
     """Numbers as they may be written, in runs or as text; not in types that cannot hold them."""
     with np.errstate(invalid="ignore"):
         return written(values, n_run) | texts_of(np.asarray(values).tolist())
 
 
-def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted: Settings) -> None:
+def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted):
     _, app = listen(weighted)
     letters = letters_sent(app)
     secrets = secrets_of_the_labels(weighted)
@@ -115,7 +111,7 @@ def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted: Settings)
             assert names == {field.name for field in fields(LETTERS[one.name])}
 
 
-def test_the_search_finds_codes_where_they_are_sent(made: MakeSettings) -> None:
+def test_the_search_finds_codes_where_they_are_sent(made):
     settings = made(NUMBERS, own_labels="encoded")
     _, app = listen(settings)
     raw = b"".join(one.raw for one in letters_sent(app))
@@ -123,7 +119,7 @@ def test_the_search_finds_codes_where_they_are_sent(made: MakeSettings) -> None:
 
 
 @pytest.mark.slow
-def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Settings) -> None:
+def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted):
     folder, app = listen(weighted)
     letters = letters_sent(app)
     mine = [one for one in letters if one.receiver == "party-1"]
@@ -135,14 +131,14 @@ def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted: Se
         assert not [secret for secret in secrets if secret in seen]
 
 
-def improvements_of(patch: pytest.MonkeyPatch) -> set[bytes]:
+def improvements_of(patch):
     """Improvements that are compared from now on, as they may be written.
 
     Those of few binary digits, such as 1/4, are left out: a score may have the same value.
     """
     found, honest = set[bytes](), paillier.winners
 
-    def noted(offers: Any) -> Any:
+    def noted(offers):
         for offer in offers:
             values = (value for value in offer.improvements if value > 0 and value * 2**16 % 1)
             found.update(value.tobytes() for value in values)
@@ -156,9 +152,7 @@ def improvements_of(patch: pytest.MonkeyPatch) -> set[bytes]:
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("labels", ["paillier", "encoded"])
 @pytest.mark.parametrize("parties", [2, 3])
-def test_the_server_sees_improvements_of_encoded_labels_alone(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, labels: str, parties: int
-) -> None:
+def test_the_server_sees_improvements_of_encoded_labels_alone(made, monkeypatch, labels, parties):
     found = improvements_of(monkeypatch)
     _, app = listen(made(parties=parties, own_labels=labels))
     seen = b"|".join(raw_of(message) for _, *pair in app.heard for message in pair)
@@ -166,7 +160,7 @@ def test_the_server_sees_improvements_of_encoded_labels_alone(
     assert any(value in seen for value in found) == (labels == "encoded")
 
 
-def test_messages_have_their_declared_fields(made: MakeSettings) -> None:
+def test_messages_have_their_declared_fields(made):
     _, app = listen(made(parties=3))
     check_declared(app, KINDS)
     for request, reply in app.of_kind("forest_split"):
@@ -175,7 +169,7 @@ def test_messages_have_their_declared_fields(made: MakeSettings) -> None:
 
 
 @pytest.mark.slow
-def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
+def test_a_party_is_told_of_its_own_splits_alone(made):
     folder, app = listen(made(parties=3))
     letters = letters_sent(app)
     for party, part in zip(("party-2", "party-3"), parts_of(folder)[1:], strict=True):
@@ -186,9 +180,7 @@ def test_a_party_is_told_of_its_own_splits_alone(made: MakeSettings) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["paillier", "encoded"])
-def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_level(
-    made: MakeSettings, labels: str
-) -> None:
+def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_level(made, labels):
     _, app = listen(made(parties=3, own_labels=labels))
     letters = letters_sent(app)
     told = [one for one in letters if one.name == "Partition"]
@@ -197,7 +189,7 @@ def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_lev
 
 
 @pytest.mark.parametrize("labels", WARNINGS)
-def test_the_run_warns_of_what_its_form_of_labels_tells(made: MakeSettings, labels: str) -> None:
+def test_the_run_warns_of_what_its_form_of_labels_tells(made, labels):
     first, few = summary_of(run(made(own_labels=labels)))["warnings"]
     assert first == WARNINGS[labels]
     assert "of the rarer class" in few

@@ -1,16 +1,12 @@
 """FedXGBllr: its maths against XGBoost and torch, what it sends, and what comes out."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
 from fedapp import metrics
 from fedapp.data.datasets import read_source
@@ -18,22 +14,14 @@ from fedapp.data.schema import Roles
 from fedapp.errors import DataError, PartyError
 from fedapp.records.document import from_text, model_text
 from fedapp.report import write_report
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.model import pack_trees
 from fedapp.trees.stacked import StackedModel
 from strategies.common_table import parties_without_class
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.federated import lines_of, summary_of
 from tests.network import fails_from, run
-from tests.transcript import (
-    Listener,
-    arrays_of,
-    lines_of,
-    scalars_of,
-    summary_of,
-)
+from tests.transcript import Listener, arrays_of, scalars_of
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 DATA = {BINARY: "breast-cancer", MULTI: "wine", REGRESSION: "diabetes"}
@@ -43,10 +31,10 @@ ROUNDS, FIRST_ROUND = 2, 5
 
 
 @pytest.fixture
-def short(settings: MakeSettings) -> MakeSettings:
+def short(settings):
     """Settings of a short run: 6 trees a party, 2 rounds of 3 epochs."""
 
-    def make(**overrides: Any) -> Settings:
+    def make(**overrides):
         own = {"trees": 6, "max-depth": 3, "rounds": ROUNDS, "epochs": 3, "channels": 8}
         given = {f"fedxgbllr.{name}": value for name, value in own.items()}
         return settings(**{"strategy": "fedxgbllr", **given, **overrides})
@@ -54,7 +42,7 @@ def short(settings: MakeSettings) -> MakeSettings:
     return make
 
 
-def model_of(folder: RunFolder) -> StackedModel:
+def model_of(folder):
     return from_text(model_text(folder.path / "model.json"), StackedModel)
 
 
@@ -62,7 +50,7 @@ def model_of(folder: RunFolder) -> StackedModel:
 
 
 @pytest.mark.slow
-def test_trees_cross_the_wire_once_each_way(short: MakeSettings) -> None:
+def test_trees_cross_the_wire_once_each_way(short):
     folder = run_local(short(fedxgbllr__trees=60))
     lines = lines_of(folder.ledger)
     counts = {
@@ -82,9 +70,7 @@ def test_trees_cross_the_wire_once_each_way(short: MakeSettings) -> None:
 
 
 @pytest.mark.slow
-def test_the_base_score_is_that_of_all_parties(
-    short: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_the_base_score_is_that_of_all_parties(short, sites, write_table):
     truth = {"a": [0] * 30 + [1] * 10, "b": [1] * 55 + [0] * 5}
     contexts = sites(
         *(
@@ -99,10 +85,10 @@ def test_the_base_score_is_that_of_all_parties(
     assert model_of(folder).base_score == np.float32(65 / 100)
 
 
-def test_heads_are_averaged_by_rows(short: MakeSettings) -> None:
+def test_heads_are_averaged_by_rows(short):
     app = Listener()
     run(short(partition="sizes:0.7,0.2,0.1", valid_fraction=0.0), app=app)
-    rounds: dict[int, list[tuple[Message, Message]]] = {0: [], 1: []}
+    rounds = {0: [], 1: []}
     for request, reply in app.of_kind("average"):
         rounds[scalars_of(request)["round_id"]].append((request, reply))
     replies = [reply for _, reply in rounds[0]]
@@ -116,7 +102,7 @@ def test_heads_are_averaged_by_rows(short: MakeSettings) -> None:
 # What comes out
 
 
-def test_a_model_that_is_broken_is_refused(short: MakeSettings) -> None:
+def test_a_model_that_is_broken_is_refused(short):
     text = (run_local(short()).path / "model.json").read_text()
     document = json.loads(text)
     document["weights"].pop()
@@ -134,9 +120,7 @@ def test_a_model_that_is_broken_is_refused(short: MakeSettings) -> None:
 @pytest.mark.parametrize(
     ("objective", "metric", "least"), [(BINARY, "auc", 0.95), (MULTI, "accuracy", 0.9)]
 )
-def test_classes_are_learned(
-    short: MakeSettings, objective: str, metric: str, least: float
-) -> None:
+def test_classes_are_learned(short, objective, metric, least):
     more = {"fedxgbllr__trees": 20, "fedxgbllr__epochs": 20, "fedxgbllr__eta": 0.3}
     folder = run_local(short(data=DATA[objective], objective=objective, **more))
     assert summary_of(folder)["metrics"]["test"][metric] > least
@@ -144,9 +128,7 @@ def test_classes_are_learned(
 
 
 @pytest.mark.slow
-def test_regression_is_learned_in_whatever_unit(
-    short: MakeSettings, write_table: WriteTable
-) -> None:
+def test_regression_is_learned_in_whatever_unit(short, write_table):
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 400)).round(3)
     target = a + np.abs(b)
@@ -162,7 +144,7 @@ def test_regression_is_learned_in_whatever_unit(
 
 
 @pytest.mark.slow
-def test_test_labels_choose_nothing(short: MakeSettings, write_table: WriteTable) -> None:
+def test_test_labels_choose_nothing(short, write_table):
     rng = np.random.default_rng(1)
     target = rng.normal(size=200).round(3)
     permuted = target.copy()
@@ -181,7 +163,7 @@ def test_test_labels_choose_nothing(short: MakeSettings, write_table: WriteTable
 
 
 @pytest.mark.slow
-def test_the_round_with_the_lowest_loss_on_validation_rows_is_kept(short: MakeSettings) -> None:
+def test_the_round_with_the_lowest_loss_on_validation_rows_is_kept(short):
     more = {"fedxgbllr__learning_rate": 0.1, "fedxgbllr__patience": 0, "fedxgbllr__rounds": 5}
     folder = run_local(short(valid_fraction=0.3, **more))
     losses = [line["valid"]["logloss"] for line in lines_of(folder.rounds)]
@@ -191,9 +173,7 @@ def test_the_round_with_the_lowest_loss_on_validation_rows_is_kept(short: MakeSe
     assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), rel=1e-6)
 
 
-def test_a_party_with_one_class_takes_part(
-    short: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_a_party_with_one_class_takes_part(short, sites, write_table):
     contexts = sites(
         {"name": "a", "data": write_table("a", 80)},
         {"name": "b", "data": write_table("b", 40, seed=1, y=[1] * 40)},
@@ -206,8 +186,8 @@ def test_a_party_with_one_class_takes_part(
     assert warning.startswith("no training row of class '0' at b: trees and heads of such a party ")
 
 
-def test_classes_are_named_with_the_parties_that_do_not_train_them() -> None:
-    def hello(classes: str, untrained: str = "") -> Any:
+def test_classes_are_named_with_the_parties_that_do_not_train_them():
+    def hello(classes, untrained=""):
         return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
 
     parties = {"bank": hello("abd", "d"), "shop": hello("bcd", "d"), "post": hello("abc", "b")}
@@ -216,9 +196,7 @@ def test_classes_are_named_with_the_parties_that_do_not_train_them() -> None:
     assert parties_without_class({"bank": hello("ab"), "shop": hello("ab")}, "ab") == {}
 
 
-def test_parties_that_stop_early_have_fewer_trees(
-    short: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_parties_that_stop_early_have_fewer_trees(short, sites, write_table):
     noise = np.random.default_rng(7).integers(0, 2, 90)
     contexts = sites(
         {"name": "a", "data": write_table("a", 200)},
@@ -234,9 +212,7 @@ def test_parties_that_stop_early_have_fewer_trees(
     assert summary_of(folder)["trees"] == sum(counts)
 
 
-def test_a_party_without_weight_is_refused(
-    short: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> None:
+def test_a_party_without_weight_is_refused(short, sites, write_table):
     contexts = sites(
         {"name": "a", "data": write_table("a", 40, w=[1.0] * 40), "weight": "w"},
         {"name": "b", "data": write_table("b", 40, w=[0.0] * 40), "weight": "w"},
@@ -246,7 +222,7 @@ def test_a_party_without_weight_is_refused(
 
 
 @pytest.mark.slow
-def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSettings) -> None:
+def test_a_party_that_disappears_between_rounds_leaves_its_trees(short):
     app = Listener(fails_from(FIRST_ROUND + 1))
     folder = run(short(min_parties=2, valid_fraction=0.0), app=app)
     summary, model = summary_of(folder), model_of(folder)
@@ -262,7 +238,7 @@ def test_a_party_that_disappears_between_rounds_leaves_its_trees(short: MakeSett
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short: MakeSettings) -> None:
+def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short):
     folder = run_local(short())
     summary = summary_of(folder)
     rates = summary["learning_rates"]
@@ -276,14 +252,14 @@ def test_rates_of_all_trees_are_in_the_summary_and_on_the_page(short: MakeSettin
 
 
 @pytest.mark.slow
-def test_the_paper_shares_500_trees_among_the_parties(short: MakeSettings) -> None:
+def test_the_paper_shares_500_trees_among_the_parties(short):
     model = model_of(run_local(short(parties=5, fedxgbllr__trees=0, fedxgbllr__channels=64)))
     assert model.counts.tolist() == [100] * 5
     assert model.shape.n_weights == 6785
 
 
 @pytest.mark.slow
-def test_neither_torch_nor_xgboost_is_imported_before_it_is_used() -> None:
+def test_neither_torch_nor_xgboost_is_imported_before_it_is_used():
     code = (
         "import sys, fedapp.client_app, fedapp.server_app, fedapp.runs.predict,"
         " strategies.fedxgbllr, clients.fedxgbllr;"

@@ -1,11 +1,5 @@
 """Sums of gradients whose bins have so many of a site's rows, or none."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,29 +8,26 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.groups import cell_starts, group, merge_sketch_bins
 from fedapp.histograms.sketch import sketch_and_code, sketch_cuts
-from fedapp.messages.pax import GrowRequest
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import site_config
 from fedapp.trees.model import Ensemble
 from strategies.run import check_read
-from tests.conftest import MakeSettings
-from tests.pooled import made_columns, write_rows
-from tests.transcript import arrays_of, listen, scalars_of, summary_of
+from tests.federated import summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import arrays_of, listen, scalars_of
 
 RNG = np.random.default_rng(3)
 LEAST = 5
-MakeRun = Callable[..., Settings]
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """Squared errors, whose hessians count rows."""
 
-    def make(**more: Any) -> Settings:
-        columns: dict[str, Any] = made_columns("reg:squarederror")
+    def make(**more):
+        columns = made_columns("reg:squarederror")
         columns = {name: one[:160] for name, one in columns.items()}
         columns["c"] = RNG.choice(["oslo", "rome", "bonn", "york", "lima"], 160)
         data = tmp_path / "rows.csv"
@@ -51,7 +42,7 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
 # Groups
 
 
-def test_groups_have_so_many_rows_or_none_in_every_node_and_are_made_of_whole_ones() -> None:
+def test_groups_have_so_many_rows_or_none_in_every_node_and_are_made_of_whole_ones():
     widths = np.array([1, 7, 30])
     starts = cell_starts(widths)
     for _ in range(50):
@@ -74,7 +65,7 @@ def test_groups_have_so_many_rows_or_none_in_every_node_and_are_made_of_whole_on
         assert group(*one).tolist() == expected
 
 
-def test_a_sketch_has_so_many_rows_a_bin_and_no_smallest_or_largest_value() -> None:
+def test_a_sketch_has_so_many_rows_a_bin_and_no_smallest_or_largest_value():
     values = RNG.normal(size=(97, 3)).astype(np.float32)
     values[4:, 1] = np.nan
     weights = np.ones(97, np.float32)
@@ -94,19 +85,17 @@ def test_a_sketch_has_so_many_rows_a_bin_and_no_smallest_or_largest_value() -> N
 # Runs
 
 
-def is_few(counts: np.ndarray) -> bool:
+def is_few(counts):
     return bool(((counts > 0) & (counts < LEAST)).any())
 
 
 @pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch, aggregation: str
-) -> None:
-    told: list[bool] = []
+def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(made, monkeypatch, aggregation):
+    told = []
     sum_nodes = pax.Party.sum_nodes
 
-    def looked_at(self: pax.Party, asked: GrowRequest) -> Any:
+    def looked_at(self, asked):
         histograms, missing = sum_nodes(self, asked)
         assert self.binned
         assert self.floor
@@ -134,7 +123,7 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
 @pytest.mark.slow
 @pytest.mark.by_default("reg:squarederror")
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
-def test_a_floor_of_one_row_changes_nothing_under_masks(made: MakeRun, objective: str) -> None:
+def test_a_floor_of_one_row_changes_nothing_under_masks(made, objective):
     more = {"pax__aggregation": "secure", "subsample": 0.8}
     if objective == "multi:softprob":
         more |= {"objective": objective, "label": "c"}
@@ -144,7 +133,7 @@ def test_a_floor_of_one_row_changes_nothing_under_masks(made: MakeRun, objective
 
 
 @pytest.mark.parametrize("floor", [0, LEAST])
-def test_both_children_are_asked_for_where_a_party_merges_bins(made: MakeRun, floor: int) -> None:
+def test_both_children_are_asked_for_where_a_party_merges_bins(made, floor):
     """Those of the larger one do not follow: its parent was told in other groups."""
     _, app = listen(made(least_bin_rows=floor))
     asked = [message for message, _ in app.of_kind("pax_grow")]
@@ -155,7 +144,7 @@ def test_both_children_are_asked_for_where_a_party_merges_bins(made: MakeRun, fl
         assert children == len(one["split_lefts"])
 
 
-def test_a_nodes_sums_are_those_told_of_it(made: MakeRun) -> None:
+def test_a_nodes_sums_are_those_told_of_it(made):
     """Not those that its parent was split into, between bins that rows were not told in."""
     folder, app = listen(made(least_bin_rows=LEAST, parties=1, num_boost_round=1))
     (tree,) = load(folder.path / "model.json", Ensemble).trees
@@ -172,7 +161,7 @@ def test_a_nodes_sums_are_those_told_of_it(made: MakeRun) -> None:
     assert n_held > 5
 
 
-def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made: MakeRun) -> None:
+def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made):
     run_settings = made(least_bin_rows=20, partition="sizes:0.9,0.1", pax__aggregation="plain")
     _, app = listen(run_settings)
     small = [
@@ -185,9 +174,7 @@ def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made: MakeRun) -> 
 
 
 @pytest.mark.parametrize(("least", "n_counts"), [(0, 4), (LEAST, 1)])
-def test_rows_that_a_round_does_not_draw_are_as_many_or_none(
-    made: MakeRun, least: int, n_counts: int
-) -> None:
+def test_rows_that_a_round_does_not_draw_are_as_many_or_none(made, least, n_counts):
     """Else they are told by how much a round of all rows differs from one without them."""
     more = {"subsample": 0.99, "num_boost_round": 20, "parties": 1, "max_depth": 1}
     _, app = listen(made(least_bin_rows=least, **more))
@@ -195,7 +182,7 @@ def test_rows_that_a_round_does_not_draw_are_as_many_or_none(
     assert len({float(sums[0, 1]) for sums in told if len(sums)}) == n_counts
 
 
-def test_a_site_with_a_floor_takes_part_where_it_holds(made: MakeRun) -> None:
+def test_a_site_with_a_floor_takes_part_where_it_holds(made):
     allow = {"pax": "pax_grow", "bagging": "bagging_fit", "secureboost": "secureboost_setup"}
     allow |= {"federated-forest": "federated_forest_sum"}
     node = {"name": "bank", "data": "x.csv", "allow": ",".join(allow), "least-bin-rows": 5}
@@ -210,7 +197,7 @@ def test_a_site_with_a_floor_takes_part_where_it_holds(made: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("method", ["bagging", "secureboost"])
-def test_a_run_whose_method_would_ignore_a_floor_is_refused(made: MakeRun, method: str) -> None:
+def test_a_run_whose_method_would_ignore_a_floor_is_refused(made, method):
     with pytest.raises(FedappError, match="least-bin-rows"):
         run_local(made(strategy=method, least_bin_rows=5))
     with pytest.raises(ConfigError, match=f"least-bin-rows .*{method}"):

@@ -1,16 +1,13 @@
 """Strategies as Flower's users know them: keyword arguments, hooks, Flower's own loop."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -25,19 +22,17 @@ from hypothesis import strategies as st
 import strategies
 from fedapp.errors import ConfigError, StoppedError
 from fedapp.records.document import from_text
-from fedapp.run_files import RoundInfo
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble
 from strategies import PAX
 from strategies.drive import Callbacks
-from strategies.flower import FlowerStrategy
 
 NO_GRID = cast(Grid, SimpleNamespace(send_and_receive=None))  # cannot be called
 QUICK = {"num_boost_round": 2, "max_depth": 2}
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 # By class: arguments, and settings that parties read in the run config.
-METHODS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+METHODS = {
     "PAX": (QUICK, {}),
     "Bagging": (QUICK, {}),
     "Cyclic": (QUICK, {}),
@@ -56,7 +51,7 @@ METHODS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @contextmanager
-def grid_of(n_parties: int = 2, **run: Any) -> Iterator[LocalGrid]:
+def grid_of(n_parties=2, **run):
     """Parties in this process, with the shares of the built-in table."""
     grid = LocalGrid(simulated_contexts(load_settings({**run, "parties": n_parties})))
     try:
@@ -65,15 +60,15 @@ def grid_of(n_parties: int = 2, **run: Any) -> Iterator[LocalGrid]:
         grid.close()
 
 
-def own_start(strategy: FlowerStrategy, grid: Grid) -> Result:
+def own_start(strategy, grid):
     return strategy.start(grid, initial_arrays=ArrayRecord())
 
 
-def flowers_start(strategy: FlowerStrategy, grid: Grid) -> Result:
+def flowers_start(strategy, grid):
     return Strategy.start(strategy, grid, ArrayRecord(), num_rounds=strategy.num_rounds)
 
 
-def by_hand(strategy: FlowerStrategy, grid: Grid) -> Result:
+def by_hand(strategy, grid):
     """The hooks, called directly."""
     arrays, number = ArrayRecord(), 0
     found = Result()
@@ -90,11 +85,11 @@ def by_hand(strategy: FlowerStrategy, grid: Grid) -> Result:
     return found
 
 
-def text_of(result: Result) -> bytes:
+def text_of(result):
     return result.arrays["model"].numpy().tobytes()
 
 
-def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused() -> None:
+def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused():
     def conversation(self: object, *_: object) -> None: ...
 
     changed = type("Changed", (strategies.PAX,), {"conversation": conversation})
@@ -112,7 +107,7 @@ def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused() -
         for name in METHODS
     ],
 )
-def test_flowers_own_loop_and_direct_calls_end_in_the_same_model(name: str) -> None:
+def test_flowers_own_loop_and_direct_calls_end_in_the_same_model(name):
     given, run = METHODS[name]
     found = {}
     for drive in (own_start, flowers_start, by_hand):
@@ -130,7 +125,7 @@ def test_flowers_own_loop_and_direct_calls_end_in_the_same_model(name: str) -> N
     }
 
 
-def test_the_model_so_far_is_returned_by_every_aggregation() -> None:
+def test_the_model_so_far_is_returned_by_every_aggregation():
     n_trees = []
     with grid_of() as grid:
         strategy, arrays, number = PAX(num_boost_round=3, max_depth=1), ArrayRecord(), 0
@@ -147,10 +142,10 @@ def test_the_model_so_far_is_returned_by_every_aggregation() -> None:
     assert n_trees == sorted(n_trees)
 
 
-def test_the_evaluation_function_sees_each_model_once() -> None:
-    seen: dict[int, int] = {}
+def test_the_evaluation_function_sees_each_model_once():
+    seen = {}
 
-    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(number, arrays):
         model = from_text(arrays["model"].numpy().tobytes().decode(), Ensemble) if arrays else None
         seen[number] = len(model.trees) if isinstance(model, Ensemble) else 0
         return MetricRecord({"trees": seen[number]})
@@ -165,35 +160,31 @@ def test_the_evaluation_function_sees_each_model_once() -> None:
 class Counting(Strategy):
     """A wrapper that changes nothing."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy):
         self.strategy, self.n_messages, self.n_replies = strategy, 0, 0
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round, arrays, config, grid):
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self.n_messages += len(messages)
         return messages
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round, replies):
         replies = list(replies)
         self.n_replies += len(replies)
         return self.strategy.aggregate_train(server_round, replies)
 
-    def configure_evaluate(self, *given: Any) -> Iterable[Message]:
+    def configure_evaluate(self, *given):
         return self.strategy.configure_evaluate(*given)
 
-    def aggregate_evaluate(self, *given: Any) -> MetricRecord | None:
+    def aggregate_evaluate(self, *given):
         return self.strategy.aggregate_evaluate(*given)
 
-    def summary(self) -> None:
+    def summary(self):
         self.strategy.summary()
 
 
 @pytest.mark.slow
-def test_a_wrapper_sees_every_message() -> None:
+def test_a_wrapper_sees_every_message():
     with grid_of() as grid:
         inner = PAX(**QUICK)
         wrapper = Counting(inner)
@@ -204,9 +195,9 @@ def test_a_wrapper_sees_every_message() -> None:
 
 
 @pytest.mark.parametrize("privacy", ["server", "client"])
-def test_a_wrapper_that_changes_weights_is_refused(privacy: str) -> None:
+def test_a_wrapper_that_changes_weights_is_refused(privacy):
     inner = PAX(**QUICK)
-    wrapper: Strategy = DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, 2)
+    wrapper = DifferentialPrivacyServerSideFixedClipping(inner, 1.0, 1.0, 2)
     if privacy == "client":
         wrapper = DifferentialPrivacyClientSideAdaptiveClipping(inner, 0.1, 2)
     with grid_of() as grid, pytest.raises(ConfigError, match=r"must be .*") as refused:
@@ -229,9 +220,7 @@ def test_a_wrapper_that_changes_weights_is_refused(privacy: str) -> None:
     ],
 )
 @pytest.mark.parametrize("start", [PAX.start, Strategy.start])
-def test_arguments_that_cannot_be_served_are_refused(
-    start: Callable[..., Result], given: dict[str, Any], expected: str
-) -> None:
+def test_arguments_that_cannot_be_served_are_refused(start, given, expected):
     strategy = PAX(**QUICK)
     arguments = {"initial_arrays": ArrayRecord(), "num_rounds": strategy.num_rounds, **given}
     with grid_of() as grid, pytest.raises(ConfigError, match=expected):
@@ -242,7 +231,7 @@ def test_arguments_that_cannot_be_served_are_refused(
 @pytest.mark.by_default("PAX", "SecureBoost")
 @pytest.mark.parametrize("name", METHODS)
 @given(share=st.floats(0, 1, exclude_max=True))
-def test_too_few_rounds_are_refused_before_anything_is_sent(name: str, share: float) -> None:
+def test_too_few_rounds_are_refused_before_anything_is_sent(name, share):
     strategy = getattr(strategies, name)(**METHODS[name][0])
     n_rounds = max(1, int(share * strategy.num_rounds))  # Flower's loop does nothing without one
     for wrapper in (
@@ -255,18 +244,18 @@ def test_too_few_rounds_are_refused_before_anything_is_sent(name: str, share: fl
 
 
 @pytest.mark.parametrize("name", inspect.signature(FedAvg).parameters)
-def test_arguments_of_fedavg_are_refused_with_a_reason(name: str) -> None:
+def test_arguments_of_fedavg_are_refused_with_a_reason(name):
     with pytest.raises(ConfigError, match=f"^{name} must be omitted: .*, got 1"):
         PAX(**{name: 1})
 
 
 @pytest.mark.parametrize("name", list(inspect.signature(Strategy.start).parameters)[2:])
-def test_arguments_of_start_are_named_as_such(name: str) -> None:
+def test_arguments_of_start_are_named_as_such(name):
     with pytest.raises(ConfigError, match=f"^{name} must be omitted: it is an argument of start"):
         PAX(**{name: 1})
 
 
-def test_hooks_out_of_order_are_refused() -> None:
+def test_hooks_out_of_order_are_refused():
     strategy = PAX(**QUICK)
     with pytest.raises(ConfigError, match=r"^aggregate_train must come after configure_train$"):
         strategy.aggregate_train(1, ())
@@ -293,13 +282,13 @@ def test_hooks_out_of_order_are_refused() -> None:
         ({"min_parties": 3, "parties": 2}, r"min_parties must be <= parties \(2\), got 3"),
     ],
 )
-def test_a_broken_argument_is_named_as_it_was_written(given: dict[str, Any], expected: str) -> None:
+def test_a_broken_argument_is_named_as_it_was_written(given, expected):
     with pytest.raises(ConfigError, match=expected):
         PAX(**given)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_signature_shows_what_a_method_reads_with_the_run_configs_defaults(name: str) -> None:
+def test_the_signature_shows_what_a_method_reads_with_the_run_configs_defaults(name):
     strategy = getattr(strategies, name)
     shown = {each.name: each.default for each in inspect.signature(strategy).parameters.values()}
     section = f"{strategy.method}."
@@ -310,7 +299,7 @@ def test_the_signature_shows_what_a_method_reads_with_the_run_configs_defaults(n
     assert strategy(**shown).settings == strategy().settings
 
 
-def test_a_run_config_is_taken_as_it_is() -> None:
+def test_a_run_config_is_taken_as_it_is():
     config = {**defaults(), "strategy": "fedxgbllr", "max-depth": 5, "fedxgbllr.max-depth": 3}
     with pytest.raises(ConfigError, match="max_depth must be omitted for fedxgbllr"):
         strategies.FedXGBllr(**config)
@@ -319,7 +308,7 @@ def test_a_run_config_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("n_parties", [2, 4])
-def test_all_nodes_take_part_unless_their_number_is_given(n_parties: int) -> None:
+def test_all_nodes_take_part_unless_their_number_is_given(n_parties):
     with grid_of(n_parties) as grid:
         strategy = PAX(**QUICK)
         strategy.start(grid)
@@ -329,11 +318,11 @@ def test_all_nodes_take_part_unless_their_number_is_given(n_parties: int) -> Non
             PAX(**QUICK, parties=wrong).start(grid)
 
 
-def test_callbacks_follow_a_run_and_stop_it() -> None:
+def test_callbacks_follow_a_run_and_stop_it():
     class Stopping(Callbacks):
         rounds: ClassVar[list[int]] = []
 
-        def end_round(self, line: RoundInfo) -> bool:
+        def end_round(self, line):
             self.rounds.append(line["round"])
             return line["round"] < 2
 

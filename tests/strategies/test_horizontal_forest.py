@@ -1,11 +1,6 @@
 """A random forest over parties with different rows: that of the pooled rows, node for node."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,29 +9,26 @@ from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.horizontal_forest import CellsReply
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.summed import CellLayout
 from strategies import horizontal_forest
 from strategies.horizontal_forest import check_cells
-from tests.conftest import MakeSettings
 from tests.contract.methods import model_bytes
+from tests.federated import summary_of
 from tests.network import fails_from, run
-from tests.pooled import made_columns, write_rows
 from tests.row_forests import assert_pooled, pooled_rows
-from tests.transcript import summary_of
+from tests.tables import made_columns, write_rows
 from tests.trees.test_cart import Limits, theirs
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
-Make = Callable[..., Settings]
 
 
 @pytest.fixture
-def make(settings: MakeSettings, tmp_path: Path) -> Make:
+def make(settings, tmp_path):
     """``make(objective, **more)``: settings of a forest whose bins are the values; words after
     ``own_`` are the method's own."""
 
-    def of(objective: str = "binary:logistic", columns: Any = None, **more: Any) -> Settings:
+    def of(objective="binary:logistic", columns=None, **more):
         n_tables = len(list(tmp_path.glob("*.csv")))
         data = tmp_path / f"{n_tables}.csv"
         write_rows(data, made_columns(objective, 240) if columns is None else columns)
@@ -50,7 +42,7 @@ def make(settings: MakeSettings, tmp_path: Path) -> Make:
     return of
 
 
-def sparse_columns(objective: str) -> dict[str, Any]:
+def sparse_columns(objective):
     """Columns most of which are the same in most nodes, and one of categories."""
     rng = np.random.default_rng(2)
     values = (rng.random((240, 9)) < 0.08).astype(float)
@@ -71,9 +63,7 @@ def sparse_columns(objective: str) -> dict[str, Any]:
 @pytest.mark.by_default("1-reg:squarederror", "3-multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [1, 2, 3, 5])
-def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(
-    make: Make, objective: str, parties: int
-) -> None:
+def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(make, objective, parties):
     plain = make(objective, parties=parties)
     folder = run_local(plain)
     assert_pooled(plain, folder)
@@ -86,8 +76,8 @@ def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
-    make: Make, objective: str, aggregation: str
-) -> None:
+    make, objective, aggregation
+):
     columns = sparse_columns(objective)
     given = make(objective, columns, own_aggregation=aggregation, own_max_features=0.1)
     found = run_local(given)
@@ -106,14 +96,14 @@ def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_pla
         {"own_min_impurity_decrease": 0.01, "own_max_features": 0.5},
     ],
 )
-def test_rules_of_splits_are_those_of_the_pooled_forest(make: Make, own: dict[str, Any]) -> None:
+def test_rules_of_splits_are_those_of_the_pooled_forest(make, own):
     given = make("multi:softprob", **own)
     assert_pooled(given, run_local(given))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make: Make, aggregation: str) -> None:
+def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make, aggregation):
     columns = sparse_columns("binary:logistic")
     own = {"own_aggregation": aggregation, "own_max_features_per": "tree", "own_max_features": 0.3}
     given = make(columns=columns, **own)
@@ -126,7 +116,7 @@ def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make: Make, aggregat
 @pytest.mark.by_default("binary:logistic-plain", "reg:squarederror-secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
-def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: str) -> None:
+def test_rows_count_by_their_weights(make, objective, aggregation):
     columns = made_columns(objective, 240)
     columns["w"] = np.random.default_rng(0).integers(0, 5, 240) / 4
     given = make(objective, columns, weight="w", own_aggregation=aggregation)
@@ -136,9 +126,7 @@ def test_rows_count_by_their_weights(make: Make, objective: str, aggregation: st
 @pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
-    make: Make, objective: str
-) -> None:
+def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(make, objective):
     own = {"own_aggregation": "secure", "own_bootstrap": False, "max_bin": 6}
     splits = {"parties": 1}, {"parties": 3}, {"parties": 2, "partition": "sizes:120,53"}
     models = {model_bytes(run_local(make(objective, **own, **more))) for more in splits}
@@ -155,9 +143,7 @@ def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
         ("diabetes", Limits("variance", 4, min_samples_leaf=5)),
     ],
 )
-def test_a_tree_of_all_columns_and_rows_is_scikit_learns(
-    settings: MakeSettings, data: str, limits: Limits
-) -> None:
+def test_a_tree_of_all_columns_and_rows_is_scikit_learns(settings, data, limits):
     own = {f"horizontal_forest__{name}": value for name, value in vars(limits).items()}
     own |= {"horizontal_forest__max_features": 1.0, "horizontal_forest__bootstrap": False}
     objective = {"wine": OBJECTIVES[1], "diabetes": OBJECTIVES[2]}.get(data, OBJECTIVES[0])
@@ -177,9 +163,7 @@ def test_a_tree_of_all_columns_and_rows_is_scikit_learns(
 
 
 @pytest.mark.slow
-def test_a_level_that_is_asked_for_in_parts_is_the_same(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_level_that_is_asked_for_in_parts_is_the_same(make, monkeypatch):
     whole = run_local(make(own_trees=6))
     monkeypatch.setattr(horizontal_forest, "PART_CELLS", 300)
     parts = run_local(make(own_trees=6))
@@ -190,7 +174,7 @@ def test_a_level_that_is_asked_for_in_parts_is_the_same(
 
 
 @pytest.mark.slow
-def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make: Make) -> None:
+def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make):
     given = make(own_aggregation="secure", min_parties=2)
     folder = run(given, app=fails_from(12))
     summary = summary_of(folder)
@@ -222,9 +206,7 @@ def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make: Make) 
         ({"own_aggregation": "secure", "min_parties": 1}, "min-parties must be 0 or >= 2 of 3"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_before_training(
-    make: Make, more: dict[str, Any], rule: str
-) -> None:
+def test_settings_that_do_not_fit_are_refused_before_training(make, more, rule):
     with pytest.raises(ConfigError, match=rule):
         run_local(make(**more))
 
@@ -248,7 +230,7 @@ REPLY = CellsReply(
         ([0, 1, 3, 7, 8], REPLY.sums, "sums must have the same total in every column of a node"),
     ],
 )
-def test_sums_that_no_rows_have_are_refused(cells: Any, sums: Any, rule: str) -> None:
+def test_sums_that_no_rows_have_are_refused(cells, sums, rule):
     check_cells("bank", REPLY, LAYOUT, 2, 5)
     tampered = replace(REPLY, cells=np.array(cells), sums=sums)
     with pytest.raises(ProtocolError, match=rule):

@@ -1,12 +1,8 @@
 """Interactive inference: the predictions of the joined model, though nobody has it."""
 
-from __future__ import annotations
-
 import csv
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +16,17 @@ from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings
 from fedapp.site.store import PART_FILE
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import goes_left
-from tests.conftest import MakeSettings
+from tests.federated import summary_of
 from tests.forests import joined, part_of
 from tests.letters import raw_of
 from tests.pooled import Pooled
 from tests.stored import seal
 from tests.tampering import rewrite_letters, set_last_bit
 from tests.texts import adult
-from tests.trained import TrainOnce
-from tests.transcript import ALIGNED, check_declared, listen, summary_of
+from tests.transcript import ALIGNED, check_declared, listen
 from tests.trees.test_exactness import made_table
 
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
@@ -44,12 +38,10 @@ KINDS = {
 
 
 @pytest.fixture
-def train(
-    settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce
-) -> Callable[..., tuple[Settings, RunFolder]]:
+def train(settings, tmp_path, trained_once):
     """A trained model of 3 trees of depth 3, and its settings; joined too where it is asked for."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> tuple[Settings, RunFolder]:
+    def make(objective="binary:logistic", **more):
         data = tmp_path / f"{objective[:5]}.csv"
         if not data.exists():
             made_table(data, objective, n_values=40, n_rows=300)
@@ -61,18 +53,18 @@ def train(
     return make
 
 
-def inference(settings: MakeSettings, trained: Settings, **more: Any) -> Settings:
+def inference(settings, trained, **more):
     """Settings of a run that predicts the rows the model was trained on."""
     return settings(**{"strategy": "interactive", **inference_of(trained), **more})
 
 
-def inference_of(trained: Settings) -> dict[str, Any]:
+def inference_of(trained):
     """What every run has that predicts the rows a model was trained on."""
     model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
     return {"data": trained.data, "parties": trained.parties, "model": model}
 
 
-def written(summary: dict[str, Any]) -> np.ndarray:
+def written(summary):
     """Predictions as the active party has them."""
     path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
     with path.open() as file:
@@ -83,9 +75,7 @@ def written(summary: dict[str, Any]) -> np.ndarray:
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [2, 3])
-def test_predictions_are_those_of_the_joined_model(
-    train: Callable[..., Any], settings: MakeSettings, tmp_path: Path, objective: str, parties: int
-) -> None:
+def test_predictions_are_those_of_the_joined_model(train, settings, tmp_path, objective, parties):
     trained, folder = train(objective, parties=parties, allow_export=True)
     summary = summary_of(run_local(inference(settings, trained)))
     predict_table(folder.path, trained.data, "", tmp_path / "joined.csv")
@@ -98,8 +88,8 @@ def test_predictions_are_those_of_the_joined_model(
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "eini"])
 def test_rows_with_text_are_predicted_as_by_the_joined_model(
-    settings: MakeSettings, real_data: Path, tmp_path: Path, strategy: str
-) -> None:
+    settings, real_data, tmp_path, strategy
+):
     data = adult(tmp_path, real_data, 400)
     given = {"data": str(data), "label": "income", "parties": 2, "align": "ordered", **SMALL_KEY}
     given |= {"strategy": "secureboost", "max_bin": 8, "max_depth": 3, "allow_export": True}
@@ -116,9 +106,7 @@ def test_rows_with_text_are_predicted_as_by_the_joined_model(
 
 
 @pytest.mark.slow
-def test_a_party_is_asked_max_depth_times_at_most(
-    train: Callable[..., Any], settings: MakeSettings
-) -> None:
+def test_a_party_is_asked_max_depth_times_at_most(train, settings):
     trained, _ = train(data="breast-cancer", label="")
     folder, app = listen(inference(settings, trained, align="psi"))
     check_declared(app, KINDS)
@@ -127,7 +115,7 @@ def test_a_party_is_asked_max_depth_times_at_most(
     assert summary_of(folder)["exchanges"] <= n_opening + 2 + 2 * trained.max_depth
 
 
-def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) -> int:
+def n_asked(trees, values, n_own, at_once):
     """Passive splits on the longest path of each lot of trees, summed: a question each."""
     longest = []
     for tree in trees:
@@ -147,9 +135,7 @@ def n_asked(trees: Sequence[Any], values: np.ndarray, n_own: int, at_once: int) 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
-def test_trees_at_once_change_the_exchanges_and_no_prediction(
-    train: Callable[..., Any], settings: MakeSettings, strategy: str, objective: str
-) -> None:
+def test_trees_at_once_change_the_exchanges_and_no_prediction(train, settings, strategy, objective):
     more = {"federated_forest__trees": 5, "federated_forest__max_depth": 4, "columns": "random"}
     trained, folder = train(objective, strategy=strategy, allow_export=True, **more)
     is_forest = strategy == "federated-forest"
@@ -167,9 +153,7 @@ def test_trees_at_once_change_the_exchanges_and_no_prediction(
 
 
 @pytest.mark.slow
-def test_no_prediction_and_no_leaf_leaves_the_active_party(
-    train: Callable[..., Any], settings: MakeSettings
-) -> None:
+def test_no_prediction_and_no_leaf_leaves_the_active_party(train, settings):
     trained, _ = train()
     folder, app = listen(inference(settings, trained))
     scores = written(summary_of(folder))[:, 0].astype(np.float32)
@@ -179,9 +163,7 @@ def test_no_prediction_and_no_leaf_leaves_the_active_party(
 
 
 @pytest.mark.slow
-def test_the_command_predicts_a_new_table(
-    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_predicts_a_new_table(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trained, folder = train()
     lines = Path(trained.data).read_text().splitlines()
@@ -201,9 +183,7 @@ def test_the_command_predicts_a_new_table(
 
 
 @pytest.mark.slow
-def test_a_table_is_read_as_that_of_the_training(
-    train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_read_as_that_of_the_training(train, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made, _ = train()
     lines = Path(made.data).read_text().replace(".", "#").replace(",", ";").replace("#", ",")
@@ -217,18 +197,14 @@ def test_a_table_is_read_as_that_of_the_training(
     assert "300 rows written to scores.csv" in result.output
 
 
-def test_a_table_without_a_column_of_the_model_is_refused(
-    train: Callable[..., Any], settings: MakeSettings
-) -> None:
+def test_a_table_without_a_column_of_the_model_is_refused(train, settings):
     trained, _ = train()
     with pytest.raises(PartyError, match=r"^party-1 \(step 1\): table must have the model's"):
         run_local(inference(settings, trained, data="diabetes"))
 
 
 @pytest.mark.parametrize("change", [("0", "1"), ("{", ""), ("columns", "volumes")])
-def test_a_part_that_was_changed_on_the_disk_is_not_read(
-    train: Callable[..., Any], settings: MakeSettings, change: tuple[str, str]
-) -> None:
+def test_a_part_that_was_changed_on_the_disk_is_not_read(train, settings, change):
     trained, folder = train()
     path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
     path.write_text(path.read_text().replace(*change, 1))
@@ -237,9 +213,7 @@ def test_a_part_that_was_changed_on_the_disk_is_not_read(
         run_local(inference(settings, trained))
 
 
-def test_a_part_of_another_format_is_refused(
-    train: Callable[..., Any], settings: MakeSettings
-) -> None:
+def test_a_part_of_another_format_is_refused(train, settings):
     trained, folder = train()
     site = home() / "sites" / "party-2" / summary_of(folder)["model_id"]
     part = json.loads((site / PART_FILE).read_text())
@@ -250,8 +224,8 @@ def test_a_part_of_another_format_is_refused(
 
 
 def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
-    train: Callable[..., Any], settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    train, settings, monkeypatch
+):
     trained, _ = train(data="breast-cancer", label="")
     rewrite_letters(monkeypatch, "Answers", "bits", set_last_bit)
     match = r"^party-2 \(step \d\): Answers\.bits must be 0 past the \d+ rows$"
@@ -260,9 +234,7 @@ def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
 
 
 @pytest.mark.parametrize("n_rows", [0, 1])
-def test_one_row_can_be_predicted_and_none_is_refused(
-    train: Callable[..., Any], settings: MakeSettings, tmp_path: Path, n_rows: int
-) -> None:
+def test_one_row_can_be_predicted_and_none_is_refused(train, settings, tmp_path, n_rows):
     trained, _ = train()
     lines = Path(trained.data).read_text().splitlines()
     data = tmp_path / "few.csv"

@@ -1,11 +1,6 @@
 """Labels that a site randomises: nothing of a run sees the others."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +13,12 @@ from fedapp.site import labels as site_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig, label_bounds
 from simulations.bench.sites import Sites
-from tests.pooled import made_columns, write_rows
+from tests.federated import summary_of
 from tests.serve.standing import tables
-from tests.transcript import summary_of
+from tests.tables import made_columns, write_rows
 
-FEW: dict[str, Any] = {"num_boost_round": 3, "max_depth": 3, "early_stopping_rounds": 0}
-METHODS: dict[str, dict[str, Any]] = {
+FEW = {"num_boost_round": 3, "max_depth": 3, "early_stopping_rounds": 0}
+METHODS = {
     "secureboost": FEW,
     "federated-forest": {"federated_forest__trees": 4, "federated_forest__max_depth": 4},
 }
@@ -31,10 +26,10 @@ OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 
 
 @pytest.fixture
-def train(vertical: Any, settings: Any, tmp_path: Path) -> Callable[..., tuple[bytes, Any]]:
+def train(vertical, settings, tmp_path):
     """``train(method, columns, ...)``: the whole model, and the summary."""
 
-    def make(method: str, columns: dict[str, Any], **more: Any) -> tuple[bytes, Any]:
+    def make(method, columns, **more):
         name = f"rows-{len(list(tmp_path.glob('*.csv')))}.csv"
         given = {"data": str(write_rows(tmp_path / name, columns)), "label": "y", "parties": 2}
         given |= {"align": "ordered", "allow_export": True, **METHODS[method], **more}
@@ -56,9 +51,7 @@ def train(vertical: Any, settings: Any, tmp_path: Path) -> Callable[..., tuple[b
 )
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_model_is_that_of_the_randomised_labels_node_for_node(
-    train: Any, method: str, objective: str
-) -> None:
+def test_a_model_is_that_of_the_randomised_labels_node_for_node(train, method, objective):
     columns = made_columns(objective, n_rows=200)
     epsilon, bounds = 1.0, "-80,80"
     more = {"objective": objective, "label_epsilon": epsilon}
@@ -78,7 +71,7 @@ def test_a_model_is_that_of_the_randomised_labels_node_for_node(
     assert any("all labels are randomised" in text for text in summary["warnings"])
 
 
-def party_key(name: str) -> bytes:
+def party_key(name):
     from hashlib import blake2b
 
     return blake2b(name.encode(), digest_size=site_labels.KEY_BYTES).digest()
@@ -86,13 +79,11 @@ def party_key(name: str) -> bytes:
 
 @pytest.mark.by_default("federated-forest")
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_but_the_draw_sees_the_true_labels(
-    train: Any, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_but_the_draw_sees_the_true_labels(train, method, monkeypatch):
     columns, drawn = made_columns("binary:logistic", n_rows=200), {}
     fixed = np.random.default_rng(5).integers(0, 2, 200).astype(np.float32)
 
-    def draw(numbers: Any, classes: Any, epsilon: float, ids: Any, key: bytes) -> Any:
+    def draw(numbers, classes, epsilon, ids, key):
         drawn[numbers.tobytes()] = True
         return fixed[[int(name) for name in ids]]
 
@@ -109,7 +100,7 @@ def test_nothing_but_the_draw_sees_the_true_labels(
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Sites:
+def sites(tmp_path):
     return Sites(tmp_path / "sites", tables("binary:logistic", 2, 120), "y")
 
 
@@ -117,7 +108,7 @@ BOOSTED = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
 
 
 @pytest.mark.slow
-def test_a_site_draws_by_a_secret_of_its_own_once(sites: Sites) -> None:
+def test_a_site_draws_by_a_secret_of_its_own_once(sites):
     sites.configure("bank", {"label-epsilon": 1.0})
     sites.train(**BOOSTED)
     path = home() / "sites" / "bank" / "labels.json"
@@ -133,7 +124,7 @@ def test_a_site_draws_by_a_secret_of_its_own_once(sites: Sites) -> None:
     assert not (home() / "sites" / "insurer" / "labels.json").exists()
 
 
-def test_a_site_without_ids_cannot_draw(tmp_path: Path) -> None:
+def test_a_site_without_ids_cannot_draw(tmp_path):
     every = tables("binary:logistic", 2, 120)
     sites = Sites(tmp_path / "sites", every, "y", **{"label-epsilon": 1.0})
     for name in sites.names:
@@ -142,7 +133,7 @@ def test_a_site_without_ids_cannot_draw(tmp_path: Path) -> None:
         sites.train(**BOOSTED, align="ordered")
 
 
-def test_a_method_that_would_use_true_labels_is_refused() -> None:
+def test_a_method_that_would_use_true_labels_is_refused():
     allowed = frozenset(("pax", "secureboost", "interactive"))
     config = SiteConfig("bank", "rows.csv", "y", allowed=allowed, label_epsilon=1.0)
     with pytest.raises(ConfigError, match="label-epsilon must be 0 in the node config, or strat"):
@@ -152,19 +143,19 @@ def test_a_method_that_would_use_true_labels_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["1", "2,1", "1,1", "a,b", "0,inf", "nan,1", "0,1,2"])
-def test_ranges_that_are_none_are_refused(text: str) -> None:
+def test_ranges_that_are_none_are_refused(text):
     with pytest.raises(ConfigError, match="label-range must be low,high, as 0,100, got"):
         label_bounds(text)
 
 
 @pytest.mark.parametrize("labels", ["reg:squarederror", "binary:logistic"])
-def test_measures_need_a_range(train: Any, labels: str) -> None:
+def test_measures_need_a_range(train, labels):
     columns = made_columns(labels, n_rows=100)
     with pytest.raises(PartyError, match="label-range must be low,high, as 0,100, got none"):
         train("secureboost", columns, objective="reg:squarederror", label_epsilon=1.0)
 
 
-def test_classes_have_no_range(train: Any) -> None:
+def test_classes_have_no_range(train):
     columns, more = made_columns("binary:logistic", n_rows=100), {"label_range": "0,1"}
     rule = "label-range must be empty for binary:logistic in the node config of party-1: it is for"
     with pytest.raises(PartyError, match=rule):

@@ -1,11 +1,5 @@
 """join=left: rows of the party with the labels that others lack stay, their values missing."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,21 +8,20 @@ from fedapp.messages.vertical import ABSENT, OpenRequest
 from fedapp.records.document import load, to_text
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model, predict_table
-from fedapp.settings import Settings
 from fedapp.site.table import common_order, secret_order
 from fedapp.trees.model import Ensemble
 from strategies.run import load_strategy
-from tests.conftest import MakeSettings, MakeSites
+from tests.federated import summary_of
 from tests.forests import joined, pooled
 from tests.letters import letters_sent
 from tests.network import run
-from tests.pooled import Pooled, assert_xgboosts, write_rows
+from tests.pooled import Pooled, assert_xgboosts
+from tests.tables import write_rows
 from tests.tampering import refuses, rewrite_letters
-from tests.transcript import listen, predicted_rows, summary_of
+from tests.transcript import listen, predicted_rows
 
 N_PEOPLE = 300
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
-Run = Callable[..., Settings]
 # Of the people 0 to 299, those that each party has. One row of the bank nobody else has.
 ALL_BUT_ONE = {"bank": (0, 240), "shop": (1, 300)}
 TWO = {"bank": (0, 240), "shop": (100, 300)}
@@ -36,7 +29,7 @@ THREE = {"bank": (0, 240), "clinic": (40, 280), "shop": (130, 300)}
 
 
 @pytest.fixture
-def left(settings: MakeSettings, tmp_path: Path) -> Run:
+def left(settings, tmp_path):
     """``left(bank=(0, 240), shop=(100, 300))``: settings of a run on tables of these people, whose
     rows are in some order; the first party has the label."""
     rng = np.random.default_rng(5)
@@ -45,7 +38,7 @@ def left(settings: MakeSettings, tmp_path: Path) -> Run:
     signal = np.nan_to_num(values).sum(axis=1) - 170 + 20 * rng.normal(size=N_PEOPLE)
     labels = (signal > 0).astype(int)
 
-    def make(people: dict[str, tuple[int, int]], suffix: str = "", **more: Any) -> Settings:
+    def make(people, suffix="", **more):
         files = {}
         for number, (party, (first, last)) in enumerate(people.items()):
             rows = np.random.default_rng(number).permutation(np.arange(first, last))
@@ -65,9 +58,7 @@ def left(settings: MakeSettings, tmp_path: Path) -> Run:
 @pytest.mark.slow
 @pytest.mark.by_default("three")
 @pytest.mark.parametrize("people", [ALL_BUT_ONE, TWO, THREE], ids=["one row", "two", "three"])
-def test_a_model_is_that_of_the_left_joined_table(
-    left: Run, people: dict[str, tuple[int, int]]
-) -> None:
+def test_a_model_is_that_of_the_left_joined_table(left, people):
     given = left(people, num_boost_round=4)
     folder, whole = run_local(given), Pooled(given)
     assert len(whole.values) == 240
@@ -79,7 +70,7 @@ def test_a_model_is_that_of_the_left_joined_table(
 @pytest.mark.slow
 @pytest.mark.by_default("own0")
 @pytest.mark.parametrize("own", [{}, {"labels": "paillier", "key_bits": 256}])
-def test_a_forest_is_that_of_the_left_joined_table(left: Run, own: dict[str, Any]) -> None:
+def test_a_forest_is_that_of_the_left_joined_table(left, own):
     section = {"trees": 4, "max_depth": 3, "insecure_small_key": True, **own}
     more = {f"federated_forest__{name}": value for name, value in section.items()}
     given = left(THREE, strategy="federated-forest", allow_export=False, **more)
@@ -87,7 +78,7 @@ def test_a_forest_is_that_of_the_left_joined_table(left: Run, own: dict[str, Any
     assert to_text(joined(folder)) == to_text(pooled(given)[0])
 
 
-def nodes_of(given: Settings, names: list[str]) -> list[dict[str, object]]:
+def nodes_of(given, names):
     """Node configs of sites with the tables of a simulated run."""
     files = zip(names, given.data.split(","), strict=True)
     labels = ["y", *[""] * (len(names) - 1)]
@@ -97,7 +88,7 @@ def nodes_of(given: Settings, names: list[str]) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_sites_grow_the_trees_of_a_simulation(left: Run, sites: MakeSites) -> None:
+def test_sites_grow_the_trees_of_a_simulation(left, sites):
     given = left(THREE)
     contexts = sites(*nodes_of(given, ["bank", "clinic", "shop"]))
     models = [run_local(given), run(left(THREE), contexts)]
@@ -107,7 +98,7 @@ def test_sites_grow_the_trees_of_a_simulation(left: Run, sites: MakeSites) -> No
 
 
 @pytest.mark.slow
-def test_rows_that_a_site_lacks_are_not_among_its_fewest(left: Run, sites: MakeSites) -> None:
+def test_rows_that_a_site_lacks_are_not_among_its_fewest(left, sites):
     given = left(TWO, valid_fraction=0.0, test_fraction=0.0)
     nodes = nodes_of(given, ["bank", "shop"])
     for fewest, refused in ((140, False), (141, True)):
@@ -121,7 +112,7 @@ def test_rows_that_a_site_lacks_are_not_among_its_fewest(left: Run, sites: MakeS
 
 
 @pytest.mark.slow
-def test_rates_are_of_each_partys_rows(left: Run) -> None:
+def test_rates_are_of_each_partys_rows(left):
     summary = summary_of(run_local(left(THREE, num_boost_round=1)))
     assert summary["matching"] == {
         # Those that all have, and those that the party with the labels has too.
@@ -138,7 +129,7 @@ def test_rates_are_of_each_partys_rows(left: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
-def test_every_row_of_the_active_party_is_predicted(left: Run, strategy: str) -> None:
+def test_every_row_of_the_active_party_is_predicted(left, strategy):
     trained = left(THREE)
     folder, whole = run_local(trained), Pooled(trained)
     more = {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
@@ -151,7 +142,7 @@ def test_every_row_of_the_active_party_is_predicted(left: Run, strategy: str) ->
 
 
 @pytest.mark.slow
-def test_a_whole_model_predicts_rows_that_others_lack(left: Run, tmp_path: Path) -> None:
+def test_a_whole_model_predicts_rows_that_others_lack(left, tmp_path):
     trained = left(TWO)
     folder, whole = run_local(trained), Pooled(trained)
     names = ["party-1", "party-2"]
@@ -168,7 +159,7 @@ def test_a_whole_model_predicts_rows_that_others_lack(left: Run, tmp_path: Path)
 # What others learn
 
 
-def places_of(given: Settings) -> dict[str, np.ndarray]:
+def places_of(given):
     """What each passive party gets of the matching."""
     app = listen(given)[1]
     letters = [letter for letter in letters_sent(app) if letter.name == "CommonRows"]
@@ -177,7 +168,7 @@ def places_of(given: Settings) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_a_passive_party_gets_its_own_rows_and_a_count_of_others(left: Run) -> None:
+def test_a_passive_party_gets_its_own_rows_and_a_count_of_others(left):
     places = places_of(left(THREE, num_boost_round=1))
     for party, n_rows, n_matched in (("party-2", 240, 200), ("party-3", 170, 110)):
         entries = places[party]
@@ -187,7 +178,7 @@ def test_a_passive_party_gets_its_own_rows_and_a_count_of_others(left: Run) -> N
         assert present.max() < n_rows
 
 
-def test_where_rows_without_partner_are_does_not_follow_from_ids(left: Run) -> None:
+def test_where_rows_without_partner_are_does_not_follow_from_ids(left):
     """Nobody who guesses an id can compare where it would be with where such rows are."""
     ids = np.array([f"{number:03d}" for number in range(200)])
     values = np.random.default_rng(1).normal(size=(200, 2)).astype(np.float32)
@@ -211,7 +202,7 @@ def test_where_rows_without_partner_are_does_not_follow_from_ids(left: Run) -> N
 
 
 @pytest.mark.slow
-def test_other_ids_of_rows_without_partner_change_no_count(left: Run) -> None:
+def test_other_ids_of_rows_without_partner_change_no_count(left):
     """Rows 0 to 49 are the bank's only; with other ids the shop gets as many entries, and the same
     of its rows."""
     first, second = (places_of(left(TWO, suffix, num_boost_round=1)) for suffix in ("", "x"))
@@ -222,7 +213,7 @@ def test_other_ids_of_rows_without_partner_change_no_count(left: Run) -> None:
 # What is refused
 
 
-def test_other_ways_to_match_and_to_predict_are_refused(settings: MakeSettings) -> None:
+def test_other_ways_to_match_and_to_predict_are_refused(settings):
     cases = [
         ({"align": "ordered"}, r"^join must be inner with align=ordered.*, got left$"),
         (
@@ -246,20 +237,16 @@ def test_other_ways_to_match_and_to_predict_are_refused(settings: MakeSettings) 
     ],
     ids=["short", "long", "twice", "beyond the list"],
 )
-def test_entries_that_cannot_be_are_refused_by_the_senders_name(
-    left: Run, monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]
-) -> None:
+def test_entries_that_cannot_be_are_refused_by_the_senders_name(left, monkeypatch, change):
     rewrite_letters(monkeypatch, "CommonRows", "places", change)
     rule = r"CommonRows\.places must be of the 240 rows of party-1, each of the list at most once$"
     refuses(rf"^party-1 \(step \d\): {rule}", left(TWO))
 
 
-def test_entries_whose_ids_the_active_party_does_not_know_are_refused(
-    left: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_whose_ids_the_active_party_does_not_know_are_refused(left, monkeypatch):
     """It cannot let rows be used that it does not have."""
 
-    def claim(entries: np.ndarray) -> np.ndarray:
+    def claim(entries):
         free = np.setdiff1d(np.arange(200, dtype=np.int32), entries)
         entries = entries.copy()
         entries[np.flatnonzero(entries == ABSENT)[0]] = free[0]
@@ -270,14 +257,12 @@ def test_entries_whose_ids_the_active_party_does_not_know_are_refused(
     refuses(rf"^party-1 \(step \d\): {rule}", left(TWO))
 
 
-def test_tables_without_a_common_row_are_refused(left: Run) -> None:
+def test_tables_without_a_common_row_are_refused(left):
     apart = {"bank": (0, 240), "clinic": (40, 280), "shop": (240, 300)}
     refuses(r"ids must have 2 rows in common at least, got 0: see that", left(apart))
 
 
-def test_a_server_cannot_join_otherwise_than_the_plan_says(
-    left: Run, sites: MakeSites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_cannot_join_otherwise_than_the_plan_says(left, sites, monkeypatch):
     given = left(TWO, join="inner")
     contexts = sites(*nodes_of(given, ["bank", "shop"]))
     monkeypatch.setattr(

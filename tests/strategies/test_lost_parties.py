@@ -1,40 +1,30 @@
 """PAX under masks that goes on when a party is lost."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from flwr.app import Error, Message
 
 from fedapp.errors import PartyError, ProtocolError
 from fedapp.messages import handshake, pax, scoring, secagg
-from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
-from fedapp.trees.model import LEAF, Ensemble
-from tests.conftest import MakeSettings
+from fedapp.trees.model import LEAF
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
+from tests.federated import model_of, summary_of
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run, step_of
-from tests.pooled import made_columns, write_rows
-from tests.transcript import arrays_of, check_declared, check_no_rows, listen, masked_in, summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import arrays_of, check_declared, check_no_rows, listen, masked_in
 
 # Hello 1, keys 2; then sums in two exchanges each: counts 3 to 10, trees 11 to 16 and 17 to 22,
 # scores 23 and 24. A checkpoint follows each tree.
 COUNTS, FIRST, SECOND, SCORES = 3, 11, 17, 23
 DEPTH = 3
-MakeRun = Callable[..., Settings]
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """``made(**overrides)``: a run of four parties of which one may be lost."""
 
-    def make(**more: Any) -> Settings:
+    def make(**more):
         columns = made_columns("binary:logistic")
         data = tmp_path / "rows.csv"
         if not data.exists():
@@ -46,15 +36,11 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
     return make
 
 
-def go_on(settings: Settings, app: FaultyApp | None = None) -> RunFolder:
+def go_on(settings, app=None):
     return run(resumed(settings), simulated_contexts(settings), app)
 
 
-def model_of(folder: RunFolder) -> Ensemble:
-    return load(folder.path / "model.json", Ensemble)
-
-
-def depth_of(tree: np.ndarray) -> int:
+def depth_of(tree):
     depths = np.zeros(len(tree), int)
     for node in np.flatnonzero(tree["left"] != LEAF):
         depths[tree["left"][node] : tree["left"][node] + 2] = depths[node] + 1
@@ -62,7 +48,7 @@ def depth_of(tree: np.ndarray) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun) -> None:
+def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made):
     with_shares, without = run_local(made()), run_local(made(min_parties=0))
     assert (with_shares.path / "model.json").read_bytes() == (
         without.path / "model.json"
@@ -92,9 +78,7 @@ def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made: MakeRun)
         ),
     ],
 )
-def test_a_tree_in_which_a_party_is_lost_ends_at_the_depth_it_has(
-    made: MakeRun, step: int, depths: list[int]
-) -> None:
+def test_a_tree_in_which_a_party_is_lost_ends_at_the_depth_it_has(made, step, depths):
     folder, whole = run(made(), app=fails_from(step)), model_of(run_local(made()))
     summary = summary_of(folder)
     assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
@@ -110,11 +94,11 @@ def test_a_tree_in_which_a_party_is_lost_ends_at_the_depth_it_has(
 
 
 @pytest.fixture
-def split_anew(made: MakeRun, tmp_path: Path) -> Callable[[list[int]], Settings]:
+def split_anew(made, tmp_path):
     """``split_anew(starts)``: the rows after the first 60 among further parties; of the others
     party ``b`` has 20, which the run loses."""
 
-    def make(starts: list[int]) -> Settings:
+    def make(starts):
         columns = {name: one[:200] for name, one in made_columns("binary:logistic").items()}
         files, edges = [], [0, 40, 60, *starts, 200]
         for name, begin, end in zip("abcdefg", edges, edges[1:], strict=False):
@@ -129,9 +113,7 @@ def split_anew(made: MakeRun, tmp_path: Path) -> Callable[[list[int]], Settings]
 @pytest.mark.slow
 @pytest.mark.by_default("12")
 @pytest.mark.parametrize("step", [SECOND, FIRST + 1, SCORES])
-def test_sums_after_a_loss_are_exactly_those_of_the_rest(
-    split_anew: Callable[[list[int]], Settings], step: int
-) -> None:
+def test_sums_after_a_loss_are_exactly_those_of_the_rest(split_anew, step):
     four, five = (run(split_anew(starts), app=fails_from(step)) for starts in ([150], [90, 130]))
     assert model_of(four).trees[0].tobytes() == model_of(five).trees[0].tobytes()
     assert (four.path / "model.json").read_bytes() == (five.path / "model.json").read_bytes()
@@ -140,13 +122,13 @@ def test_sums_after_a_loss_are_exactly_those_of_the_rest(
     assert scores != summary_of(run_local(split_anew([150])))["metrics"]["train"]
 
 
-def test_a_party_that_is_lost_before_the_first_tree_ends_the_run(made: MakeRun) -> None:
+def test_a_party_that_is_lost_before_the_first_tree_ends_the_run(made):
     for step in (COUNTS, COUNTS + 1, COUNTS + 4):
         with pytest.raises(PartyError, match=rf"^party-2 \(step {step}\): broke$"):
             run(made(), app=fails_from(step))
 
 
-def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
+def test_messages_hold_what_their_modules_list(made):
     folder, app = listen(made())
     check_declared(
         app,
@@ -172,14 +154,12 @@ def test_messages_hold_what_their_modules_list(made: MakeRun) -> None:
 
 
 @pytest.mark.slow
-def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(
-    made: MakeRun,
-) -> None:
+def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(made):
     five = {"parties": 5, "min_parties": 3}
     lost = {NODE: SECOND, NODE + 1: SECOND + 1}
 
     class TwoFail(FaultyApp):
-        def __call__(self, message: Message, context: Any) -> Message:
+        def __call__(self, message, context):
             if step_of(message) >= lost.get(context.node_id, 10**6):
                 return Message(Error(1001, "a party: broke"), reply_to=message)
             return super().__call__(message, context)
@@ -198,9 +178,7 @@ def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(
 
 
 @pytest.mark.slow
-def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alone(
-    made: MakeRun,
-) -> None:
+def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alone(made):
     """Else the sums of before, less those of after, would be the party's own."""
     settings = made()
     die(settings, dies_before_sending=SECOND + 2)
@@ -214,9 +192,7 @@ def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alon
 @pytest.mark.slow
 @pytest.mark.by_default("21")
 @pytest.mark.parametrize("dies", [SECOND + 2, SECOND + 4, SCORES + 1])
-def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(
-    made: MakeRun, dies: int
-) -> None:
+def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(made, dies):
     lost = SCORES if dies > SCORES else SECOND
     expected = run(made(), app=fails_from(lost))
     settings = made()
@@ -227,9 +203,7 @@ def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(
     assert summary_of(folder)["metrics"] == summary_of(expected)["metrics"]
 
 
-def test_a_run_is_not_resumed_with_another_number_of_parties_that_must_be_left(
-    made: MakeRun,
-) -> None:
+def test_a_run_is_not_resumed_with_another_number_of_parties_that_must_be_left(made):
     settings = made(min_parties=0)
     die(settings, dies_before_sending=12)
     rule = r"HelloRequest\.threshold must be 0, as when the run was opened, got 3; begin a new run$"

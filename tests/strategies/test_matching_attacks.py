@@ -1,28 +1,20 @@
 """Attacks on the matching of rows, from the seat of a party that breaks the rules; all refused."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from clients.vertical.opening import Opening, _digest
 from clients.vertical.party import Aligned
 from fedapp.messages import secureboost
-from fedapp.messages.vertical import CommonRows, MaskedList, MatchReply, MatchRequest, OrderDigest
+from fedapp.messages.vertical import CommonRows, MaskedList, MatchReply, OrderDigest
 from fedapp.site.mail import Letters
-from tests.conftest import MakeSettings, MakeSites
+from tests.federated import summary_of
 from tests.network import run
-from tests.pooled import write_rows
+from tests.tables import write_rows
 from tests.tampering import keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
-from tests.transcript import summary_of
 
-Federation = Callable[..., list[Context]]
 NOT_KNOWN = (
     r"^bank \(step \d+\): CommonRows\.digest must be of the ids of shop: ids must be those of "
     r"bank, in the same order$"
@@ -30,10 +22,10 @@ NOT_KNOWN = (
 
 
 @pytest.fixture
-def federation(tmp_path: Path, sites: MakeSites) -> Federation:
+def federation(tmp_path, sites):
     """``federation(bank=ids, shop=ids)``: sites with two columns each; the bank has the label."""
 
-    def make(**ids: Sequence[object]) -> list[Context]:
+    def make(**ids):
         rng, nodes = np.random.default_rng(3), []
         for party, names in ids.items():
             columns = {f"{party}-{k}": rng.normal(size=len(names)).round(3) for k in range(2)}
@@ -48,19 +40,19 @@ def federation(tmp_path: Path, sites: MakeSites) -> Federation:
 
 
 @pytest.fixture
-def psi(vertical: MakeSettings) -> MakeSettings:
+def psi(vertical):
     """A SecureBoost run that matches rows."""
     return lambda **more: vertical(**{"align": "psi", "allow_export": False, **more})
 
 
-def ids(first: int, last: int) -> list[str]:
+def ids(first, last):
     return [f"customer {number:05d}" for number in range(first, last)]
 
 
-def invent_bits(monkeypatch: pytest.MonkeyPatch, wanted: slice) -> None:
+def invent_bits(monkeypatch, wanted):
     """Have the active party say, of some rows of every list, that all parties have them."""
 
-    def match(party: Opening, request: MatchRequest, mail: Any) -> Any:
+    def match(party, request, mail):
         sizes = {each.owner: len(each.points) for _, each in mail.each(MaskedList)}
         key, letters = np.arange(32, dtype=np.uint8), Letters()
         n_rows = len(np.arange(max(sizes.values()))[wanted])
@@ -79,9 +71,7 @@ def invent_bits(monkeypatch: pytest.MonkeyPatch, wanted: slice) -> None:
 
 
 @pytest.mark.parametrize("checks", [True, False], ids=["checked", "as it was before"])
-def test_rows_of_a_table_that_shares_no_id_are_not_answered(
-    psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch, checks: bool
-) -> None:
+def test_rows_of_a_table_that_shares_no_id_are_not_answered(psi, federation, monkeypatch, checks):
     contexts = federation(bank=ids(0, 400), shop=ids(1000, 1400))
     for context in contexts:
         context.node_config["min-rows"] = 50
@@ -96,9 +86,7 @@ def test_rows_of_a_table_that_shares_no_id_are_not_answered(
 
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("strategy", ["interactive", "eini"])
-def test_one_chosen_row_is_not_answered_in_a_prediction(
-    psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
+def test_one_chosen_row_is_not_answered_in_a_prediction(psi, federation, monkeypatch, strategy):
     contexts = federation(bank=ids(0, 100), shop=ids(0, 100))
     model = summary_of(run(psi(), contexts))["model_id"]
     others = federation(bank=ids(0, 100), shop=ids(1000, 1100))
@@ -107,13 +95,11 @@ def test_one_chosen_row_is_not_answered_in_a_prediction(
 
 
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
-def test_a_passive_party_cannot_echo_the_digest_of_another(
-    psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch, strategy: str
-) -> None:
+def test_a_passive_party_cannot_echo_the_digest_of_another(psi, federation, monkeypatch, strategy):
     contexts = federation(bank=ids(0, 80), clinic=ids(0, 80), shop=ids(0, 80))
     seen = list[np.ndarray]()
 
-    def echo(sender: str, letters: Letters) -> Letters:
+    def echo(sender, letters):
         seen.extend(each.digest for _, each in letters if isinstance(each, CommonRows))
         return [
             (
@@ -130,9 +116,7 @@ def test_a_passive_party_cannot_echo_the_digest_of_another(
     refuses(rule, psi(strategy=strategy, parties=3), contexts)
 
 
-def test_a_passive_party_answers_nothing_without_the_digests_of_all(
-    psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passive_party_answers_nothing_without_the_digests_of_all(psi, federation, monkeypatch):
     contexts = federation(bank=ids(0, 80), clinic=ids(0, 80), shop=ids(0, 80))
     keep_letters_back(monkeypatch, secureboost.SetupRequest, "shop")
     rule = r"^clinic \(step \d+\): OrderDigest\.letter must reach shop$"
@@ -142,15 +126,13 @@ def test_a_passive_party_answers_nothing_without_the_digests_of_all(
 # Lists of invented ids
 
 
-def test_a_list_of_all_numbers_is_not_matched_with_a_few_customers(
-    psi: MakeSettings, federation: Federation
-) -> None:
+def test_a_list_of_all_numbers_is_not_matched_with_a_few_customers(psi, federation):
     contexts = federation(bank=range(600_000, 620_000), shop=range(610_000, 610_300))
     rule = r"rows of bank must be <= 6000 \(20 x 300 rows, align-most-ratio of shop\), got 20000"
     refuses(rf"^shop \(step 2\): {rule}$", psi(), contexts)
 
 
-def test_the_ratio_is_the_sites(psi: MakeSettings, federation: Federation) -> None:
+def test_the_ratio_is_the_sites(psi, federation):
     contexts = federation(bank=ids(0, 120), shop=ids(0, 60))
     contexts[1].node_config["align-most-ratio"] = 2
     run(psi(num_boost_round=1), contexts)
@@ -159,9 +141,7 @@ def test_the_ratio_is_the_sites(psi: MakeSettings, federation: Federation) -> No
     refuses(rf"^shop \(step 2\): {rule}", psi(), contexts)
 
 
-def test_a_few_rows_are_predicted_with_a_large_table_but_not_for_it(
-    psi: MakeSettings, federation: Federation
-) -> None:
+def test_a_few_rows_are_predicted_with_a_large_table_but_not_for_it(psi, federation):
     """The ratio holds at whoever is asked: the active party scores the rows that it wants to."""
     model = summary_of(run(psi(), federation(bank=ids(0, 100), shop=ids(0, 100))))["model_id"]
     few = psi(strategy="interactive", model=model)
@@ -174,9 +154,7 @@ def test_a_few_rows_are_predicted_with_a_large_table_but_not_for_it(
     refuses(rf"{rule}, got 2$", psi(strategy="interactive", model=model), contexts)
 
 
-def test_no_list_is_larger_than_the_opening_says(
-    psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_list_is_larger_than_the_opening_says(psi, federation, monkeypatch):
     contexts = federation(bank=ids(0, 80), shop=ids(0, 80))
     rewrite_letters(monkeypatch, "MaskedList", "points", lambda points: np.repeat(points, 2, 0))
     rule = r"MaskedList\.points must be 80, as the opening has it of bank, got 160$"
@@ -184,13 +162,13 @@ def test_no_list_is_larger_than_the_opening_says(
 
 
 def test_every_site_holds_all_lists_to_the_largest_that_the_opening_names(
-    psi: MakeSettings, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    psi, federation, monkeypatch
+):
     """What a person approves is what a party may bring, whatever that party lets itself bring."""
     contexts = federation(bank=ids(0, 80), shop=ids(0, 70))
 
     # The bank does not keep to it itself.
-    def lax(*given: Any, **how: Any) -> Any:
+    def lax(*given, **how):
         return min(*given, **how) if how else 10**6
 
     monkeypatch.setattr("clients.vertical.opening.min", lax, raising=False)
@@ -201,18 +179,14 @@ def test_every_site_holds_all_lists_to_the_largest_that_the_opening_names(
     refuses(rf"^shop \(step 2\): {rule}", psi(align_most_rows=70), contexts)
 
 
-def _as_shop(check: Callable[[Opening], None]) -> Callable[[Opening], None]:
+def _as_shop(check):
     return lambda party: check(party) if party.name == "shop" else None
 
 
 @pytest.mark.parametrize(("n_common", "warned"), [(9, True), (10, False)])
 def test_the_site_that_is_asked_warns_of_a_list_of_which_few_ids_match(
-    psi: MakeSettings,
-    federation: Federation,
-    caplog: pytest.LogCaptureFixture,
-    n_common: int,
-    warned: bool,
-) -> None:
+    psi, federation, caplog, n_common, warned
+):
     contexts = federation(bank=ids(0, 100), shop=ids(100 - n_common, 140))
     with caplog.at_level(logging.WARNING, "fedapp.site"):
         run(psi(num_boost_round=1), contexts)

@@ -1,7 +1,5 @@
 """What a party says of itself is fit for the coordinator's terminal, or refused by its name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +22,7 @@ REPLY = HelloReply(
 
 @pytest.mark.parametrize("field", ["notes", "facts"])
 @pytest.mark.parametrize("note", ["\x1b[2Jgone", "two\nlines", "x" * (LONGEST + 1)])
-def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(
-    note: str, field: str
-) -> None:
+def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(note, field):
     check_texts([replace(REPLY, **{field: ("odd: \u00fc",)})])
     with pytest.raises(
         ProtocolError, match=rf"^bank: HelloReply\.{field} must be printable, each 400"
@@ -35,13 +31,13 @@ def test_a_note_that_is_not_fit_to_print_is_refused_by_the_partys_name(
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mbank", "a b", "../bank"])
-def test_a_name_that_is_none_is_refused_and_quoted(name: str) -> None:
+def test_a_name_that_is_none_is_refused_and_quoted(name):
     with pytest.raises(ProtocolError, match=r"HelloReply\.name must be letters, digits") as caught:
         check_texts([replace(REPLY, name=name)])
     assert str(caught.value).isprintable()
 
 
-def test_a_site_tells_names_of_columns_so_that_they_can_be_printed() -> None:
+def test_a_site_tells_names_of_columns_so_that_they_can_be_printed():
     told = Note("columns {} are odd", "'\x1b[2J', " + ", ".join(["'long'"] * 99)).text(True)
     assert told.startswith("columns '?[2J', 'long'")
     assert len(told) == LONGEST

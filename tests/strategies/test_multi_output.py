@@ -1,11 +1,7 @@
 """One tree a round for all classes in SecureBoost: XGBoost's ``multi_output_tree``."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +14,10 @@ from fedapp.api import load as load_run
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
-from fedapp.records.document import from_text, load, to_text
+from fedapp.records.document import from_text, to_text
 from fedapp.report.tree import first_tree, tree_html
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import STATE, Store
@@ -32,29 +27,29 @@ from fedapp.trees.predict import predict_margins
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.stock_xgboost import stock_ensemble
 from strategies.run import check_read
-from tests.conftest import MakeSettings, Simulate
 from tests.encrypted import encrypted
-from tests.letters import Opened, letters_sent
+from tests.federated import model_of, summary_of
+from tests.letters import letters_sent
 from tests.network import die, resumed
 from tests.network import run as run_over_network
-from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
+from tests.pooled import Pooled, assert_xgboosts
 from tests.random_tables import differences, random_column
 from tests.reference import compare_trees
 from tests.strategies.test_interactive import written
 from tests.strategies.test_one_round import prediction
+from tests.tables import made_columns, write_rows
 from tests.texts import kddcup
-from tests.trained import TrainOnce
-from tests.transcript import listen, summary_of
+from tests.transcript import listen
 
 ONE_TREE = {"multi_strategy": "multi_output_tree", "objective": "multi:softprob"}
 N_DEFAULT, N_ALL = 10, 20
 
 
 @pytest.fixture
-def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(vertical, tmp_path):
     """Settings of a run of two rounds on a small table with three classes."""
 
-    def make(**more: Any) -> Settings:
+    def make(**more):
         data = write_rows(tmp_path / "made.csv", made_columns("multi:softprob", n_rows=240))
         small = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "secureboost__key_bits": 256}
         return vertical(**{"data": str(data), "label": "y", **small, **ONE_TREE, **more})
@@ -62,14 +57,10 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
     return make
 
 
-def model_of(folder: RunFolder) -> Ensemble:
-    return load(folder.path / "model.json", Ensemble)
-
-
 # The same trees
 
 
-def random_case(path: Path, seed: int) -> dict[str, Any]:
+def random_case(path, seed):
     """Write a table of several classes; settings of a run on it, all by draws from the seed."""
     rng = np.random.default_rng([3, seed])
     n_rows, n_classes = int(rng.choice([60, 150])), int(rng.choice([3, 4, 7, 11]))
@@ -83,7 +74,7 @@ def random_case(path: Path, seed: int) -> dict[str, Any]:
             columns[name] = np.where(empty, np.nan, column)
     ends = np.sort(rng.random(n_classes - 1))
     columns["y"] = np.digitize(noisy, np.quantile(noisy, ends))
-    settings: dict[str, Any] = {
+    settings = {
         "data": str(path),
         "label": "y",
         "seed": seed,
@@ -116,9 +107,7 @@ def random_case(path: Path, seed: int) -> dict[str, Any]:
     "seed",
     [pytest.param(n, marks=() if n < N_DEFAULT else pytest.mark.slow) for n in range(N_ALL)],
 )
-def test_random_tables_grow_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, seed: int
-) -> None:
+def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, seed):
     run = vertical(**random_case(tmp_path / "random.csv", seed))
     folder = run_local(run)
     assert differences(run, folder) == []
@@ -138,10 +127,8 @@ def test_random_tables_grow_xgboosts_trees(
         pytest.param("kddcup99", 2000, marks=pytest.mark.slow),
     ],
 )
-def test_real_rows_grow_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, request: pytest.FixtureRequest, name: str, n_rows: int
-) -> None:
-    more: dict[str, Any] = {"data": name, "max_depth": 3}
+def test_real_rows_grow_xgboosts_trees(vertical, tmp_path, request, name, n_rows):
+    more = {"data": name, "max_depth": 3}
     if name != "wine":
         real_data = request.getfixturevalue("real_data")
     if name == "kddcup99":
@@ -157,13 +144,13 @@ def test_real_rows_grow_xgboosts_trees(
 
 
 @pytest.mark.slow
-def test_three_parties_grow_xgboosts_tree(made: MakeSettings) -> None:
+def test_three_parties_grow_xgboosts_tree(made):
     run = made(parties=3, num_boost_round=3)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
 @pytest.mark.slow
-def test_a_first_tree_has_only_splits_of_the_active_party(made: MakeSettings) -> None:
+def test_a_first_tree_has_only_splits_of_the_active_party(made):
     run = made(secureboost__first_trees=1, num_boost_round=3)
     folder, whole = run_local(run), Pooled(run)
     is_active = whole.owners(np.arange(6)) == 0
@@ -173,15 +160,15 @@ def test_a_first_tree_has_only_splits_of_the_active_party(made: MakeSettings) ->
     assert_xgboosts(folder, whole, later)
 
 
-def drawn_booster(run: Settings, model: Ensemble) -> xgboost.Booster:
+def drawn_booster(run, model):
     """XGBoost on the gradients of the rows that the run has drawn in each round."""
     whole, n_rounds = Pooled(run), iter(range(99))
     labels, weights = whole.labels[whole.train], whole.weights[whole.train]
     section = run.sections["secureboost"]
     names = {name.replace("-", "_"): value for name, value in section.items()}
-    how: Any = SimpleNamespace(**names, subsample=run.subsample, num_parallel_tree=1)
+    how = SimpleNamespace(**names, subsample=run.subsample, num_parallel_tree=1)
 
-    def objective(margins: Any, _: Any) -> tuple[Any, Any]:
+    def objective(margins, _):
         pairs = gradients("multi:softprob", margins, labels, weights)
         rng = np.random.default_rng([run.seed, next(n_rounds), 1])
         drawn = draw_rows(pairs, how, rng)
@@ -197,9 +184,7 @@ def drawn_booster(run: Settings, model: Ensemble) -> xgboost.Booster:
 @pytest.mark.parametrize(
     "more", [{"subsample": 0.6}, {"secureboost__goss": True, "secureboost__top_rate": 0.4}]
 )
-def test_drawn_rows_grow_the_tree_of_their_gradients(
-    made: MakeSettings, more: dict[str, Any]
-) -> None:
+def test_drawn_rows_grow_the_tree_of_their_gradients(made, more):
     run = made(**more, num_boost_round=3)
     model = model_of(run_local(run))
     booster = drawn_booster(run, model)
@@ -209,7 +194,7 @@ def test_drawn_rows_grow_the_tree_of_their_gradients(
 
 
 @pytest.mark.slow
-def test_a_tree_splits_only_the_columns_drawn_for_it(made: MakeSettings) -> None:
+def test_a_tree_splits_only_the_columns_drawn_for_it(made):
     run = made(colsample_bytree=0.5, num_boost_round=4)
     model = model_of(run_local(run))
     for number, tree in enumerate(model.trees):
@@ -218,7 +203,7 @@ def test_a_tree_splits_only_the_columns_drawn_for_it(made: MakeSettings) -> None
 
 
 @pytest.mark.slow
-def test_a_run_stops_early_at_xgboosts_round(made: MakeSettings) -> None:
+def test_a_run_stops_early_at_xgboosts_round(made):
     more = {"num_boost_round": 30, "early_stopping_rounds": 2, "eta": 1.0, "valid_fraction": 0.3}
     run = made(**more)
     folder, whole = run_local(run), Pooled(run)
@@ -232,9 +217,9 @@ def test_a_run_stops_early_at_xgboosts_round(made: MakeSettings) -> None:
 # What is sent
 
 
-def test_a_node_is_summed_once_for_all_classes(made: MakeSettings) -> None:
+def test_a_node_is_summed_once_for_all_classes(made):
     _, app = listen(made(num_boost_round=1))
-    letters: dict[str, list[Opened]] = {}
+    letters = {}
     for letter in letters_sent(app):
         letters.setdefault(letter.name, []).append(letter)
     (key,), (bins,) = letters["PublicKey"], letters["ColumnBins"]
@@ -251,14 +236,14 @@ def test_a_node_is_summed_once_for_all_classes(made: MakeSettings) -> None:
 
 
 @pytest.mark.slow
-def test_engines_grow_the_same_bytes(made: MakeSettings, simulate: Simulate) -> None:
+def test_engines_grow_the_same_bytes(made, simulate):
     folders = run_local(made(parties=3)), simulate(made(parties=3))
     local, simulated = ((folder.path / "model.json").read_bytes() for folder in folders)
     assert local == simulated
 
 
 @pytest.mark.slow
-def test_a_run_that_dies_resumes_to_the_same_tree(made: MakeSettings) -> None:
+def test_a_run_that_dies_resumes_to_the_same_tree(made):
     run = made()
     die(run, dies_before_sending=9)
     (state,) = (home() / "sites" / "party-2").glob(f"*/{STATE}")
@@ -273,16 +258,14 @@ def test_a_run_that_dies_resumes_to_the_same_tree(made: MakeSettings) -> None:
 
 
 @pytest.fixture
-def trained(made: MakeSettings, trained_once: TrainOnce) -> tuple[Settings, RunFolder]:
+def trained(made, trained_once):
     """A run by gain, whose parts have splits that the model drops."""
     run = made(grow_policy="lossguide", max_leaves=5, max_depth=0)
     return run, trained_once(run)
 
 
 @pytest.mark.slow
-def test_parts_predict_what_the_model_does(
-    trained: tuple[Settings, RunFolder], settings: MakeSettings
-) -> None:
+def test_parts_predict_what_the_model_does(trained, settings):
     run, folder = trained
     expected = load_run(folder.path).predict_proba(run.data)
     by_way = {
@@ -294,7 +277,7 @@ def test_parts_predict_what_the_model_does(
         np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6, err_msg=way)
 
 
-def test_a_document_is_read_back_to_the_bit(trained: tuple[Settings, RunFolder]) -> None:
+def test_a_document_is_read_back_to_the_bit(trained):
     text = (trained[1].path / "model.json").read_text()
     model = from_text(text, Ensemble)
     assert to_text(model) == text
@@ -310,7 +293,7 @@ def test_a_document_is_read_back_to_the_bit(trained: tuple[Settings, RunFolder])
 
 
 @pytest.mark.slow
-def test_a_run_continues_the_model(made: MakeSettings) -> None:
+def test_a_run_continues_the_model(made):
     first = run_local(made(num_boost_round=1))
     second = run_local(made(num_boost_round=1, init_model=str(first.path)))
     once = run_local(made(num_boost_round=2))
@@ -320,7 +303,7 @@ def test_a_run_continues_the_model(made: MakeSettings) -> None:
         run_local(other)
 
 
-def test_onnx_predicts_the_same(trained: tuple[Settings, RunFolder]) -> None:
+def test_onnx_predicts_the_same(trained):
     ort = pytest.importorskip("onnxruntime")
     folder = trained[1]
     model = model_of(folder)
@@ -332,9 +315,7 @@ def test_onnx_predicts_the_same(trained: tuple[Settings, RunFolder]) -> None:
     np.testing.assert_allclose(ours, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
 
 
-def test_a_report_draws_the_largest_class_of_each_leaf(
-    trained: tuple[Settings, RunFolder],
-) -> None:
+def test_a_report_draws_the_largest_class_of_each_leaf(trained):
     model = model_of(trained[1])
     drawn = first_tree(model)
     assert drawn is not None
@@ -358,23 +339,19 @@ def test_a_report_draws_the_largest_class_of_each_leaf(
         ({"multi_strategy": "both"}, "multi-strategy must be one of 'one_output_per_tree' or"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(
-    made: MakeSettings, more: dict[str, Any], rule: str
-) -> None:
+def test_settings_that_do_not_fit_are_refused(made, more, rule):
     with pytest.raises(ConfigError, match=f"^{rule}"):
         made(**more)
 
 
 @pytest.mark.parametrize("name", ["monotone-constraints", "interaction-constraints"])
-def test_constraints_are_refused_as_by_xgboost(made: MakeSettings, name: str) -> None:
+def test_constraints_are_refused_as_by_xgboost(made, name):
     text = {"monotone-constraints": "a:1", "interaction-constraints": "[a,b]"}[name]
     with pytest.raises(ConfigError, match=f"^{name} must be empty with multi-strategy"):
         run_local(made(**{name: text}))
 
 
-def test_columns_of_categories_are_refused_as_by_xgboost(
-    made: MakeSettings, tmp_path: Path
-) -> None:
+def test_columns_of_categories_are_refused_as_by_xgboost(made, tmp_path):
     columns = made_columns("multi:softprob", n_rows=100)
     kinds = [f"k{number % 4}" for number in range(100)]
     data = write_rows(tmp_path / "kinds.csv", {"kind": kinds, **columns})
@@ -383,7 +360,7 @@ def test_columns_of_categories_are_refused_as_by_xgboost(
         run_local(made(data=str(data)))
 
 
-def test_other_methods_name_the_one_that_has_it() -> None:
+def test_other_methods_name_the_one_that_has_it():
     for method in ("pax", "bagging"):
         settings = load_settings({"strategy": method, **_dashed(ONE_TREE)})
         rule = f"multi-strategy must be omitted for {method}, .*; read by secureboost$"
@@ -391,11 +368,11 @@ def test_other_methods_name_the_one_that_has_it() -> None:
             check_read(settings)
 
 
-def _dashed(settings: dict[str, Any]) -> dict[str, Any]:
+def _dashed(settings):
     return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
-def test_a_model_of_xgboost_with_vectors_is_refused_by_name(made: MakeSettings) -> None:
+def test_a_model_of_xgboost_with_vectors_is_refused_by_name(made):
     booster = Pooled(made()).booster()
     classes = tuple("012")
     run = Ensemble("multi:softprob", np.zeros(3, np.float32), tuple("abcdef"), classes, ())
@@ -404,18 +381,16 @@ def test_a_model_of_xgboost_with_vectors_is_refused_by_name(made: MakeSettings) 
         stock_ensemble(bytes(booster.save_raw("json")), run, print)
 
 
-def test_parties_refuse_one_tree_of_one_output(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parties_refuse_one_tree_of_one_output(made, monkeypatch):
     monkeypatch.setattr("fedapp.settings.check_settings", lambda *_: None)  # as no server would
     rule = "multi_strategy must be one_output_per_tree with binary:logistic, which has one output"
     with pytest.raises(PartyError, match=rule):
         run_local(made(objective="binary:logistic"))
 
 
-def test_a_document_of_one_output_has_no_vectors() -> None:
+def test_a_document_of_one_output_has_no_vectors():
     scores = np.full(1, 0.5, np.float32)
-    how: dict[str, Any] = {"multi_strategy": "multi_output_tree"}
+    how = {"multi_strategy": "multi_output_tree"}
     model = Ensemble("binary:logistic", scores, ("a",), ("0", "1"), (), **how)
     with pytest.raises(DataError, match="multi_strategy must be one_output_per_tree with one"):
         from_text(to_text(model), Ensemble)

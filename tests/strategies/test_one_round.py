@@ -1,12 +1,8 @@
 """One-round prediction: the classical way's predictions, the passive parties asked once."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,20 +16,17 @@ from fedapp.messages import inference as messages
 from fedapp.messages.vertical import OpenRequest
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.cells import Crossing, cells_of_rows, compress, decompress, open_cells, share_open
 from fedapp.trees.divided import Lookup, Nesting
 from fedapp.trees.model import LEAF
-from tests.conftest import MakeSettings
+from tests.federated import summary_of
 from tests.forests import part_of
 from tests.letters import letters_sent
-from tests.pooled import made_columns, write_rows
 from tests.strategies.test_interactive import written
+from tests.tables import made_columns, write_rows
 from tests.tampering import rewrite_letters
-from tests.trained import TrainOnce
-from tests.transcript import ALIGNED, check_declared, listen, summary_of
+from tests.transcript import ALIGNED, check_declared, listen
 
-Train = Callable[..., tuple[Settings, RunFolder]]
 KINDS = {
     **ALIGNED,
     "evaluate.one_round_walk": (messages.CellsRequest, messages.CellsReply),
@@ -42,10 +35,10 @@ KINDS = {
 
 
 @pytest.fixture
-def train(settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce) -> Train:
+def train(settings, tmp_path, trained_once):
     """A forest of 5 trees, and its settings."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> tuple[Settings, RunFolder]:
+    def make(objective="binary:logistic", **more):
         data = tmp_path / f"{objective[:5]}.csv"
         if not data.exists():
             write_rows(data, made_columns(objective, n_rows=301))
@@ -57,16 +50,14 @@ def train(settings: MakeSettings, tmp_path: Path, trained_once: TrainOnce) -> Tr
     return make
 
 
-def prediction(make: MakeSettings, trained: Settings, **more: Any) -> Settings:
+def prediction(make, trained, **more):
     """Settings of a run that predicts the rows the model was trained on."""
     model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
     given = {"strategy": "one-round", "data": trained.data, "parties": trained.parties}
     return make(**given | {"model": model, "align": "ordered", **more})
 
 
-def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_only(
-    train: Train, settings: MakeSettings
-) -> None:
+def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_only(train, settings):
     trained, _ = train(parties=3, align="psi")
     folder, app = listen(prediction(settings, trained, align="psi"))
     check_declared(app, KINDS)
@@ -77,7 +68,7 @@ def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_on
 
 
 @pytest.mark.slow
-def test_cells_travel_compressed(train: Train, settings: MakeSettings) -> None:
+def test_cells_travel_compressed(train, settings):
     trained, folder = train(federated_forest__trees=50)
     n_splits = len(part_of("party-2", summary_of(folder)["model_id"])["lookup"]["columns"])
     _, app = listen(prediction(settings, trained))
@@ -87,7 +78,7 @@ def test_cells_travel_compressed(train: Train, settings: MakeSettings) -> None:
 
 # Boosted models
 
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "two classes": {},
     "three classes, three parties": {"objective": "multi:softprob", "parties": 3},
     "more than 64 leaves": {"max_depth": 7, "min_child_weight": 0.0, "num_boost_round": 2},
@@ -103,8 +94,8 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.by_default("three classes, three parties")
 @pytest.mark.parametrize("given", WAYS.values(), ids=WAYS)
 def test_scores_of_a_boosted_model_have_the_bits_of_interactive_inference(
-    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path, given: dict[str, Any]
-) -> None:
+    vertical, settings, tmp_path, given
+):
     more = {"objective": "binary:logistic", "max_depth": 3, "num_boost_round": 3, **given}
     columns = made_columns(more["objective"], n_rows=400)
     columns["town"] = np.random.default_rng(0).choice(["Oslo", "Rome", "Bern", ""], 400)
@@ -120,9 +111,7 @@ def test_scores_of_a_boosted_model_have_the_bits_of_interactive_inference(
 
 
 @pytest.mark.slow
-def test_an_initial_models_trees_are_scored_too(
-    vertical: MakeSettings, settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_an_initial_models_trees_are_scored_too(vertical, settings, tmp_path):
     data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic", n_rows=200))
     given = {"data": str(data), "label": "y", "objective": "binary:logistic", "num_boost_round": 2}
     first = run_local(vertical(**given, max_depth=3))
@@ -142,13 +131,8 @@ def test_an_initial_models_trees_are_scored_too(
     [("higgs-11k.csv.gz", 0.35, 0.5), ("default-credit.csv.gz", 0.65, 0.8)],
 )
 def test_cells_show_fewer_sides_than_bits_of_splits(
-    vertical: MakeSettings,
-    settings: MakeSettings,
-    real_data: Path,
-    table: str,
-    low: float,
-    high: float,
-) -> None:
+    vertical, settings, real_data, table, low, high
+):
     """Sides of rows at the passive party's splits that the active party learns."""
     label = {"h": "label", "d": "default.payment.next.month"}[table[0]]
     trained = vertical(data=str(real_data / table), label=label, max_depth=4, num_boost_round=10)
@@ -180,20 +164,14 @@ def test_cells_show_fewer_sides_than_bits_of_splits(
         (lambda cells: none_open(cells), "party-2.*Cells.cells must leave every row one leaf"),
     ],
 )
-def test_cells_that_do_not_fit_are_refused(
-    train: Train,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Any], Any],
-    match: str,
-) -> None:
+def test_cells_that_do_not_fit_are_refused(train, settings, monkeypatch, change, match):
     trained, _ = train()
     rewrite_letters(monkeypatch, "Cells", "cells", change)
     with pytest.raises(PartyError, match=match):
         run_local(prediction(settings, trained))
 
 
-def none_open(cells: np.ndarray) -> np.ndarray:
+def none_open(cells):
     """Cells that no row may be in."""
     n_bytes = len(zlib.decompress(cells.tobytes()))
     return np.frombuffer(zlib.compress(bytes(n_bytes)), dtype=np.uint8)
@@ -204,13 +182,8 @@ def none_open(cells: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("strategy", ["one-round", "interactive", "eini"])
 @pytest.mark.parametrize("kind", ["forest", "boosted"])
 def test_a_server_cannot_make_another_party_the_one_that_learns(
-    train: Train,
-    vertical: MakeSettings,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
-    kind: str,
-) -> None:
+    train, vertical, settings, monkeypatch, strategy, kind
+):
     trained, folder = train(parties=3)
     if kind == "boosted":
         few = {"num_boost_round": 2, "max_depth": 2, "label": "y", "parties": 3}
@@ -233,9 +206,7 @@ def test_a_server_cannot_make_another_party_the_one_that_learns(
 @pytest.mark.slow
 @examples(deadline=None)  # the first call compiles
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.integers(1, 4))
-def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
-    n_rows: int, seed: int, n_parties: int
-) -> None:
+def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(n_rows, seed, n_parties):
     # Proposition 1 of the paper, over random trees whose splits have random owners.
     rng = np.random.default_rng(seed)
     trees, values = [grown(rng) for _ in range(3)], rng.random((n_rows, 15)).astype(np.float32)
@@ -247,7 +218,7 @@ def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
         for place, node in enumerate(np.flatnonzero(tree != LEAF).tolist()):
             numbers[node] = len(columns[names[of_tree[node]]])
             columns[names[of_tree[node]]].append(place)
-    part: Any = Divided(names, trees, owners, records, len(columns[names[0]]))
+    part = Divided(names, trees, owners, records, len(columns[names[0]]))
     crossing = Crossing.of(part)
     for name in names:
         n_records = len(columns[name])
@@ -273,7 +244,7 @@ def test_a_rows_leaf_is_the_one_that_all_parties_leave_open(
     np.testing.assert_array_equal(crossing.leaves(some, 9), expected[:, rows])
 
 
-def grown(rng: np.random.Generator) -> np.ndarray:
+def grown(rng):
     """Left children of a random tree."""
     lefts = [LEAF]
     for node in range(15):
@@ -286,24 +257,24 @@ def grown(rng: np.random.Generator) -> np.ndarray:
 class Divided:
     """What `Crossing` reads of an active party's part."""
 
-    def __init__(self, names: list[str], trees: Any, owners: Any, records: Any, n: int) -> None:
+    def __init__(self, names, trees, owners, records, n):
         self.name, self.digests = names[0], dict.fromkeys(names[1:], b"")
         self.model = SimpleNamespace(trees=[{"left": tree} for tree in trees])
         self.lookup = SimpleNamespace(n_records=n)
         self._places = {name: place for place, name in enumerate(names)}
         self._trees = list(zip(trees, owners, records, strict=True))
 
-    def trees_of(self, party: str) -> list[tuple[Any, Any]]:
+    def trees_of(self, party):
         place = self._places[party]
         return [(tree, np.where(of == place, numbers, -1)) for tree, of, numbers in self._trees]
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", compress(np.zeros((3, 2), np.uint8))])
-def test_bytes_of_something_else_are_no_cells(data: bytes) -> None:
+def test_bytes_of_something_else_are_no_cells(data):
     with pytest.raises(ValueError, match="cells must be"):
         decompress(data, 4, 9)
 
 
-def test_no_more_is_unpacked_than_is_wanted() -> None:
+def test_no_more_is_unpacked_than_is_wanted():
     cells = decompress(compress(np.zeros((10**6, 2), np.uint8)), 4, 9)
     assert cells.shape == (4, 2)

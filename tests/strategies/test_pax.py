@@ -1,10 +1,6 @@
 """PAX as a whole: what it sends, how often, and what comes out."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,25 +12,18 @@ from fedapp.messages import pax
 from fedapp.messages import scoring as booster
 from fedapp.messages.handshake import HelloReply
 from fedapp.records.document import load
-from fedapp.run_folder import Checkpoints, RunFolder, RunState
+from fedapp.run_folder import Checkpoints
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, Ensemble
-from strategies.pax import PAX, PaxState
+from strategies.pax import PAX
 from strategies.pax_sums import share_bins
-from tests.conftest import MakeSettings, WriteTable
-from tests.transcript import (
-    arrays_of,
-    lines_of,
-    listen,
-    scalars_of,
-    summary_of,
-)
+from tests.federated import lines_of, summary_of
+from tests.transcript import arrays_of, listen, scalars_of
 
 
-def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
+def test_the_smaller_child_alone_is_asked_for(settings):
     _, app = listen(settings(max_depth=3, parties=1))
-    wanted: dict[int, list[int]] = {}
+    wanted = {}
     for kind, request, _ in app.heard:
         if kind == "train.pax_grow":
             scalars = scalars_of(request)
@@ -45,11 +34,11 @@ def test_the_smaller_child_alone_is_asked_for(settings: MakeSettings) -> None:
     assert len(wanted[2]) == 2
 
 
-def test_the_share_rule_divides_bins_by_rows() -> None:
+def test_the_share_rule_divides_bins_by_rows():
     assert share_bins(255, {"a": 2721, "b": 265, "c": 13}) == {"a": 231, "b": 23, "c": 2}
 
 
-def test_a_small_party_gets_few_bins(settings: MakeSettings) -> None:
+def test_a_small_party_gets_few_bins(settings):
     sizes = {"partition": "sizes:0.9,0.08,0.02", "pax__bins": "share"}
     run = settings(**sizes, max_bin=50, valid_fraction=0.0)
     _, app = listen(run)
@@ -61,9 +50,7 @@ def test_a_small_party_gets_few_bins(settings: MakeSettings) -> None:
     assert asked == [2, 4, 45]
 
 
-def test_classification_keeps_the_finest_resolution_and_regression_the_coarsest(
-    settings: MakeSettings,
-) -> None:
+def test_classification_keeps_the_finest_resolution_and_regression_the_coarsest(settings):
     n_bins = {}
     for data, objective in [
         ("breast-cancer", "binary:logistic"),
@@ -77,12 +64,12 @@ def test_classification_keeps_the_finest_resolution_and_regression_the_coarsest(
     assert n_bins["reg:squarederror"] == 10
 
 
-def most_bins(run: Settings) -> int:
+def most_bins(run):
     """Most bins of a column after the fusion, from a run that writes its checkpoint."""
-    states: list[PaxState] = []
+    states = []
     original = Checkpoints.save
 
-    def save(self: Checkpoints, state: RunState, of_method: PaxState) -> None:
+    def save(self, state, of_method):
         states.append(of_method)
         original(self, state, of_method)
 
@@ -92,7 +79,7 @@ def most_bins(run: Settings) -> int:
     return int(states[0].boosting.cuts.widths.max())
 
 
-def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) -> None:
+def test_the_conversation_runs_on_replies_given_by_hand(settings):
     """Two rows of one column at two parties, one tree of one level, computed on paper."""
     run = settings(
         parties=2,
@@ -136,7 +123,7 @@ def test_the_conversation_runs_on_replies_given_by_hand(settings: MakeSettings) 
     assert tree["left"] == [1, LEAF, LEAF]
 
 
-def _sketch(low: float, high: float, label_sum: float) -> pax.SketchReply:
+def _sketch(low, high, label_sum):
     return pax.SketchReply(
         label_sums=np.array([label_sum]),
         weight_sum=2.0,
@@ -148,7 +135,7 @@ def _sketch(low: float, high: float, label_sum: float) -> pax.SketchReply:
     )
 
 
-def _grow(gradients: list[float]) -> pax.GrowReply:
+def _grow(gradients):
     histogram = np.array([[[gradient, 0.25] for gradient in gradients]])
     sums = np.array([2.0, 1.0])
     scores = np.array([[1.0, 0.0], [0.0, 1.0]])
@@ -170,9 +157,7 @@ DEFAULT |= {"parties": 2}
 @pytest.mark.slow
 @pytest.mark.by_default("pax", "cyclic")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
-def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
-    settings: MakeSettings, write_table: WriteTable, strategy: str
-) -> None:
+def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(settings, write_table, strategy):
     given = {"data": str(write_table(n_rows=400)), "label": "y", "num_boost_round": "auto"}
     folder = run_local(settings(strategy=strategy, eta=1.0, **DEFAULT, **given))
     summary, lines = summary_of(folder), lines_of(folder.rounds)
@@ -185,9 +170,7 @@ def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
-def test_a_default_run_with_few_validation_rows_has_all_its_rounds(
-    settings: MakeSettings, write_table: WriteTable, strategy: str
-) -> None:
+def test_a_default_run_with_few_validation_rows_has_all_its_rounds(settings, write_table, strategy):
     given = {"data": str(write_table(n_rows=198)), "label": "y", "num_boost_round": "auto"}
     folder = run_local(settings(strategy=strategy, eta=1.0, **DEFAULT, **given, max_depth=1))
     summary = summary_of(folder)
@@ -195,9 +178,7 @@ def test_a_default_run_with_few_validation_rows_has_all_its_rounds(
     assert summary["boosting"]["early_stopping_rounds"] == 0
 
 
-def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
-    settings: MakeSettings, write_table: WriteTable, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(settings, write_table, caplog):
     labels = [0] * 398 + [1] * 2
     given = {"data": str(write_table(n_rows=400, y=labels)), "label": "y", "seed": 5}
     one = {**DEFAULT, "parties": 1}
@@ -214,9 +195,7 @@ def test_a_default_run_goes_on_where_there_is_nothing_to_stop_by(
     ("parties", "partition", "bins"),
     [(4, "iid", "share"), (5, "iid", "equal"), (2, "sizes:0.81,0.19", "equal")],
 )
-def test_bins_are_shared_where_no_party_is_small(
-    settings: MakeSettings, parties: int, partition: str, bins: str
-) -> None:
+def test_bins_are_shared_where_no_party_is_small(settings, parties, partition, bins):
     given = {"parties": parties, "partition": partition, "num_boost_round": 1, "max_bin": 64}
     folder = run_local(settings(**given))
     other = run_local(settings(**given, pax__bins=bins))
@@ -225,7 +204,7 @@ def test_bins_are_shared_where_no_party_is_small(
     assert models[0] == models[1]
 
 
-def test_early_stopping_needs_rows_to_look_at(settings: MakeSettings, tmp_path: Path) -> None:
+def test_early_stopping_needs_rows_to_look_at(settings, tmp_path):
     table = tmp_path / "tiny.csv"
     table.write_text("x,y\n1,0\n2,1\n3,0\n4,1\n")
     run = settings(
@@ -240,12 +219,12 @@ def test_early_stopping_needs_rows_to_look_at(settings: MakeSettings, tmp_path: 
         run_local(run)
 
 
-def columns_of_trees(folder: RunFolder) -> list[set[int]]:
+def columns_of_trees(folder):
     model = load(folder.path / "model.json", Ensemble)
     return [set(tree["column"][tree["left"] != LEAF].tolist()) for tree in model.trees]
 
 
-def test_a_tree_splits_only_the_columns_it_drew(settings: MakeSettings) -> None:
+def test_a_tree_splits_only_the_columns_it_drew(settings):
     folder = run_local(settings(num_boost_round=6, max_depth=4, colsample_bytree=0.1))
     used = columns_of_trees(folder)
     assert all(1 <= len(columns) <= 3 for columns in used)
@@ -253,10 +232,8 @@ def test_a_tree_splits_only_the_columns_it_drew(settings: MakeSettings) -> None:
 
 
 @pytest.mark.slow
-def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
-    settings: MakeSettings,
-) -> None:
-    def root_hessians(**more: Any) -> list[float]:
+def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(settings):
+    def root_hessians(**more):
         folder = run_local(settings(num_boost_round=2, subsample=0.5, **more))
         return [tree["hessian"][0] for tree in load(folder.path / "model.json", Ensemble).trees]
 
@@ -269,17 +246,17 @@ def test_subsampling_draws_other_rows_every_round_and_the_same_for_a_seed(
 
 @pytest.mark.by_default("dirichlet*", "sizes*")
 @pytest.mark.parametrize("partition", ["iid", "dirichlet:0.3", "sizes:0.91,0.086,0.004"])
-def test_every_partition_trains(settings: MakeSettings, partition: str) -> None:
+def test_every_partition_trains(settings, partition):
     summary = summary_of(run_local(settings(partition=partition, num_boost_round=5)))
     assert summary["metrics"]["test"]["auc"] > 0.9
 
 
-def test_whole_sizes_hold_back_rows_beside_them(settings: MakeSettings) -> None:
+def test_whole_sizes_hold_back_rows_beside_them(settings):
     run = settings(partition="sizes:200,100,13", test_fraction=0.2, valid_fraction=0.1)
     assert [party["rows"] for party in summary_of(run_local(run))["parties"]] == [200, 100, 13]
 
 
-def test_text_classes_are_named_in_the_model(settings: MakeSettings, tmp_path: Path) -> None:
+def test_text_classes_are_named_in_the_model(settings, tmp_path):
     table = tmp_path / "text.csv"
     rows = [f"{x},{'good' if x > 20 else 'bad'}" for x in range(60)]
     table.write_text("\n".join(["x,y", *rows]) + "\n")
@@ -288,7 +265,7 @@ def test_text_classes_are_named_in_the_model(settings: MakeSettings, tmp_path: P
     assert summary_of(folder)["metrics"]["train"]["accuracy"] > 0.95
 
 
-def test_a_finished_run_keeps_no_checkpoint(settings: MakeSettings) -> None:
+def test_a_finished_run_keeps_no_checkpoint(settings):
     folder = run_local(settings())
     assert not list(folder.path.glob("checkpoint*"))
     names = {path.name for path in folder.path.iterdir()}

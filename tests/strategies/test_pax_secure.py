@@ -1,11 +1,6 @@
 """PAX whose coordinator sees sums over all parties alone."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,36 +10,27 @@ from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages import handshake
 from fedapp.records.document import load
-from fedapp.run_folder import Checkpoints, RunFolder
+from fedapp.run_folder import Checkpoints
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF, Ensemble
-from tests.conftest import MakeSettings, WriteTable
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
-from tests.pooled import made_columns, write_rows
-from tests.transcript import (
-    label_ranges,
-    lines_of,
-    listen,
-    masked_in,
-    scalars_of,
-    summary_of,
-)
+from tests.federated import lines_of, model_bytes, summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import label_ranges, listen, masked_in, scalars_of
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 # Of each kind of trees one by default: with and without a tree a class.
 EVERY_OBJECTIVE = pytest.mark.parametrize(
     "objective", [*OBJECTIVES[1:], pytest.param(OBJECTIVES[0], marks=pytest.mark.slow)]
 )
-MakeRun = Callable[..., Settings]
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """``made(objective, **overrides)``: a short run under masks, on rows with missing values."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+    def make(objective="binary:logistic", **more):
         data = more.get("data") or tmp_path / f"{objective[:5]}.csv"
         if not more.get("data") and not data.exists():
             write_rows(data, made_columns(objective))
@@ -52,10 +38,6 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
         return settings(**{"pax__aggregation": "secure", "max_bin": 32, **given})
 
     return make
-
-
-def model_of(folder: RunFolder) -> bytes:
-    return (folder.path / "model.json").read_bytes()
 
 
 # Sums have no order
@@ -75,14 +57,14 @@ def model_of(folder: RunFolder) -> bytes:
         ),
     ],
 )
-def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, objective: str) -> None:
-    columns: dict[str, Any] = made_columns("reg:squarederror")
+def test_every_objective_has_whole_gradients(made, tmp_path, objective):
+    columns = made_columns("reg:squarederror")
     sizes = np.exp(columns["y"] / 30) + 0.01
     labels = {"count:poisson": np.round(sizes), "reg:logistic": sizes / sizes.max()}
     labels["binary:hinge"] = (sizes > np.quantile(sizes, 0.6)).astype(int)
     path = write_rows(tmp_path / "sizes.csv", {**columns, "y": labels.get(objective, sizes)})
     runs = [run_local(made(objective, data=str(path), parties=n)) for n in (1, 3)]
-    assert model_of(runs[0]) == model_of(runs[1])
+    assert model_bytes(runs[0]) == model_bytes(runs[1])
     assert load(runs[0].path / "model.json", Ensemble).n_outputs == 1
     plain = run_local(
         made(objective, data=str(path), parties=1, max_bin=64, pax__aggregation="plain")
@@ -92,7 +74,7 @@ def test_every_objective_has_whole_gradients(made: MakeRun, tmp_path: Path, obje
 
 
 @pytest.mark.slow
-def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: Path) -> None:
+def test_weights_and_categories_are_those_of_all_rows(made, tmp_path):
     columns = made_columns("binary:logistic")
     rng = np.random.default_rng(4)
     columns["c"] = rng.choice(["oslo", "rome", "bonn", "york", "lima"], 400)
@@ -101,7 +83,7 @@ def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: P
     path = write_rows(tmp_path / "weighted.csv", columns)
     given = {"data": str(path), "weight": "w", "max_bin": 64, "max_depth": 4}
     runs = [run_local(made(parties=n, **given)) for n in (1, 3)]
-    assert model_of(runs[0]) == model_of(runs[1])
+    assert model_bytes(runs[0]) == model_bytes(runs[1])
     plain = run_local(made(parties=1, pax__aggregation="plain", **given))
     assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (runs[1], plain)))
 
@@ -109,7 +91,7 @@ def test_weights_and_categories_are_those_of_all_rows(made: MakeRun, tmp_path: P
 # Nothing changes but who sees what
 
 
-def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
+def assert_same_trees(found, expected):
     """Both have the same splits, and leaves within 1e-6; a threshold below or above all values may
     be any such."""
     assert len(found.trees) == len(expected.trees)
@@ -128,7 +110,7 @@ def assert_same_trees(found: Ensemble, expected: Ensemble) -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @EVERY_OBJECTIVE
-def test_columns_of_few_values_give_the_trees_of_plain_sums(made: MakeRun, objective: str) -> None:
+def test_columns_of_few_values_give_the_trees_of_plain_sums(made, objective):
     more = {"max_bin": 64, "num_boost_round": 4, "max_depth": 5}
     secure_run = run_local(made(objective, parties=3, **more))
     plain = run_local(made(objective, parties=1, pax__aggregation="plain", **more))
@@ -157,22 +139,22 @@ REAL = [
     [REAL[-1], *(pytest.param(*each, marks=pytest.mark.slow) for each in REAL[:-1])],
 )
 def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
-    real_data: Path, made: MakeRun, tmp_path: Path, data: str, objective: str
-) -> None:
+    real_data, made, tmp_path, data, objective
+):
     """Where values are those that their bins begin with, plain sums have no other cuts."""
     from fedapp.data.datasets import read_source
     from fedapp.data.schema import Roles
 
     more = {"num_boost_round": 5, "max_depth": 5, "max_bin": 64, "valid_fraction": 0.0}
     secure_run = made(objective, data=data, label="", **more)
-    states: list[Any] = []
+    states = []
     save = Checkpoints.save
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "save", lambda *given: states.append(given[2]) or save(*given))
         found = run_local(secure_run)
     cuts = states[0].boosting.cuts
     table = read_source(data, Roles())
-    columns: dict[str, Any] = {}
+    columns = {}
     for place, name in enumerate(table.columns):
         values, own = table.values[:, place], cuts.column(place)
         begins = np.append(np.float32(-1e30), own[:-1]).astype(np.float64)
@@ -186,14 +168,14 @@ def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
 
 
 @pytest.mark.slow
-def test_more_rounds_end_in_the_model_of_all_at_once(made: MakeRun) -> None:
+def test_more_rounds_end_in_the_model_of_all_at_once(made):
     first = run_local(made(num_boost_round=2))
     more = run_local(made(num_boost_round=3, init_model=str(first.path)))
     once = run_local(made(num_boost_round=5))
-    assert model_of(more) == model_of(once)
+    assert model_bytes(more) == model_bytes(once)
 
 
-def test_constraints_draws_and_depth(made: MakeRun) -> None:
+def test_constraints_draws_and_depth(made):
     given = {
         "colsample_bytree": 0.7,
         "colsample_bynode": 0.8,
@@ -213,14 +195,14 @@ def test_constraints_draws_and_depth(made: MakeRun) -> None:
 # What is sent
 
 
-def test_what_a_party_sends_is_uniform(made: MakeRun) -> None:
+def test_what_a_party_sends_is_uniform(made):
     _, app = listen(made(num_boost_round=4, max_bin=16))
     masked = masked_in(app)
     assert len(masked) > 30
     assert chi_squared(np.concatenate(masked)) < MOST_CHI2
 
 
-def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made: MakeRun) -> None:
+def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made):
     _, app = listen(made("reg:squarederror"))
     ranges = label_ranges(app)
     assert ranges
@@ -231,28 +213,26 @@ def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made: MakeR
 # Who is refused
 
 
-def test_a_run_that_may_lose_too_many_parties_is_refused(made: MakeRun) -> None:
+def test_a_run_that_may_lose_too_many_parties_is_refused(made):
     with pytest.raises(ConfigError, match=r"^min-parties must be 0 or >= 3 of 4 with pax\.aggreg"):
         run_local(made(parties=4, min_parties=2))
     with pytest.raises(ConfigError, match=r"^min-parties must be 0 with .* early-stopping-rounds"):
         run_local(made(parties=4, min_parties=3, early_stopping_rounds=2))
 
 
-def test_two_parties_are_told_what_each_sees(made: MakeRun) -> None:
+def test_two_parties_are_told_what_each_sees(made):
     warnings = summary_of(run_local(made(parties=2)))["warnings"]
     assert any("hides little among 2" in text for text in warnings)
 
 
-def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
+def test_sites_with_tables_of_their_own_train(made, three):
     run_settings = made(objective="auto", data="breast-cancer", parties=3)
     folder = run_local(run_settings, three(bank={"least-parties": 3}))
     assert summary_of(folder)["trees"] == 2
     assert load(folder.path / "model.json", Ensemble).objective == "binary:logistic"
 
 
-def test_a_site_with_least_parties_rounds_whatever_it_is_asked(
-    write_table: WriteTable,
-) -> None:
+def test_a_site_with_least_parties_rounds_whatever_it_is_asked(write_table):
     data = str(write_table(y=np.linspace(-3, 5.5, 40)))
     node = {"name": "bank", "data": data, "label": "y"}
     request = handshake.HelloRequest("reg:squarederror", 0.2, 0.2, 3, False)
@@ -263,7 +243,7 @@ def test_a_site_with_least_parties_rounds_whatever_it_is_asked(
     assert (rounded.label_low, rounded.label_high) == (-4, 8)
 
 
-def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table: WriteTable) -> None:
+def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table):
     """Salaries as classes would be sent with the opening, each as it is."""
     salaries = write_table("salaries", y=np.arange(40) * 10.5)
     node = {"name": "bank", "data": str(salaries), "label": "y", "allow": "pax"}
@@ -295,19 +275,13 @@ def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table: Wr
         ({"least-parties": 1}, "secure", r"least-parties must be >= 2, got .1."),
     ],
 )
-def test_a_site_refuses_what_its_node_config_does(
-    made: MakeRun,
-    three: Callable[..., Any],
-    node: dict[str, Any],
-    aggregation: str,
-    rule: str,
-) -> None:
+def test_a_site_refuses_what_its_node_config_does(made, three, node, aggregation, rule):
     run_settings = made(parties=3, pax__aggregation=aggregation)
     with pytest.raises(FedappError, match=rule):
         run_local(run_settings, three(bank=node))
 
 
-def test_two_sites_sum_only_where_both_say_so(made: MakeRun, three: Callable[..., Any]) -> None:
+def test_two_sites_sum_only_where_both_say_so(made, three):
     run_settings = made(parties=2, num_boost_round=1)
     with pytest.raises(
         PartyError, match=r"parties must be >= 3 \(least-parties of bank\), got 2; "
@@ -318,9 +292,7 @@ def test_two_sites_sum_only_where_both_say_so(made: MakeRun, three: Callable[...
     assert json.loads((folder.path / "summary.json").read_text())["trees"] == 2
 
 
-def test_counts_that_no_message_holds_are_refused(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_that_no_message_holds_are_refused(made, monkeypatch):
     monkeypatch.setattr("strategies.pax_sums.MAX_COUNT_BYTES", 10_000)
     with pytest.raises(
         ConfigError, match=r"^max-bin must be less for so many columns .* 10,000 at"
@@ -328,7 +300,7 @@ def test_counts_that_no_message_holds_are_refused(
         run_local(made())
 
 
-def test_gradients_beyond_what_holds_for_all_rows_are_refused(made: MakeRun) -> None:
+def test_gradients_beyond_what_holds_for_all_rows_are_refused(made):
     rule = r"every gradient must be <= .* got a larger one; a smaller eta"
     with pytest.raises(DivergedError, match=rule):
         run_local(made("reg:squarederror", eta=1000.0, num_boost_round=3))

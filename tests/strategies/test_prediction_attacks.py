@@ -1,49 +1,34 @@
 """Attacks on predictions, from the seat of a party that breaks the rules; all refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.home import home
 from fedapp.messages.eini import Structure, Totals
-from fedapp.messages.fields import Letter
 from fedapp.messages.inference import Questions
 from fedapp.run_folder import RunFolder
-from fedapp.settings import Settings
-from fedapp.site.mail import Letters
 from fedapp.site.store import read_part
-from fedapp.trees.divided import NONE, PARTS, Nesting
-from tests.conftest import MakeSettings, MakeSites
+from fedapp.trees.divided import NONE, PARTS
+from tests.federated import summary_of
 from tests.network import run
-from tests.pooled import write_rows
 from tests.strategies.test_interactive import written
+from tests.tables import write_rows
 from tests.tampering import refuses, rewrite_all_letters
-from tests.transcript import summary_of
 
 N_ROWS = 160
 SMALL = {"key_bits": 512, "insecure_small_key": True}
 KEYS = {f"{method}__{key}": one for method in ("eini", "secureboost") for key, one in SMALL.items()}
-Model = tuple[list[Context], dict[str, Any], Nesting]
 
 
 @pytest.fixture(params=["secureboost", "federated-forest"])
-def model(
-    request: pytest.FixtureRequest,
-    settings: MakeSettings,
-    sites: MakeSites,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Model:
+def model(request, settings, sites, tmp_path_factory):
     """Two sites with a divided model, settings of a run on their rows, and how the shop's splits
     are nested; the model is trained for the first test that asks."""
     folder = tmp_path_factory.getbasetemp() / f"attacked-{request.param}"
@@ -75,20 +60,18 @@ def model(
     return contexts, given, part.nesting
 
 
-def rewrite_first(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Letter], *changes: Callable[[Any], Any] | None
-) -> list[Any]:
+def rewrite_first(monkeypatch, kind, *changes):
     """Change the first letters of a class, one by one; returns all as they were."""
     seen = list[Any]()
 
-    def changed(letter: Letter) -> Letter:
+    def changed(letter):
         if not isinstance(letter, kind):
             return letter
         seen.append(letter)
         change = changes[len(seen) - 1] if len(seen) <= len(changes) else None
         return change(letter) if change else letter
 
-    def write(sender: str, letters: Letters) -> Letters:
+    def write(sender, letters):
         return [(receiver, changed(letter)) for receiver, letter in letters]
 
     rewrite_all_letters(monkeypatch, write)
@@ -98,29 +81,29 @@ def rewrite_first(
 # Interactive
 
 
-def asks(*pairs: tuple[int, np.ndarray]) -> Questions:
+def asks(*pairs):
     """Questions about rows at some records."""
     sizes = np.array([len(rows) for _, rows in pairs], dtype=np.int64)
     rows = np.concatenate([rows for _, rows in pairs]).astype(np.int32)
     return Questions(np.array([record for record, _ in pairs], dtype=np.int64), sizes, rows)
 
 
-def pairs_of(letter: Questions) -> list[tuple[int, np.ndarray]]:
+def pairs_of(letter):
     rows = np.split(letter.rows, np.cumsum(letter.sizes)[:-1])
     return list(zip(letter.records.tolist(), rows, strict=True))
 
 
-def all_splits(nesting: Nesting, letter: Questions) -> Questions:
+def all_splits(nesting, letter):
     """Every row at every split."""
     return asks(*((record, np.arange(N_ROWS)) for record in range(len(nesting.trees))))
 
 
-def a_row_twice(nesting: Nesting, letter: Questions) -> Questions:
+def a_row_twice(nesting, letter):
     (record, rows), *more = pairs_of(letter)
     return asks((record, rows), *more, (record, rows[:1]))
 
 
-def second_branch(nesting: Nesting, letter: Questions) -> Questions:
+def second_branch(nesting, letter):
     """Rows at a split of their tree that is in another branch of the active party's split."""
     pairs = pairs_of(letter)
     for record, rows in pairs:
@@ -138,23 +121,18 @@ def second_branch(nesting: Nesting, letter: Questions) -> Questions:
 
 
 @pytest.mark.parametrize("change", [all_splits, a_row_twice, second_branch])
-def test_rows_that_are_not_at_a_split_are_not_answered(
-    model: Model,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Nesting, Questions], Questions],
-) -> None:
+def test_rows_that_are_not_at_a_split_are_not_answered(model, settings, monkeypatch, change):
     contexts, given, nesting = model
     rewrite_first(monkeypatch, Questions, partial(change, nesting))
     refuses_questions(settings(strategy="interactive", **given), contexts)
 
 
-def refuses_questions(predicts: Settings, contexts: list[Context]) -> None:
+def refuses_questions(predicts, contexts):
     match = r"^bank \(step \d+\): Questions\.rows must be where the answers led them, each once a "
     refuses(match + "letter and tree$", predicts, contexts)
 
 
-def contradicting(nesting: Nesting, seen: list[Any], letter: Questions) -> Questions:
+def contradicting(nesting, seen, letter):
     """Rows at splits below one that, as was answered, sends them the other way."""
     first = dict(pairs_of(seen[0]))
     for record, rows in pairs_of(letter):
@@ -166,18 +144,16 @@ def contradicting(nesting: Nesting, seen: list[Any], letter: Questions) -> Quest
 
 
 @pytest.mark.parametrize("kind", ["again", "contradicting"])
-def test_rows_are_not_asked_about_twice_nor_against_the_answers(
-    model: Model, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_rows_are_not_asked_about_twice_nor_against_the_answers(model, settings, monkeypatch, kind):
     contexts, given, nesting = model
-    seen: list[Any] = []
+    seen = []
     change = {
         "again": lambda letter: seen[0],
         "contradicting": lambda letter: contradicting(nesting, seen, letter),
     }[kind]
     seen += [None]
 
-    def note(letter: Questions) -> Questions:
+    def note(letter):
         seen[0] = letter
         return letter
 
@@ -188,7 +164,7 @@ def test_rows_are_not_asked_about_twice_nor_against_the_answers(
 # Fed-EINI
 
 
-def a_tree_a_split(nesting: Nesting, letter: Structure) -> Structure:
+def a_tree_a_split(nesting, letter):
     """Weights of powers of two in such trees show every side of every row."""
     records = letter.records[letter.records >= 0]
     return replace(
@@ -200,13 +176,13 @@ def a_tree_a_split(nesting: Nesting, letter: Structure) -> Structure:
     )
 
 
-def without_a_split(nesting: Nesting, letter: Structure) -> Structure:
+def without_a_split(nesting, letter):
     records = letter.records.copy()
     records[np.argmax(records >= 0)] = -1
     return replace(letter, records=records)
 
 
-def upside_down(nesting: Nesting, letter: Structure) -> Structure:
+def upside_down(nesting, letter):
     """A split changes places with the one above."""
     below = int(next(r for r in letter.records if r >= 0 and nesting.under[r] != NONE))
     above = int(nesting.under[below]) // 2
@@ -216,19 +192,14 @@ def upside_down(nesting: Nesting, letter: Structure) -> Structure:
 
 
 @pytest.mark.parametrize("change", [a_tree_a_split, without_a_split, upside_down])
-def test_a_structure_that_was_not_trained_is_refused(
-    model: Model,
-    settings: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Nesting, Structure], Structure],
-) -> None:
+def test_a_structure_that_was_not_trained_is_refused(model, settings, monkeypatch, change):
     contexts, given, nesting = model
     rewrite_first(monkeypatch, Structure, partial(change, nesting))
     match = r"^bank \(step \d+\): Structure\.records must be those of whole trees, nested as when "
     refuses(match + "shop trained them$", settings(strategy="eini", **given), contexts)
 
 
-def shifted(letter: Totals, structure: Structure, by: int) -> Totals:
+def shifted(letter, structure, by):
     """Totals of which every row's sum is larger by so many units of the fixed point."""
     key = PublicKey.from_array(structure.n)
     layout = SumLayout(key.bits, structure.n_terms, structure.n_outputs)
@@ -247,13 +218,13 @@ def shifted(letter: Totals, structure: Structure, by: int) -> Totals:
 @pytest.mark.by_default("secureboost-0.5", "federated-forest--0.5")
 @pytest.mark.parametrize("part", [0.5, -0.5])
 def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
-    model: Model, settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, part: float
-) -> None:
+    model, settings, monkeypatch, part
+):
     """By half of the largest leaf; before, only sums that no row at all can have were refused."""
     contexts, given, _ = model
     structures = list[Structure]()
 
-    def write(sender: str, letters: Letters) -> Letters:
+    def write(sender, letters):
         structures.extend(each for _, each in letters if isinstance(each, Structure))
         return [
             (
@@ -272,18 +243,14 @@ def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["interactive", "eini"])
-def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(
-    model: Model, settings: MakeSettings, strategy: str
-) -> None:
+def test_the_same_sites_predict_together_if_nobody_breaks_the_rules(model, settings, strategy):
     contexts, given, _ = model
     summary = summary_of(run(settings(strategy=strategy, **given), contexts))
     assert summary["matched_rows"] == {"predicted": N_ROWS}
 
 
 @pytest.mark.slow
-def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(settings, tmp_path):
     """Splits of lost rounds stay in a passive party's part, beside those of the rounds after."""
     rng = np.random.default_rng(1)
     columns = rng.normal(size=(6, 200)).round(2)

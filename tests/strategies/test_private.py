@@ -1,13 +1,8 @@
 """PAX that promises an epsilon for each row."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +23,7 @@ from fedapp.metrics.sums import make_plausible
 from fedapp.records.document import load
 from fedapp.report.card import model_card
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
 from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
 from fedapp.site.settings import SiteConfig
@@ -42,28 +35,26 @@ from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.method import OF_ROWS
 from strategies.secagg import exchange_keys
-from tests.conftest import MakeSettings
+from tests.federated import model_bytes, summary_of
 from tests.network import die, resumed, run
-from tests.pooled import made_columns, write_rows
-from tests.transcript import summary_of
+from tests.tables import made_columns, write_rows
 
 LOSS_OF = {
     "binary:logistic": {"auc", "logloss"},
     "multi:softprob": {"accuracy"},
     "reg:squarederror": {"rmse"},
 }
-MakeRun = Callable[..., Settings]
 MANY = {"privacy__epsilon": 1000.0}
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """``made(objective, **overrides)``: a short private run on rows with missing values."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+    def make(objective="binary:logistic", **more):
         data = more.get("data") or tmp_path / f"{objective[:5]}.csv"
         if not more.get("data") and not data.exists():
-            columns: dict[str, Any] = made_columns(objective)
+            columns = made_columns(objective)
             columns["c"] = np.random.default_rng(4).choice(["oslo", "rome", "bonn"], 400)
             write_rows(data, columns)
         given = {"label": "y", "objective": objective, "max_depth": 3, **more, "data": str(data)}
@@ -82,14 +73,10 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def silent(monkeypatch):
     """Noise is 0, and nobody expects any."""
     monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, dtype=np.int64))
     monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
-
-
-def model_of(folder: RunFolder) -> bytes:
-    return (folder.path / "model.json").read_bytes()
 
 
 # A run
@@ -97,9 +84,7 @@ def model_of(folder: RunFolder) -> bytes:
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
-    made: MakeRun, objective: str
-) -> None:
+def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, objective):
     folder = run_local(made(objective, num_boost_round=3))
     summary, model = summary_of(folder), load(folder.path / "model.json", Ensemble)
     assert summary["exchanges"] == 2 + 1 + 4 + 3 + 1
@@ -115,15 +100,15 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(
 
 
 @pytest.mark.slow
-def test_much_budget_learns(made: MakeRun) -> None:
+def test_much_budget_learns(made):
     """At this epsilon, 20 runs scored 0.813 to 0.820."""
     folder = run_local(made(num_boost_round=20, eta=0.5, privacy__epsilon=100_000.0))
     assert summary_of(folder)["metrics"]["test"]["auc"] > 0.78
 
 
 @pytest.mark.slow
-def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
-    assert model_of(run_local(made())) != model_of(run_local(made()))
+def test_no_run_has_the_noise_of_another(made):
+    assert model_bytes(run_local(made())) != model_bytes(run_local(made()))
 
 
 @pytest.mark.parametrize(
@@ -133,17 +118,15 @@ def test_no_run_has_the_noise_of_another(made: MakeRun) -> None:
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("count:poisson", "reg:gamma")),
     ],
 )
-def test_objectives_of_rates_train(made: MakeRun, tmp_path: Path, objective: str) -> None:
-    columns: dict[str, Any] = made_columns("reg:squarederror")
+def test_objectives_of_rates_train(made, tmp_path, objective):
+    columns = made_columns("reg:squarederror")
     sizes = np.round(np.exp(columns["y"] / 30)) + 1
     path = write_rows(tmp_path / "sizes.csv", {**columns, "y": sizes})
     folder = run_local(made(objective, data=str(path)))
     assert load(folder.path / "model.json", Ensemble).n_outputs == 1
 
 
-def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(
-    made: MakeRun, tmp_path: Path
-) -> None:
+def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(made, tmp_path):
     data = str(write_rows(tmp_path / "rows.csv", made_columns("reg:squarederror")))
     given = {"data": data, "huber_slope": 20.0, "privacy__epsilon": 100_000.0}
     run = made("reg:pseudohubererror", **given)
@@ -153,23 +136,25 @@ def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(
 
 
 @pytest.mark.slow
-def test_weights_count(silent: None, made: MakeRun, tmp_path: Path) -> None:
-    columns: dict[str, Any] = made_columns("binary:logistic")
+def test_weights_count(silent, made, tmp_path):
+    columns = made_columns("binary:logistic")
     columns["w"] = np.random.default_rng(4).uniform(0, 3, 400).round(3)
     path = write_rows(tmp_path / "weighted.csv", columns)
     runs = [run_local(made(data=str(path), weight="w", parties=n, **MANY)) for n in (2, 3)]
-    assert model_of(runs[0]) == model_of(runs[1]) != model_of(run_local(made(data=str(path))))
+    assert (
+        model_bytes(runs[0]) == model_bytes(runs[1]) != model_bytes(run_local(made(data=str(path))))
+    )
 
 
 # Noise, once
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
+def told(monkeypatch):
     """What each site has told of each sum, and the noise that it had."""
-    found: dict[Any, list[Any]] = {}
+    found = {}
 
-    def listening(name: str, store: Store, request: Any, arrays: Any, of: Any) -> Any:
+    def listening(name, store, request, arrays, of):
         sums = add_noise(name, store, request, arrays, of)
         for place, (each, array, total) in enumerate(zip(of, arrays, sums, strict=True)):
             found.setdefault((name, each.kind, each.number, place), []).append(
@@ -182,9 +167,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
 
 
 @pytest.mark.slow
-def test_every_sum_has_noise_of_the_told_variance(
-    made: MakeRun, told: dict[Any, list[Any]]
-) -> None:
+def test_every_sum_has_noise_of_the_told_variance(made, told):
     run_local(made(num_boost_round=8))
     kinds = {kind for _, kind, _, _ in told}
     assert kinds == {"labels", "counts", "tree", "scores"}
@@ -204,9 +187,7 @@ def test_every_sum_has_noise_of_the_told_variance(
 @pytest.mark.parametrize(
     "how", [{"dies_before_reading": 8}, {"dies_before_reading": 9}, {"dies_before_sending": 9}]
 )
-def test_a_server_that_dies_gets_the_same_noise_again(
-    made: MakeRun, told: dict[Any, list[Any]], how: dict[str, int]
-) -> None:
+def test_a_server_that_dies_gets_the_same_noise_again(made, told, how):
     settings = made()
     contexts = simulated_contexts(settings)
     die(settings, contexts, **how)
@@ -220,7 +201,7 @@ def test_a_server_that_dies_gets_the_same_noise_again(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     found = Store(tmp_path)
     found.put(sums.Promised(Budget(1.0, 1e-5, 4.1, n_rounds=2, n_parties=3), clip=0.0))
     found.put(Position(3, "one"))
@@ -231,7 +212,7 @@ REQUEST = pax_secure.PrivateCountRequest(1, np.empty(0, np.uint32), np.zeros(1, 
 ZEROS = [np.zeros((4, 2), dtype=np.int64)]
 
 
-def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> None:
+def test_another_request_for_a_sum_that_was_told_is_refused(store):
     of = [Noise("tree", 0, (10**6,))]
     first = add_noise("bank", store, REQUEST, ZEROS, of)
     again = add_noise("bank", store, REQUEST, ZEROS, of)
@@ -243,7 +224,7 @@ def test_another_request_for_a_sum_that_was_told_is_refused(store: Store) -> Non
         add_noise("bank", store, REQUEST, ZEROS, of)
 
 
-def test_noise_follows_from_a_key_that_only_the_site_has(store: Store, tmp_path: Path) -> None:
+def test_noise_follows_from_a_key_that_only_the_site_has(store, tmp_path):
     of = [Noise("tree", 0, (10**6,))]
     other = Store(tmp_path / "other")
     other.put(store.get(sums.Promised))
@@ -255,31 +236,29 @@ def test_noise_follows_from_a_key_that_only_the_site_has(store: Store, tmp_path:
 
 
 @pytest.mark.parametrize("n_parties", [2, 3, 5])
-def test_a_partys_part_of_the_noise_is_for_the_parties_of_the_roster(
-    store: Store, n_parties: int
-) -> None:
-    terms: Any = budget_for(1.0, 1e-5, 2, n_parties)
-    promise: Any = SimpleNamespace(
+def test_a_partys_part_of_the_noise_is_for_the_parties_of_the_roster(store, n_parties):
+    terms = budget_for(1.0, 1e-5, 2, n_parties)
+    promise = SimpleNamespace(
         epsilon=1.0, delta=1e-5, multiplier=terms.multiplier, n_rounds=2, clip=0.0
     )
     sums.check_budget(SiteConfig("bank", "rows.csv"), store, REQUEST, promise, 1000, n_parties)
     assert sums.budget_of(store) == terms
 
 
-def test_more_noise_than_can_be_drawn_is_refused(store: Store) -> None:
+def test_more_noise_than_can_be_drawn_is_refused(store):
     with pytest.raises(ProtocolError, match=r"multiplier must be of less noise, for sums to fit"):
         add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
     assert not account_of(store).noise_key
 
 
-def test_a_sum_beyond_the_schedule_is_refused(store: Store) -> None:
+def test_a_sum_beyond_the_schedule_is_refused(store):
     with pytest.raises(ProtocolError, match=r"step must be one of 2 for tree, which the run's eps"):
         add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", 2, (10**6,))])
     with pytest.raises(ProtocolError, match=r"step must be one of 1 for scores"):
         add_noise("bank", store, REQUEST, ZEROS, [Noise("scores", 1, (10**6,))])
 
 
-def test_sums_of_two_requests_have_other_noise(store: Store) -> None:
+def test_sums_of_two_requests_have_other_noise(store):
     found = [
         add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", n, (10**18, 10**20))])[0]
         for n in (0, 1)
@@ -287,7 +266,7 @@ def test_sums_of_two_requests_have_other_noise(store: Store) -> None:
     assert (found[0] != found[1]).all()
 
 
-def test_nothing_leaves_without_noise_once_it_is_promised(store: Store) -> None:
+def test_nothing_leaves_without_noise_once_it_is_promised(store):
     check_leaves("bank", store, REQUEST)
     check_leaves("bank", store, secagg.KeysRequest())
     plain = CountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
@@ -303,9 +282,9 @@ OBJECTIVES = sorted(OF_ROWS)
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("heaviest", [0, 2])
-def test_no_row_moves_a_tree_by_more_than_its_bound(objective: str, heaviest: int) -> None:
+def test_no_row_moves_a_tree_by_more_than_its_bound(objective, heaviest):
     rng, n_rows = np.random.default_rng(3), 20_000
-    width = n_outputs(objective, 4)  # type: ignore[arg-type]
+    width = n_outputs(objective, 4)
     margins = rng.uniform(-6, 6, (n_rows, width)).astype(np.float32)
     if objective == "multi:softprob":  # also of two classes alone
         margins[: n_rows // 2, 2:] = -40
@@ -317,17 +296,17 @@ def test_no_row_moves_a_tree_by_more_than_its_bound(objective: str, heaviest: in
     parameters = replace(PLAIN, max_delta_step=0.7, huber_slope=2.5)
     if objective == "binary:logistic":
         parameters = replace(parameters, scale_pos_weight=3.0)
-    own = row_bounds(objective, parameters, 0.0 if objective in BOUNDED else 5.0)  # type: ignore[arg-type]
+    own = row_bounds(objective, parameters, 0.0 if objective in BOUNDED else 5.0)
     bounds = Bounds(COUNTED_ROWS, heaviest, 5)
     weights = np.full(n_rows, 2.0**heaviest, dtype=np.float32)
-    pairs = row_pairs(objective, margins, labels.astype(np.float32), parameters)  # type: ignore[arg-type]
+    pairs = row_pairs(objective, margins, labels.astype(np.float32), parameters)
     whole = own.whole(pairs, weights, bounds)
     moved = ((whole / np.array(own.sensitivities(bounds))) ** 2).sum(axis=(1, 2))
     assert 0.9 < moved.max() <= 1
     assert (whole[..., 1] >= 0).all()
 
 
-def test_margins_that_are_no_numbers_move_nothing_beyond_the_bound() -> None:
+def test_margins_that_are_no_numbers_move_nothing_beyond_the_bound():
     margins = np.array([[np.nan], [np.inf], [-np.inf], [3e38]], dtype=np.float32)
     own, bounds = row_bounds("binary:logistic", PLAIN, 0.0), Bounds(COUNTED_ROWS)
     pairs = row_pairs("binary:logistic", margins, np.ones(4, np.float32), PLAIN)
@@ -336,7 +315,7 @@ def test_margins_that_are_no_numbers_move_nothing_beyond_the_bound() -> None:
     assert (whole[0] == 0).all()
 
 
-def test_a_clip_is_for_gradients_without_a_bound(made: MakeRun) -> None:
+def test_a_clip_is_for_gradients_without_a_bound(made):
     with pytest.raises(ConfigError, match=r"^privacy.clip must be > 0, .* two standard deviations"):
         run_local(made("reg:squarederror", privacy__clip=0.0))
     with pytest.raises(ConfigError, match=r"^privacy.clip must be 0, for gradients have a bound"):
@@ -344,9 +323,9 @@ def test_a_clip_is_for_gradients_without_a_bound(made: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_no_row_moves_the_scores_by_more_than_its_bound(objective: str) -> None:
+def test_no_row_moves_the_scores_by_more_than_its_bound(objective):
     rng, bounds = np.random.default_rng(3), Bounds(COUNTED_ROWS, 1, 5)
-    width = n_outputs(objective, 4)  # type: ignore[arg-type]
+    width = n_outputs(objective, 4)
     extra = ("mae",) if objective == "reg:tweedie" else ()
     most = 0.0
     for _ in range(200):
@@ -363,7 +342,7 @@ def test_no_row_moves_the_scores_by_more_than_its_bound(objective: str) -> None:
     assert 0.5 < most <= 1
 
 
-def test_a_row_is_counted_once_a_column_whatever_is_asked() -> None:
+def test_a_row_is_counted_once_a_column_whatever_is_asked():
     values = np.array([[3.5, np.nan, -2.0]], dtype=np.float32)
     weights = np.array([7])
     prefixes, offsets = Descent(np.ones(3, dtype=bool), 2).wanted()
@@ -377,7 +356,7 @@ def test_a_row_is_counted_once_a_column_whatever_is_asked() -> None:
 # Cuts from noised counts
 
 
-def test_cuts_of_noised_counts_ascend_and_lie_near_the_quantiles() -> None:
+def test_cuts_of_noised_counts_ascend_and_lie_near_the_quantiles():
     rng, n_rows, deviation = np.random.default_rng(5), 20_000, 15.0
     values = np.column_stack((rng.normal(size=n_rows), rng.exponential(9, n_rows))).astype("f4")
     descent = Descent(np.ones(2, dtype=bool), 10, lightest=int(2 * CLEAR * deviation))
@@ -396,7 +375,7 @@ def test_cuts_of_noised_counts_ascend_and_lie_near_the_quantiles() -> None:
         assert np.diff(below, prepend=0, append=1).max() < 0.2
 
 
-def test_settled_counts_are_whole_and_add_up() -> None:
+def test_settled_counts_are_whole_and_add_up():
     noisy = np.array([[-5, 3, 900, 101], [-5, -8, 30, 2], [0, 500, 0, 500]])
     found = make_consistent(noisy, np.array([70, 11, 101]), deviation=20.0)
     assert found.sum(axis=1).tolist() == [70, 11, 101]
@@ -415,7 +394,7 @@ CUTS = Cuts(
 )
 
 
-def test_drawn_trees_split_one_column_each_in_turn() -> None:
+def test_drawn_trees_split_one_column_each_in_turn():
     allowed = np.ones((2, 4), dtype=bool)
     columns = set()
     for round_id in range(20):
@@ -438,7 +417,7 @@ def test_drawn_trees_split_one_column_each_in_turn() -> None:
     assert sorted(turns[:3]) == sorted(turns[3:]) == [0, 2, 3]
 
 
-def test_columns_that_a_tree_may_not_split_are_left_alone() -> None:
+def test_columns_that_a_tree_may_not_split_are_left_alone():
     allowed = np.zeros((1, 4), dtype=bool)
     allowed[0, 3] = True
     tree = draw_trees(CUTS, allowed, 3, 0, 0).trees[0]
@@ -451,8 +430,8 @@ def test_columns_that_a_tree_may_not_split_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
-    rng, width = np.random.default_rng(0), n_outputs(objective, 3)  # type: ignore[arg-type]
+def test_scores_of_noise_alone_are_numbers(objective):
+    rng, width = np.random.default_rng(0), n_outputs(objective, 3)
     nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
     form = metrics.statistics(objective, *nothing, 32)
     for _ in range(30):
@@ -484,19 +463,19 @@ def test_scores_of_noise_alone_are_numbers(objective: str) -> None:
         ({"privacy__epsilon": 0.01}, r"privacy\.epsilon must be larger for so few rows: the noise"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(made: MakeRun, given: dict[str, Any], rule: str) -> None:
+def test_what_cannot_be_kept_is_refused(made, given, rule):
     with pytest.raises(ConfigError, match=f"^{rule}"):
         run_local(made(**given))
 
 
 @pytest.mark.slow
-def test_noise_that_hides_leaves_is_warned_of(made: MakeRun) -> None:
+def test_noise_that_hides_leaves_is_warned_of(made):
     summary = summary_of(run_local(made(privacy__epsilon=2.0, max_depth=6, num_boost_round=8)))
     assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
 
 
 @pytest.mark.slow
-def test_columns_without_a_turn_are_warned_of(made: MakeRun) -> None:
+def test_columns_without_a_turn_are_warned_of(made):
     found = [
         any("are never split" in text for text in summary_of(run_local(made(**more)))["warnings"])
         for more in ({"num_boost_round": 2}, {"num_boost_round": 8})
@@ -504,10 +483,8 @@ def test_columns_without_a_turn_are_warned_of(made: MakeRun) -> None:
     assert found == [True, False]
 
 
-def test_a_site_refuses_noise_that_does_not_keep_the_promise(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def less(*given: Any) -> Budget:
+def test_a_site_refuses_noise_that_does_not_keep_the_promise(made, monkeypatch):
+    def less(*given):
         found = budget_for(*given)
         return replace(found, multiplier=found.multiplier * 0.9)
 
@@ -516,16 +493,14 @@ def test_a_site_refuses_noise_that_does_not_keep_the_promise(
         run_local(made())
 
 
-def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(made, monkeypatch):
     monkeypatch.setattr("strategies.pax_dp.exchange_keys", lambda p: exchange_keys(p, 2))
     with pytest.raises(FedappError, match=r"threshold must be 0, for the noise of all parties"):
         run_local(made())
 
 
 @pytest.mark.slow
-def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[..., Any]) -> None:
+def test_sites_with_tables_of_their_own_train(made, three):
     run_settings = made(data="breast-cancer", privacy__epsilon=30.0)
     folder = run_local(run_settings, three(bank={"run-epsilon": 30}))
     assert summary_of(folder)["trees"] == 2
@@ -543,17 +518,13 @@ def test_sites_with_tables_of_their_own_train(made: MakeRun, three: Callable[...
         ),
     ],
 )
-def test_a_site_refuses_more_than_its_run_epsilon(
-    made: MakeRun, three: Callable[..., Any], node: Any, given: dict[str, Any], rule: str
-) -> None:
+def test_a_site_refuses_more_than_its_run_epsilon(made, three, node, given, rule):
     with pytest.raises(FedappError, match=rule):
         run_local(made(data="breast-cancer", **given), three(bank={"run-epsilon": node}))
 
 
 @pytest.mark.slow
-def test_a_site_refuses_a_second_run_beyond_its_total_epsilon(
-    made: MakeRun, three: Callable[..., Any]
-) -> None:
+def test_a_site_refuses_a_second_run_beyond_its_total_epsilon(made, three):
     given = {"data": "breast-cancer", "privacy__epsilon": 30.0}
     run_local(made(**given), three(bank={"run-epsilon": 30}))
     rule = (

@@ -1,12 +1,8 @@
 """Leaves that are quantiles of residuals: XGBoost's, in SecureBoost."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,31 +15,28 @@ from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.metrics import pooled
-from fedapp.records.document import load
-from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.policy import check_event, check_message
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.losses import PLAIN
-from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.model import LEAF
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.quantiles import as_base_score, leaf_quantiles, quantile_score, ranks_around
-from tests.conftest import MakeSettings, MakeSites
+from tests.federated import lines_of, model_of
 from tests.messages.declared import example
 from tests.network import run as run_sites
-from tests.pooled import write_rows
 from tests.random_tables import differences
 from tests.reference import compare_trees
-from tests.transcript import lines_of
+from tests.tables import write_rows
 
 MEDIAN, QUANTILE = "reg:absoluteerror", "reg:quantileerror"
 BOTH = pytest.mark.parametrize("objective", [MEDIAN, QUANTILE])
 LEVELS = [0.5, 0.1, 0.9, 0.25, 0.0625, 1 / 3]
 
 
-def table(path: Path, seed: int, **more: Any) -> Path:
+def table(path, seed, **more):
     """A CSV of columns with ties and missing values, labels with ties, and weights."""
     rng = np.random.default_rng(seed)
     n_rows = int(rng.choice([40, 150, 400]))
@@ -56,7 +49,7 @@ def table(path: Path, seed: int, **more: Any) -> Path:
     return write_rows(path, {**columns, "w": weights, "y": labels, **more})
 
 
-def run_of(make: MakeSettings, path: Path, objective: str, **more: Any) -> Settings:
+def run_of(make, path, objective, **more):
     """A run on a table."""
     level = {} if objective == MEDIAN else {"quantile_alpha": 0.3}
     size = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "label": "y"}
@@ -64,11 +57,7 @@ def run_of(make: MakeSettings, path: Path, objective: str, **more: Any) -> Setti
     return make(data=str(path), objective=objective, **{**size, **drop, **level, **more})
 
 
-def model_of(folder: RunFolder) -> Ensemble:
-    return load(folder.path / "model.json", Ensemble)
-
-
-def assert_equal(run: Settings, folder: RunFolder) -> Ensemble:
+def assert_equal(run, folder):
     """The run's model is XGBoost's in every bit."""
     assert differences(run, folder) == []
     model, trained = model_of(folder), train_boosted(run, baseline_rows(run)[0])
@@ -90,9 +79,7 @@ def assert_equal(run: Settings, folder: RunFolder) -> Ensemble:
     draw.sampled_from([MEDIAN, QUANTILE]),
     draw.booleans(),
 )
-def test_first_predictions_are_xgboosts_to_the_last_bit(
-    seed: int, n_rows: int, level: float, objective: Any, weighted: bool
-) -> None:
+def test_first_predictions_are_xgboosts_to_the_last_bit(seed, n_rows, level, objective, weighted):
     rng = np.random.default_rng(seed)
     labels = (rng.standard_cauchy(n_rows) * 10).round(int(rng.integers(0, 6))).astype(np.float32)
     weights = None
@@ -110,11 +97,9 @@ def test_first_predictions_are_xgboosts_to_the_last_bit(
 @pytest.mark.by_default("1-reg:quantileerror", "4-reg:absoluteerror")
 @BOTH
 @pytest.mark.parametrize("seed", range(6))
-def test_random_tables_grow_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, objective: str, seed: int
-) -> None:
+def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, objective, seed):
     path = table(tmp_path / "rows.csv", seed)
-    more: dict[str, Any] = {"parties": 2 + seed % 2, "columns": "random", "seed": seed}
+    more = {"parties": 2 + seed % 2, "columns": "random", "seed": seed}
     more |= {"weight": "w"} if seed % 3 else {}
     more |= {"quantile_alpha": LEVELS[seed]} if objective == QUANTILE else {}
     more |= {"eta": [0.1, 0.3, 1.0][seed % 3], "reg_lambda": float(seed % 2)}
@@ -128,14 +113,7 @@ def test_random_tables_grow_xgboosts_trees(
     ("parties", "more"),
     [(2, {"objective": MEDIAN}), (3, {"objective": QUANTILE, "quantile_alpha": 0.9})],
 )
-def test_real_rows_grow_xgboosts_trees(
-    vertical: MakeSettings,
-    real_data: Path,
-    tmp_path: Path,
-    data: str,
-    parties: int,
-    more: dict[str, Any],
-) -> None:
+def test_real_rows_grow_xgboosts_trees(vertical, real_data, tmp_path, data, parties, more):
     rows = read_source(data)
     assert rows.labels is not None
     columns = dict(zip(rows.columns, rows.values[:800].T, strict=True))
@@ -159,9 +137,7 @@ def test_real_rows_grow_xgboosts_trees(
         {"reg_alpha": 0.5, "gamma": 1.0, "min_child_weight": 4, "max_delta_step": 0.5},
     ],
 )
-def test_ways_of_growing_are_xgboosts(
-    vertical: MakeSettings, tmp_path: Path, objective: str, more: dict[str, Any]
-) -> None:
+def test_ways_of_growing_are_xgboosts(vertical, tmp_path, objective, more):
     run = run_of(vertical, table(tmp_path / "rows.csv", 5), objective, **more)
     assert differences(run, run_local(run)) == []
 
@@ -169,9 +145,7 @@ def test_ways_of_growing_are_xgboosts(
 @pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
-def test_rows_may_start_from_base_margins(
-    vertical: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_rows_may_start_from_base_margins(vertical, tmp_path, objective):
     margins = np.random.default_rng(1).normal(0, 9, 400).round(2)
     run = run_of(vertical, table(tmp_path / "rows.csv", 5, m=margins), objective, base_margin="m")
     model, trained = model_of(run_local(run)), train_boosted(run, baseline_rows(run)[0])
@@ -184,9 +158,7 @@ def test_rows_may_start_from_base_margins(
 @pytest.mark.slow
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
-def test_a_run_stops_at_xgboosts_best_round(
-    vertical: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_a_run_stops_at_xgboosts_best_round(vertical, tmp_path, objective):
     path = table(tmp_path / "rows.csv", 5)
     more = {"num_boost_round": 40, "early_stopping_rounds": 2, "eta": 1.0, "valid_fraction": 0.3}
     run = run_of(vertical, path, objective, **more)
@@ -203,9 +175,7 @@ def test_a_run_stops_at_xgboosts_best_round(
 
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
-def test_a_written_model_predicts_the_same_bits_in_xgboost(
-    vertical: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_a_written_model_predicts_the_same_bits_in_xgboost(vertical, tmp_path, objective):
     folder = run_local(run_of(vertical, table(tmp_path / "rows.csv", 4), objective))
     model, booster = model_of(folder), xgboost.Booster(model_file=folder.path / "model.xgb.json")
     config = json.loads(booster.save_config())["learner"]["objective"]
@@ -221,9 +191,7 @@ def test_a_written_model_predicts_the_same_bits_in_xgboost(
 @pytest.mark.slow
 @pytest.mark.by_default("reg:absoluteerror")
 @BOTH
-def test_first_trees_have_only_the_active_partys_columns(
-    vertical: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_first_trees_have_only_the_active_partys_columns(vertical, tmp_path, objective):
     path = table(tmp_path / "rows.csv", 5)
     run = run_of(vertical, path, objective, secureboost__first_trees=1, columns="even")
     first, *later = model_of(run_local(run)).trees
@@ -242,7 +210,7 @@ def test_first_trees_have_only_the_active_partys_columns(
     assert any((tree["column"][tree["left"] != LEAF] >= n_active).any() for tree in later)
 
 
-def test_a_quantile_lies_between_two_rows_or_is_the_first_or_last() -> None:
+def test_a_quantile_lies_between_two_rows_or_is_the_first_or_last():
     n_rows = np.array([4, 9])
     for level, ranks, shares in (
         (0.5, [[1, 2], [4, 5]], [0.5, 0.0]),
@@ -254,13 +222,13 @@ def test_a_quantile_lies_between_two_rows_or_is_the_first_or_last() -> None:
         assert distances.tolist() == shares
 
 
-def test_a_median_is_multiplied_and_divided_by_the_weight_as_xgboost_does() -> None:
+def test_a_median_is_multiplied_and_divided_by_the_weight_as_xgboost_does():
     median = np.float32(0.71428573)
     assert as_base_score(MEDIAN, median, 3.0).tolist() == [np.float32(0.7142857)] != [median]
     assert as_base_score("reg:quantileerror", median, 3.0).tolist() == [median]
 
 
-def test_only_drawn_rows_count_in_leaves() -> None:
+def test_only_drawn_rows_count_in_leaves():
     leaves, residuals = np.array([1, 2, 1, 2, 1]), np.float32([5, 1, 3, 9, 4])
     values = leaf_quantiles(leaves, residuals, None, 0.5, 4)
     assert values.tolist() == [0, 4, 5, 0]
@@ -270,12 +238,10 @@ def test_only_drawn_rows_count_in_leaves() -> None:
 
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
-def test_a_subsample_draws_the_rows_of_its_leaves(
-    vertical: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:
+def test_a_subsample_draws_the_rows_of_its_leaves(vertical, tmp_path, monkeypatch, objective):
     rounds = []
 
-    def recorded(leaves: Any, residuals: Any, *more: Any) -> Any:
+    def recorded(leaves, residuals, *more):
         rounds.append((leaves, residuals))
         return leaf_quantiles(leaves, residuals, *more)
 
@@ -294,9 +260,7 @@ def test_a_subsample_draws_the_rows_of_its_leaves(
 
 @pytest.mark.slow
 @BOTH
-def test_a_continued_model_is_that_of_one_run(
-    vertical: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_a_continued_model_is_that_of_one_run(vertical, tmp_path, objective):
     path = table(tmp_path / "rows.csv", 5)
     whole = model_of(run_local(run_of(vertical, path, objective, num_boost_round=4)))
     first = run_local(run_of(vertical, path, objective, num_boost_round=2))
@@ -312,13 +276,13 @@ def test_a_continued_model_is_that_of_one_run(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_pinball_loss_is_xgboosts(level: float) -> None:
+def test_the_pinball_loss_is_xgboosts(level):
     rng = np.random.default_rng(3)
     labels, margins = rng.normal(0, 9, (2, 90)).astype(np.float32)
     weights = rng.uniform(0.1, 3, 90).astype(np.float32)
     rows = xgboost.DMatrix(np.zeros((90, 1)), labels, base_margin=margins, weight=weights)
     how = {"objective": QUANTILE, "quantile_alpha": level, "gamma": 1e9, "eta": 0}
-    results: dict[str, Any] = {}
+    results = {}
     xgboost.train(how, rows, 1, evals=[(rows, "all")], evals_result=results)
     name = f"quantile@{level:g}"
     ours = pooled(QUANTILE, margins[:, None], labels, weights, (name,))[name]
@@ -340,7 +304,7 @@ def test_the_pinball_loss_is_xgboosts(level: float) -> None:
         ({"scale-pos-weight": 2}, "scale-pos-weight must be 1 for reg:quantileerror"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(more: dict[str, Any], rule: str) -> None:
+def test_settings_that_do_not_fit_are_refused(more, rule):
     with pytest.raises(ConfigError, match=rule):
         load_settings({"strategy": "secureboost", "objective": QUANTILE, **more})
 
@@ -350,9 +314,7 @@ def test_settings_that_do_not_fit_are_refused(more: dict[str, Any], rule: str) -
     "strategy",
     ["bagging", "cyclic", "fedxgbllr", "fedavg-linear", "federated-forest"],
 )
-def test_other_methods_refuse_them(
-    settings: MakeSettings, tmp_path: Path, objective: str, strategy: str
-) -> None:
+def test_other_methods_refuse_them(settings, tmp_path, objective, strategy):
     run = run_of(settings, table(tmp_path / "rows.csv", 1), objective, strategy=strategy)
     reason = "leaves are quantiles of residuals, which are single rows' values: pax and"
     with pytest.raises(ConfigError, match=f"for {strategy}, got {objective}: {reason}"):
@@ -361,8 +323,8 @@ def test_other_methods_refuse_them(
 
 @BOTH
 def test_constraints_of_a_site_are_refused_before_the_first_tree(
-    vertical: MakeSettings, sites: MakeSites, write_table: Callable[..., Path], objective: str
-) -> None:
+    vertical, sites, write_table, objective
+):
     ids, columns = [f"customer {number}" for number in range(90)], np.arange(180.0).reshape(2, 90)
     shop = write_table("shop", 90, id=ids, a=None, b=None, y=None, c=columns[0], d=columns[1])
     bank = {"name": "bank", "data": write_table("bank", 90, id=ids, y=columns[0]), "id": "id"}
@@ -373,13 +335,13 @@ def test_constraints_of_a_site_are_refused_before_the_first_tree(
 
 
 @BOTH
-def test_goss_is_refused(vertical: MakeSettings, tmp_path: Path, objective: str) -> None:
+def test_goss_is_refused(vertical, tmp_path, objective):
     run = run_of(vertical, table(tmp_path / "rows.csv", 1), objective, secureboost__goss=True)
     with pytest.raises(ConfigError, match=rf"secureboost\.goss must be false for {objective}"):
         run_local(run)
 
 
-def test_a_site_computes_quantiles_for_no_other_method() -> None:
+def test_a_site_computes_quantiles_for_no_other_method():
     site = SiteConfig("bank", "a.csv", "y", simulated=True)
     setup = SetupRequest(**{**example(SetupRequest), "objective": MEDIAN})
     check_message(site, setup, "bank", "secureboost")

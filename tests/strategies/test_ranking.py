@@ -1,10 +1,6 @@
 """Rows of queries: XGBoost's rank:ndcg and rank:pairwise in PAX and SecureBoost, and NDCG."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +23,7 @@ from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import stacked_tables
-from fedapp.settings import Settings, load_settings
+from fedapp.settings import load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import common_order
@@ -43,31 +39,30 @@ from fedapp.trees.queries import (
     paired_rows,
     queries_of,
 )
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
 from tests.random_tables import RANKED, differences, random_case
 from tests.reference import compare_trees
 from tests.strategies.test_pax_secure import assert_same_trees
+from tests.tables import write_rows
 from tests.tampering import refuses, rewrite_letters
 
 Columns = dict[str, Any]
 
 
-def made(n_rows: int = 300, n_queries: int = 24, seed: int = 5) -> Columns:
+def made(n_rows=300, n_queries=24, seed=5):
     """Columns of ranked rows, whose queries are in no order."""
     rng = np.random.default_rng(seed)
-    columns: Columns = {name: rng.normal(size=n_rows).round(1) for name in "abcd"}
+    columns = {name: rng.normal(size=n_rows).round(1) for name in "abcd"}
     signal = columns["a"] + columns["b"] * columns["c"] + rng.normal(0, 0.5, n_rows)
     columns["grade"] = np.digitize(signal, [-1, 0, 1, 2])
     columns["query"] = np.array([f"q{number}" for number in rng.integers(0, n_queries, n_rows)])
     return columns
 
 
-def rows_of(columns: Columns, rows: Any) -> Columns:
+def rows_of(columns, rows):
     return {name: np.array(values)[rows] for name, values in columns.items()}
 
 
-def run_of(make: MakeSettings, folder: Path, rows: Columns | None = None, **more: Any) -> Settings:
+def run_of(make, folder, rows=None, **more):
     """A run on one table."""
     how = {"label": "grade", "qid": "query", "objective": "rank:ndcg", "max_depth": 4, **more}
     if "data" not in more:
@@ -75,7 +70,7 @@ def run_of(make: MakeSettings, folder: Path, rows: Columns | None = None, **more
     return make(**how)
 
 
-def model_of(run: Settings) -> tuple[Ensemble, bytes]:
+def model_of(run):
     path = run_local(run).path / "model.json"
     return load(path, Ensemble), path.read_bytes()
 
@@ -83,7 +78,7 @@ def model_of(run: Settings) -> tuple[Ensemble, bytes]:
 # XGBoost's numbers
 
 
-def coded(n_grades: int) -> tuple[Any, Any, Any]:
+def coded(n_grades):
     """Queries in order, grades, and margins with ties."""
     rng = np.random.default_rng(n_grades)
     queries = np.repeat(np.arange(4), rng.integers(1, 70, 4))
@@ -91,14 +86,14 @@ def coded(n_grades: int) -> tuple[Any, Any, Any]:
     return queries, rng.integers(0, n_grades, len(queries)), margins
 
 
-def mixed(queries: Any) -> Any:
+def mixed(queries):
     """An order of rows in turns of the queries, which keeps the order within each."""
     return np.lexsort((queries, np.arange(len(queries)) - np.searchsorted(queries, queries)))
 
 
 @pytest.mark.parametrize("objective", RANKED)
 @pytest.mark.parametrize("n_grades", [2, 5, 32])
-def test_gradients_are_xgboosts_to_the_last_bit(objective: Any, n_grades: int) -> None:
+def test_gradients_are_xgboosts_to_the_last_bit(objective, n_grades):
     queries, grades, margins = coded(n_grades)
     labels = (queries * N_GRADES + grades).astype(np.float32)
     order, ones = mixed(queries), np.ones(len(queries), np.float32)
@@ -122,7 +117,7 @@ def test_gradients_are_xgboosts_to_the_last_bit(objective: Any, n_grades: int) -
 
 
 @pytest.mark.parametrize("objective", RANKED)
-def test_base_score_and_ndcg_are_xgboosts(objective: Any) -> None:
+def test_base_score_and_ndcg_are_xgboosts(objective):
     queries, grades, margins = coded(5)
     n_rows, labels = len(queries), (queries * N_GRADES + grades).astype(np.float32)
     ones = np.ones(n_rows, np.float32)
@@ -146,7 +141,7 @@ def test_base_score_and_ndcg_are_xgboosts(objective: Any) -> None:
         assert scores(objective, summed, names)[name] == pytest.approx(exact[name], abs=1e-12)
 
 
-def test_ndcg_is_that_of_scikit_learn_and_1_without_relevant_rows() -> None:
+def test_ndcg_is_that_of_scikit_learn_and_1_without_relevant_rows():
     margins = np.float32([0.1, 3, 2, -1, 5, 0])[:, None]
     grades = np.array([0, 1, 4, 2, 0, 0])
     labels = (np.array([0, 0, 0, 0, 1, 1]) * N_GRADES + grades).astype(np.float32)
@@ -155,13 +150,13 @@ def test_ndcg_is_that_of_scikit_learn_and_1_without_relevant_rows() -> None:
     assert score == pytest.approx((first + 1) / 2)
 
 
-def test_gradients_stay_within_their_bounds() -> None:
+def test_gradients_stay_within_their_bounds():
     rng = np.random.default_rng(3)
     labels = rng.integers(0, N_GRADES, 4000).astype(np.float32)
     margins = (rng.normal(0, 1e-4, 4000) * rng.choice([1, 1e6], 4000)).astype(np.float32)
     for objective in RANKED:
         gradient, hessian = LOSSES[objective].powers(5, PLAIN)
-        name: Any = objective
+        name = objective
         pairs = np.abs(gradients(name, margins[:, None], labels, np.ones(4000, np.float32)))[:, 0]
         assert (pairs.max(axis=0) < [2.0**gradient, 2.0**hessian]).all()
         assert (pairs.max(axis=0) > 1e-3).all()
@@ -174,18 +169,14 @@ SEEDS = [240, 241, *(pytest.param(seed, marks=pytest.mark.slow) for seed in rang
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_random_tables_grow_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, strategy: str, seed: int
-) -> None:
+def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, strategy, seed):
     case = random_case(tmp_path / "random.csv", seed, strategy)
     run = vertical(strategy=strategy, **case)
     assert differences(run, run_local(run)) == []
 
 
 @pytest.mark.parametrize("objective", RANKED)
-def test_one_party_grows_the_trees_of_stock_xgboost(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_one_party_grows_the_trees_of_stock_xgboost(settings, tmp_path, objective):
     columns = made()
     columns = rows_of(columns, np.argsort(numbered(columns["query"]), kind="stable"))
     held = {"test_fraction": 0.0, "valid_fraction": 0.0}
@@ -209,8 +200,8 @@ def test_one_party_grows_the_trees_of_stock_xgboost(
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", RANKED)
 def test_parties_with_queries_of_equal_names_grow_the_trees_of_all_rows(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+    settings, tmp_path, objective
+):
     columns = made()
     names = np.unique(columns["query"])
     data = ""
@@ -223,15 +214,13 @@ def test_parties_with_queries_of_equal_names_grow_the_trees_of_all_rows(
     folder = run_local(run)
     assert differences(run, folder) == []
     table, _ = stacked_tables(run)
-    assert len(np.unique(queries_of(table.labels))) == len(names)  # type: ignore[arg-type]
+    assert len(np.unique(queries_of(table.labels))) == len(names)
     secure, _ = model_of(run_of(settings, tmp_path, **how, pax__aggregation="secure"))
     assert_same_trees(secure, load(folder.path / "model.json", Ensemble))
 
 
 @pytest.mark.slow
-def test_under_masks_rows_give_the_model_of_one_table(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_under_masks_rows_give_the_model_of_one_table(settings, tmp_path):
     more = {"pax__aggregation": "secure", "objective": "rank:pairwise"}
     models = [
         model_of(run_of(settings, tmp_path, parties=parties, **more))[1] for parties in (1, 3)
@@ -241,9 +230,7 @@ def test_under_masks_rows_give_the_model_of_one_table(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_early_stopping_watches_the_metric_as_xgboost_does(
-    vertical: MakeSettings, tmp_path: Path, strategy: str
-) -> None:
+def test_early_stopping_watches_the_metric_as_xgboost_does(vertical, tmp_path, strategy):
     more = {"early_stopping_rounds": 1, "num_boost_round": 20, "eta": 1.0}
     parties = {"pax": 1, "secureboost": 2}[strategy]
     how = {"strategy": strategy, "parties": parties, "columns": "even", **more}
@@ -257,7 +244,7 @@ def test_early_stopping_watches_the_metric_as_xgboost_does(
 # Whole queries
 
 
-def test_subsets_have_whole_queries() -> None:
+def test_subsets_have_whole_queries():
     queries = np.random.default_rng(2).integers(0, 40, 500)
     split = split_queries(np.arange(500), queries, Holdout(0.25, 0.5, seed=1))
     subsets = [set(queries[getattr(split, subset)].tolist()) for subset in SUBSETS]
@@ -267,20 +254,18 @@ def test_subsets_have_whole_queries() -> None:
 
 
 @pytest.mark.parametrize("partition", ["iid", "column:region"])
-def test_parties_get_whole_queries_of_one_table(
-    settings: MakeSettings, tmp_path: Path, partition: str
-) -> None:
+def test_parties_get_whole_queries_of_one_table(settings, tmp_path, partition):
     columns = made()
     columns["region"] = numbered(columns["query"]) // 5
     how = {"partition": partition, "parties": 3}
     run = run_of(settings, tmp_path, columns, **how)
     table, parts = stacked_tables(run)
-    queries = queries_of(table.labels)  # type: ignore[arg-type]
+    queries = queries_of(table.labels)
     dealt = [set(queries[rows].tolist()) for part in parts.values() for rows in part.values()]
     assert sum(map(len, dealt)) == len(set.union(*dealt)) == len(np.unique(queries))
 
 
-def of_two_sites(make: MakeSettings, folder: Path, **more: Any) -> Settings:
+def of_two_sites(make, folder, **more):
     """A run on tables of ranked rows, of which the second site lacks some."""
     columns = {**made(), "id": np.arange(300)}
     order = np.random.default_rng(4).permutation(320) % 300
@@ -294,7 +279,7 @@ def of_two_sites(make: MakeSettings, folder: Path, **more: Any) -> Settings:
 
 
 @pytest.mark.slow
-def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_path: Path) -> None:
+def test_rows_are_matched_and_held_back_by_query(vertical, tmp_path):
     for join in ("inner", "left"):
         run = of_two_sites(vertical, tmp_path, join=join)
         folder, rows = run_local(run), baseline_rows(run)[0]
@@ -313,26 +298,18 @@ def test_rows_are_matched_and_held_back_by_query(vertical: MakeSettings, tmp_pat
     ],
     ids=["one too few", "of other rows"],
 )
-def test_false_subsets_of_ranked_rows_stop_the_run(
-    vertical: MakeSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Any], Any],
-    rule: str,
-) -> None:
+def test_false_subsets_of_ranked_rows_stop_the_run(vertical, tmp_path, monkeypatch, change, rule):
     rewrite_letters(monkeypatch, "CommonRows", "subsets", change)
     refuses(rule, of_two_sites(vertical, tmp_path))
 
 
 @pytest.mark.slow
-def test_rows_without_a_pair_look_like_others(
-    vertical: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_without_a_pair_look_like_others(vertical, tmp_path, monkeypatch):
     columns = made()
     columns["grade"] = np.where(columns["query"] == "q1", 3, columns["grade"])
     drawn, send = list[Any](), Active._encrypt
 
-    def sent(self: Active, *arguments: Any) -> Any:
+    def sent(self, *arguments):
         letters = send(self, *arguments)
         for _, letter in letters:
             assert isinstance(letter, EncryptedGradients)
@@ -352,7 +329,7 @@ def test_rows_without_a_pair_look_like_others(
 # Codes
 
 
-def test_queries_are_numbered_as_they_occur() -> None:
+def test_queries_are_numbered_as_they_occur():
     names = np.array(["9", "10", "9", "b", "10"])
     assert numbered(names).tolist() == [0, 1, 0, 2, 1]
     labels = numbered(names) * N_GRADES + np.array([0, 31, 2, 5, 31])
@@ -364,7 +341,7 @@ def test_queries_are_numbered_as_they_occur() -> None:
     assert grades_of(both[5:]).tolist() == grades_of(labels).tolist()
 
 
-def test_queries_of_a_libsvm_file_are_read_where_qid_names_them(tmp_path: Path) -> None:
+def test_queries_of_a_libsvm_file_are_read_where_qid_names_them(tmp_path):
     path = tmp_path / "ranked.svm"
     path.write_text("2 qid:7 1:0.5\n0 qid:7 2:1\n1 qid:3 1:0.1\n")
     table = load_table(path, Roles("label", qid="qid"))
@@ -378,9 +355,7 @@ def test_queries_of_a_libsvm_file_are_read_where_qid_names_them(tmp_path: Path) 
 # A finished model
 
 
-def test_new_rows_are_scored_where_the_table_has_queries(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_new_rows_are_scored_where_the_table_has_queries(settings, tmp_path):
     folder = run_local(run_of(settings, tmp_path, parties=3))
     new, output = made(seed=8), tmp_path / "predictions.csv"
     path = str(write_rows(tmp_path / "new.csv", new))
@@ -397,7 +372,7 @@ def test_new_rows_are_scored_where_the_table_has_queries(
 
 
 @pytest.mark.slow
-def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_path: Path) -> None:
+def test_parties_score_new_rows_of_a_divided_model(vertical, tmp_path):
     run = run_of(vertical, tmp_path, made(120), columns="even", allow_export=False)
     folder, output = run_local(run), tmp_path / "predictions.csv"
     words = ["predict", str(folder.path), "--data", run.data, "--output", str(output), "--json"]
@@ -414,7 +389,7 @@ def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_p
 
 
 @pytest.mark.slow
-def test_a_model_is_continued(settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_model_is_continued(settings, tmp_path):
     begun = run_local(run_of(settings, tmp_path, parties=1))
     for file in ("model.json", "model.xgb.json"):
         more = {"parties": 1, "init_model": str(begun.path / file), "num_boost_round": 1}
@@ -450,21 +425,19 @@ def test_a_model_is_continued(settings: MakeSettings, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(more: dict[str, Any], rule: str) -> None:
+def test_settings_that_do_not_fit_are_refused(more, rule):
     with pytest.raises(ConfigError, match=rule):
         load_settings({"label": "y", "qid": "query", "objective": "rank:ndcg", **more})
 
 
 @pytest.mark.parametrize("strategy", ["bagging", "fedxgbllr", "federated-forest"])
-def test_other_methods_refuse_queries(
-    settings: MakeSettings, tmp_path: Path, strategy: str
-) -> None:
+def test_other_methods_refuse_queries(settings, tmp_path, strategy):
     run = run_of(settings, tmp_path, strategy=strategy)
     with pytest.raises(ConfigError, match=f"objective must be one of .* for {strategy}, got rank"):
         run_local(run)
 
 
-def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
+def test_noise_is_refused(settings, tmp_path):
     how = {"pax__aggregation": "secure", "privacy__epsilon": 1.0}
     with pytest.raises(ConfigError, match=r"one without times, queries or quantiles with privacy"):
         run_local(run_of(settings, tmp_path, parties=3, **how))
@@ -472,13 +445,13 @@ def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
         row_bounds("rank:ndcg", PLAIN, 0.0)
 
 
-def test_estimators_name_the_way_out() -> None:
+def test_estimators_name_the_way_out():
     model = fedapp.PAXRegressor(objective="rank:ndcg", parties=2)
     with pytest.raises(ValueError, match=r"objective must be one without queries, .*fedapp\.run"):
         model.fit(np.ones((9, 2)), np.arange(9))
 
 
-def test_a_site_checks_that_objective_and_queries_fit() -> None:
+def test_a_site_checks_that_objective_and_queries_fit():
     site = SiteConfig("bank", "a.csv", "grade", qid="query")
     check_event(site, "rank:ndcg")
     with pytest.raises(ConfigError, match=r"objective must be rank:ndcg or .* for bank.*got auto"):
@@ -508,14 +481,7 @@ ROWS = {"a": [1, 2, 3, 4] * 5, "grade": [3, 2, 0, 1] * 5, "query": ["x", "y"] * 
     ],
 )
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_queries_and_grades_are_checked(
-    vertical: MakeSettings,
-    tmp_path: Path,
-    columns: Columns,
-    how: dict[str, Any],
-    rule: str,
-    strategy: str,
-) -> None:
+def test_queries_and_grades_are_checked(vertical, tmp_path, columns, how, rule, strategy):
     rows = {**ROWS, "b": range(20), **columns}
     more = {"parties": {"pax": 1, "secureboost": 2}[strategy], "columns": "even", **how}
     run = run_of(vertical, tmp_path, rows, strategy=strategy, **more)
@@ -530,18 +496,14 @@ def test_queries_and_grades_are_checked(
         ("dirichlet:0.5", "partition must be iid or column:NAME where rows are of queries"),
     ],
 )
-def test_queries_are_not_divided(
-    settings: MakeSettings, tmp_path: Path, partition: str, rule: str
-) -> None:
+def test_queries_are_not_divided(settings, tmp_path, partition, rule):
     rows = {**ROWS, "b": range(20), "query": ["x", "x", "y", "y"] * 5}
     with pytest.raises(FedappError, match=rule):
         run_local(run_of(settings, tmp_path, rows, parties=2, partition=partition))
 
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_sites_train_the_model_of_a_simulation(
-    vertical: MakeSettings, sites: Callable[..., Any], tmp_path: Path, strategy: str
-) -> None:
+def test_sites_train_the_model_of_a_simulation(vertical, sites, tmp_path, strategy):
     columns, is_pax = {**made(), "id": np.arange(300)}, strategy == "pax"
     parts = [rows_of(columns, np.arange(300) // 150 == at) for at in (0, 1)]
     if not is_pax:

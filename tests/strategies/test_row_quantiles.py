@@ -1,11 +1,7 @@
 """Leaves that are quantiles of the residuals of all parties' rows: XGBoost's, in PAX."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +12,11 @@ from fedapp.errors import ConfigError, PartyError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import GrowRequest, QuantilesRequest
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
 from fedapp.site.policy import check_message
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.model import LEAF
 from fedapp.trees.quantiles import QuantileSearch, leaf_digit_counts, leaf_quantiles
-from tests.conftest import MakeSettings, MakeSites
+from tests.federated import summary_of
 from tests.histograms.test_bounds import asks
 from tests.messages.declared import example
 from tests.network import die, fails_from, resumed, run
@@ -36,17 +31,16 @@ from tests.strategies.test_quantiles import (
     table,
 )
 from tests.tampering import refuses
-from tests.transcript import listen, summary_of
+from tests.transcript import listen
 
 MASKED = {"pax__aggregation": "secure"}
-MakeRun = Callable[..., Settings]
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
+def made(settings, tmp_path):
     """``made(objective, seed, **more)``: a run of three parties, with a bin for each value."""
 
-    def make(objective: str = QUANTILE, seed: int = 4, **more: Any) -> Settings:
+    def make(objective=QUANTILE, seed=4, **more):
         path = tmp_path / f"rows-{seed}.csv"
         if not path.exists():
             table(path, seed)
@@ -57,7 +51,7 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeRun:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_digits_of_several_parties_rows_give_the_quantiles_of_all(seed: int) -> None:
+def test_digits_of_several_parties_rows_give_the_quantiles_of_all(seed):
     rng = np.random.default_rng(seed)
     n_leaves, n_rows = 9, int(rng.choice([3, 40, 2000]))
     leaves = rng.integers(0, n_leaves - 1, n_rows)  # the last leaf has no row
@@ -80,13 +74,11 @@ def test_digits_of_several_parties_rows_give_the_quantiles_of_all(seed: int) -> 
 
 
 @pytest.mark.parametrize("may_be_lost", [False, True])
-def test_counts_of_other_rows_than_the_digit_before_are_refused(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch, may_be_lost: bool
-) -> None:
+def test_counts_of_other_rows_than_the_digit_before_are_refused(made, monkeypatch, may_be_lost):
     honest = pax.HANDLERS[QuantilesRequest]
 
-    def doubled(site: Any, request: QuantilesRequest) -> Any:
-        reply: Any = honest(site, request)
+    def doubled(site, request):
+        reply = honest(site, request)
         if site.name != "party-2" or not len(request.split_trees) or request.digit:
             return reply
         return replace(reply, counts=reply.counts * 2)
@@ -120,9 +112,7 @@ def test_counts_of_other_rows_than_the_digit_before_are_refused(
         },
     ],
 )
-def test_three_parties_grow_the_trees_of_pooled_rows_also_under_masks(
-    made: MakeRun, objective: str, seed: int, more: dict[str, Any]
-) -> None:
+def test_three_parties_grow_the_trees_of_pooled_rows_also_under_masks(made, objective, seed, more):
     plain = made(objective, seed, **more)
     model = assert_equal(plain, run_local(plain))
     masked = model_of(run_local(made(objective, seed, **more, **MASKED)))
@@ -136,8 +126,8 @@ def test_three_parties_grow_the_trees_of_pooled_rows_also_under_masks(
 @pytest.mark.by_default("reg:quantileerror")
 @BOTH
 def test_real_rows_give_xgboosts_trees_and_under_masks_those_of_one_party(
-    settings: MakeSettings, real_data: Path, objective: str
-) -> None:
+    settings, real_data, objective
+):
     size = {"data": "abalone", "objective": objective, "max_bin": 32, "max_depth": 4}
     one = settings(**size, parties=1)
     assert_equal(one, run_local(one))
@@ -148,10 +138,10 @@ def test_real_rows_give_xgboosts_trees_and_under_masks_those_of_one_party(
     assert together == apart
 
 
-def test_only_drawn_rows_count_in_leaves(made: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_drawn_rows_count_in_leaves(made, monkeypatch):
     asked = []
 
-    def recorded(leaves: Any, residuals: Any, *more: Any) -> Any:
+    def recorded(leaves, residuals, *more):
         if more[-1] == 0:
             asked.append((leaves, residuals))
         return leaf_digit_counts(leaves, residuals, *more)
@@ -173,14 +163,14 @@ def test_only_drawn_rows_count_in_leaves(made: MakeRun, monkeypatch: pytest.Monk
 FIRST, DIGITS = 7, 4
 
 
-def test_a_server_that_dies_between_two_digits_ends_in_the_same_model(made: MakeRun) -> None:
+def test_a_server_that_dies_between_two_digits_ends_in_the_same_model(made):
     whole, run_ = run_local(made()), made()
     die(run_, dies_before_reading=FIRST + 3 + DIGITS + 4)
     again = run(resumed(run_), simulated_contexts(run_))
     assert (whole.path / "model.json").read_bytes() == (again.path / "model.json").read_bytes()
 
 
-def test_a_round_restarts_without_a_party_that_is_lost_between_two_digits(made: MakeRun) -> None:
+def test_a_round_restarts_without_a_party_that_is_lost_between_two_digits(made):
     begin = FIRST + 3 + DIGITS
     late, early = (
         run(made(min_parties=2), app=fails_from(step)) for step in (begin + 3 + 2, begin)
@@ -191,9 +181,7 @@ def test_a_round_restarts_without_a_party_that_is_lost_between_two_digits(made: 
         run(made(min_parties=2), app=fails_from(FIRST - 1))
 
 
-def test_sites_train_the_model_of_a_simulation(
-    made: MakeRun, sites: MakeSites, tmp_path: Path
-) -> None:
+def test_sites_train_the_model_of_a_simulation(made, sites, tmp_path):
     head, *lines = Path(made().data).read_text().splitlines()
     nodes = []
     for number, name in enumerate(("bank", "clinic", "shop")):
@@ -216,11 +204,11 @@ def test_sites_train_the_model_of_a_simulation(
 # What a server may ask
 
 
-def vars_of(message: Any) -> list[str]:
+def vars_of(message):
     return [*type(message).forms]
 
 
-def three(sent: QuantilesRequest) -> QuantilesRequest:
+def three(sent):
     n_leaves = len(sent.offsets) - 1
     prefixes = np.tile(np.arange(3, dtype=np.uint32), n_leaves)
     return replace(sent, prefixes=prefixes, offsets=np.arange(n_leaves + 1) * 3)
@@ -240,29 +228,23 @@ def three(sent: QuantilesRequest) -> QuantilesRequest:
          for name in vars_of(sent) if name.startswith("split_")}), "split_nodes must be . at most"),
     ],
 )  # fmt: skip
-def test_each_digit_of_a_trees_leaves_is_counted_once(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch, skip: int, change: Any, rule: str
-) -> None:
+def test_each_digit_of_a_trees_leaves_is_counted_once(made, monkeypatch, skip, change, rule):
     asks(monkeypatch, QuantilesRequest, change, skip)
     refuses(rf"^party-1\b.*: QuantilesRequest.{rule}", made(parties=1))
 
 
-def test_labels_are_counted_for_no_other_objective(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_are_counted_for_no_other_objective(made, monkeypatch):
     monkeypatch.setattr(strategies.pax, "has_quantile_leaves", lambda objective: True)
     rule = "QuantilesRequest.class must be for leaves that are quantiles, got reg:squarederror"
     refuses(rule, made("reg:squarederror", parties=1))
 
 
-def test_a_tree_whose_leaves_were_counted_grows_no_further(
-    made: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_whose_leaves_were_counted_grows_no_further(made, monkeypatch):
     asks(monkeypatch, GrowRequest, lambda sent: replace(sent, level=3), skip=3)
     refuses("GrowRequest.level must be 0", made(parties=1))
 
 
-def test_no_site_sends_counts_under_masks_but_as_sums(made: MakeRun) -> None:
+def test_no_site_sends_counts_under_masks_but_as_sums(made):
     _, app = listen(made(**MASKED))
     kinds = [kind for kind, _, _ in app.heard]
     assert kinds.count("train.pax_leafsums") == 3 * (4 + 3 * 4)
@@ -282,14 +264,12 @@ def test_no_site_sends_counts_under_masks_but_as_sums(made: MakeRun) -> None:
         ({"monotone_constraints": "a:1"}, "monotone-constraints must be empty for reg:quantile"),
     ],
 )
-def test_runs_without_quantiles_of_all_rows_are_refused(
-    made: MakeRun, more: dict[str, Any], rule: str
-) -> None:
+def test_runs_without_quantiles_of_all_rows_are_refused(made, more, rule):
     with pytest.raises((ConfigError, PartyError), match=rule):
         run_local(made(**more))
 
 
-def test_a_site_with_weights_or_a_least_number_of_rows_refuses() -> None:
+def test_a_site_with_weights_or_a_least_number_of_rows_refuses():
     site = SiteConfig("bank", "a.csv", "y", simulated=True)
     request = HelloRequest(**{**example(HelloRequest), "objective": MEDIAN})
     check_message(site, request, "bank", "pax")

@@ -1,13 +1,9 @@
 """SecureBoost: XGBoost's own trees over columns of several parties, under encryption."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from fedapp.metrics import stopping_metric
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.rounds import Sampling
@@ -29,12 +24,12 @@ from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.xgboost import typed_columns
 from strategies.secureboost import SecureBoost
 from tests.claims import claims
-from tests.pooled import Pooled, assert_xgboosts, made_columns, splits_of, write_rows
+from tests.federated import lines_of, summary_of
+from tests.pooled import Pooled, assert_xgboosts, splits_of
+from tests.tables import made_columns, write_rows
 from tests.texts import adult, airline, kddcup
-from tests.transcript import lines_of, summary_of
 from tests.trees.test_exactness import PENALTIES
 
-MakeSettings = Callable[..., Settings]
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 # By default the one with a tree for each class.
 MOSTLY_CLASSES = [
@@ -45,10 +40,10 @@ MOSTLY_CLASSES = [
 
 
 @pytest.fixture
-def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(vertical, tmp_path):
     """``vertical`` with a small table of an objective."""
 
-    def make(objective: str = "binary:logistic", parties: int = 2, **more: Any) -> Settings:
+    def make(objective="binary:logistic", parties=2, **more):
         data = write_rows(tmp_path / "made.csv", made_columns(objective))
         given = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, **more}
         return vertical(data=str(data), label="y", objective=objective, parties=parties, **given)
@@ -63,16 +58,14 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("parties", [2, 3])
-def test_the_joined_model_is_xgboosts_on_the_joined_table(
-    made: MakeSettings, objective: str, parties: int
-) -> None:
+def test_the_joined_model_is_xgboosts_on_the_joined_table(made, objective, parties):
     run = made(objective, parties, num_boost_round=4)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
 DRAWN = {"columns": "random", "seed": 3}
 FLIGHTS = {"drop-columns": "late", **DRAWN}
-TEXTS: list[Any] = [
+TEXTS = [
     (adult, "income", "binary:logistic", 800, 2, {"seed": 1}),
     (adult, "income", "binary:logistic", 800, 3, {"seed": 1, "max-cat-to-onehot": 10}),
     (kddcup, "label", "multi:softprob", 400, 2, DRAWN),
@@ -93,16 +86,8 @@ MANY_TEXTS = [
     [*TEXTS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MANY_TEXTS)],
 )
 def test_columns_of_text_are_split_as_by_xgboost(
-    vertical: MakeSettings,
-    real_data: Path,
-    tmp_path: Path,
-    write: Any,
-    label: str,
-    objective: str,
-    n_rows: int,
-    parties: int,
-    more: dict[str, Any],
-) -> None:
+    vertical, real_data, tmp_path, write, label, objective, n_rows, parties, more
+):
     data, few = write(tmp_path, real_data, n_rows), n_rows < 1000
     size = {"num_boost_round": 2, "max_depth": 3 if few else 5, "max_bin": 8 if few else 32}
     given = {"label": label, "objective": objective, "align": "ordered", **size, **more}
@@ -122,16 +107,14 @@ def test_columns_of_text_are_split_as_by_xgboost(
 
 
 @pytest.mark.slow
-def test_penalties_count_as_in_xgboost(made: MakeSettings) -> None:
+def test_penalties_count_as_in_xgboost(made):
     run = made(**PENALTIES)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", MOSTLY_CLASSES)
-def test_weights_of_rows_count_as_in_xgboost(
-    made: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_weights_of_rows_count_as_in_xgboost(made, tmp_path, objective):
     columns, run = made_columns(objective), made(objective, weight="w")
     weights = np.random.default_rng(7).choice([0.0, 0.5, 1.0, 2.5], len(columns["y"]))
     write_rows(Path(run.data), {**columns, "w": weights})
@@ -151,9 +134,7 @@ def test_weights_of_rows_count_as_in_xgboost(
         ("binary:hinge", {}),
     ],
 )
-def test_claims_grow_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, objective: str, more: dict[str, Any]
-) -> None:
+def test_claims_grow_xgboosts_trees(vertical, tmp_path, objective, more):
     columns = made_columns("reg:squarederror")
     values = np.stack([columns[name] for name in "abcdef"], axis=1)
     data = write_rows(tmp_path / "claims.csv", {**columns, "y": claims(objective, values)})
@@ -163,7 +144,7 @@ def test_claims_grow_xgboosts_trees(
 
 
 @pytest.mark.slow
-def test_positive_rows_count_more_as_in_xgboost(made: MakeSettings) -> None:
+def test_positive_rows_count_more_as_in_xgboost(made):
     run = made(scale_pos_weight=3.0, eval_metric="logloss,aucpr,error", early_stopping_rounds=3)
     folder = run_local(run)
     booster = Pooled(run).booster(verbose_eval=False)
@@ -173,9 +154,7 @@ def test_positive_rows_count_more_as_in_xgboost(made: MakeSettings) -> None:
 
 
 @pytest.mark.slow
-def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
-    vertical: MakeSettings, tmp_path: Path
-) -> None:
+def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(vertical, tmp_path):
     rng = np.random.default_rng(5)
     values = rng.normal(size=(300, 5)).round(2)
     labels = (values.sum(axis=1) + rng.normal(size=300) > 0).astype(int)
@@ -197,7 +176,7 @@ def test_columns_that_are_almost_or_all_missing_split_as_in_xgboost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", MOSTLY_CLASSES)
-def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective: str) -> None:
+def test_the_exported_model_predicts_xgboosts_rows(made, objective):
     run = made(objective, 3)
     folder, whole = run_local(run), Pooled(run)
     exported = xgboost.Booster(model_file=folder.path / "model.xgb.json")
@@ -216,7 +195,7 @@ def test_the_exported_model_predicts_xgboosts_rows(made: MakeSettings, objective
 
 @pytest.mark.by_default("2-8")
 @pytest.mark.parametrize(("parties", "most"), [(2, 2 + 2 * 3), (3, 1 + 3 * 3)])
-def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int) -> None:
+def test_a_round_takes_few_exchanges(made, parties, most):
     ledger = lines_of(run_local(made(parties=parties)).ledger)
     steps = {line["step"]: line["type"].removeprefix("train.secureboost_") for line in ledger}
     begun = sorted(step for step, kind in steps.items() if kind == "begin")
@@ -227,7 +206,7 @@ def test_a_round_takes_few_exchanges(made: MakeSettings, parties: int, most: int
 
 
 @pytest.mark.slow
-def test_parties_are_aligned_in_two_exchanges_more_than_there_are(made: MakeSettings) -> None:
+def test_parties_are_aligned_in_two_exchanges_more_than_there_are(made):
     ledger = lines_of(run_local(made(parties=3, align="psi")).ledger)
     steps = {line["step"] for line in ledger if line["type"].startswith("query.alignment")}
     assert len(steps) == 3 + 2
@@ -237,14 +216,14 @@ def test_parties_are_aligned_in_two_exchanges_more_than_there_are(made: MakeSett
 
 
 @pytest.fixture
-def first_alone(made: MakeSettings) -> tuple[Pooled, Path]:
+def first_alone(made):
     """A run of three rounds whose first is the active party's."""
     run = made(secureboost__first_trees=1)
     return Pooled(run), run_local(run).path
 
 
 @pytest.mark.slow
-def test_a_first_tree_has_no_split_of_a_passive_party(first_alone: tuple[Pooled, Path]) -> None:
+def test_a_first_tree_has_no_split_of_a_passive_party(first_alone):
     whole, folder = first_alone
     first, *later = load(folder / "model.json", Ensemble).trees
     assert set(whole.owners(first["column"][first["left"] != LEAF])) == {0}
@@ -253,9 +232,7 @@ def test_a_first_tree_has_no_split_of_a_passive_party(first_alone: tuple[Pooled,
 
 
 @pytest.mark.slow
-def test_later_trees_are_xgboosts_after_a_first_one_of_the_active_columns(
-    first_alone: tuple[Pooled, Path],
-) -> None:
+def test_later_trees_are_xgboosts_after_a_first_one_of_the_active_columns(first_alone):
     whole, folder = first_alone
     own = whole.owners(np.arange(6)) == 0
     alone = np.where(own, whole.values, np.float32(np.nan))
@@ -264,7 +241,7 @@ def test_later_trees_are_xgboosts_after_a_first_one_of_the_active_columns(
     assert_xgboosts(RunFolder(folder), whole, later)
 
 
-def test_rounds_of_the_active_party_alone_ask_no_other(made: MakeSettings) -> None:
+def test_rounds_of_the_active_party_alone_ask_no_other(made):
     run = made(secureboost__first_trees=3)
     ledger = lines_of(run_local(run).ledger)
     assert "train.secureboost_sum" not in {line["type"] for line in ledger}
@@ -275,7 +252,7 @@ def test_rounds_of_the_active_party_alone_ask_no_other(made: MakeSettings) -> No
 
 
 @pytest.mark.slow
-def test_a_run_stops_early_and_keeps_xgboosts_best_round(made: MakeSettings) -> None:
+def test_a_run_stops_early_and_keeps_xgboosts_best_round(made):
     more = {"num_boost_round": 30, "early_stopping_rounds": 3, "eta": 1.0, "valid_fraction": 0.3}
     run = made(**more)
     folder, whole = run_local(run), Pooled(run)
@@ -289,7 +266,7 @@ def test_a_run_stops_early_and_keeps_xgboosts_best_round(made: MakeSettings) -> 
 
 
 @pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_tree_splits_none_but_the_columns_drawn_for_it(made: MakeSettings, parties: int) -> None:
+def test_a_tree_splits_none_but_the_columns_drawn_for_it(made, parties):
     run = made("multi:softprob", parties, colsample_bytree=0.5)
     model = load(run_local(run).path / "model.json", Ensemble)
     drawn = [Sampling(run.seed, 0.5).columns(round_id, 3, 6) for round_id in range(3)]
@@ -299,7 +276,7 @@ def test_a_tree_splits_none_but_the_columns_drawn_for_it(made: MakeSettings, par
         assert allowed[columns].all()
 
 
-def test_a_round_counts_none_but_the_rows_drawn_for_it(made: MakeSettings) -> None:
+def test_a_round_counts_none_but_the_rows_drawn_for_it(made):
     run = made("reg:squarederror", subsample=0.5)
     model = load(run_local(run).path / "model.json", Ensemble)
     # Hessians are 1, so that the root's is the number of rows; of 288 about half are drawn.
@@ -311,14 +288,14 @@ def test_a_round_counts_none_but_the_rows_drawn_for_it(made: MakeSettings) -> No
 @pytest.mark.slow
 @pytest.mark.by_default("more0")
 @pytest.mark.parametrize("more", [{"subsample": 0.7}, {"secureboost__goss": True}])
-def test_the_same_seed_draws_the_same_rows(made: MakeSettings, more: dict[str, Any]) -> None:
+def test_the_same_seed_draws_the_same_rows(made, more):
     models = [(run_local(made(**more, seed=s)).path / "model.json").read_text() for s in (1, 1, 2)]
     trees = [json.loads(model)["trees"] for model in models]
     assert trees[0] == trees[1] != trees[2]
 
 
-def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() -> None:
-    boost: Any = SimpleNamespace(
+def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out():
+    boost = SimpleNamespace(
         num_parallel_tree=1, subsample=1.0, goss=True, top_rate=0.2, other_rate=0.1
     )
     rng = np.random.default_rng(1)
@@ -334,7 +311,7 @@ def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out() 
 
 
 @pytest.mark.slow
-def test_goss_learns_from_a_share_of_the_rows(made: MakeSettings) -> None:
+def test_goss_learns_from_a_share_of_the_rows(made):
     run = made("reg:squarederror", secureboost__goss=True, num_boost_round=8)
     folder = run_local(run)
     model = load(folder.path / "model.json", Ensemble)
@@ -346,7 +323,7 @@ def test_goss_learns_from_a_share_of_the_rows(made: MakeSettings) -> None:
 # Real rows
 
 
-def first_rows(source: Path, n_rows: int, target: Path, drop: str = "") -> str:
+def first_rows(source, n_rows, target, drop=""):
     """The first rows of a table, as CSV."""
     from pyarrow import csv
 
@@ -369,9 +346,7 @@ DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
         pytest.param(DEFAULT, 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_joined_model_is_xgboosts_on_real_rows(
-    real_data: Path, vertical: MakeSettings, tmp_path: Path, source: Any, parties: int
-) -> None:
+def test_the_joined_model_is_xgboosts_on_real_rows(real_data, vertical, tmp_path, source, parties):
     name, label, numbers = source
     data = first_rows(real_data / name, 1000, tmp_path / "rows.csv", drop=numbers)
     run = vertical(data=data, label=label, parties=parties, num_boost_round=4, max_depth=4)
@@ -387,15 +362,15 @@ HETERO = [
 
 @pytest.mark.parametrize(("name", "label", "ids", "objective"), HETERO)
 def test_the_joined_model_is_xgboosts_on_files_of_two_parties(
-    real_data: Path, vertical: MakeSettings, name: str, label: str, ids: str, objective: str
-) -> None:
+    real_data, vertical, name, label, ids, objective
+):
     files = f"{real_data / name}-guest.csv,{real_data / name}-host.csv"
     more = {"label": label, "id": ids, "objective": objective, "align": "psi", "max_depth": 4}
     run = vertical(data=files, num_boost_round=4, **more)
     assert_xgboosts(run_local(run), Pooled(run))
 
 
-def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made: MakeSettings) -> None:
+def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made):
     more = {"secureboost__first_trees": 4, "early_stopping_rounds": 3, "valid_fraction": 0.3}
     rule = "^secureboost.first-trees must be at most early-stopping-rounds where that is set, got 4"
     with pytest.raises(ConfigError, match=rule):

@@ -1,29 +1,18 @@
 """SecureBoost on tables and settings that do not fit, or hardly."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from fedapp.errors import ConfigError, PartyError
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.rounds import Sampling
+from tests.federated import summary_of
 from tests.network import die, resumed, run
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 from tests.tampering import refuses
-from tests.transcript import summary_of
 
-MakeSettings = Callable[..., Settings]
-WriteTable = Callable[..., Path]
-MakeSites = Callable[..., list[Context]]
 IDS = [f"customer {number}" for number in range(60)]
 BINARY = "binary:logistic"
 LABEL = r"^bank \(step \d+\): label"
@@ -31,16 +20,16 @@ N_TRAIN = 32  # a round of depth 4 discloses 16 sums, half as many
 
 
 @pytest.fixture
-def bank(write_table: WriteTable) -> dict[str, Any]:
+def bank(write_table):
     """A site with labels."""
     return {"name": "bank", "data": write_table("bank", 60, id=IDS), "id": "id"}
 
 
 @pytest.fixture
-def shop(write_table: WriteTable) -> Callable[..., dict[str, Any]]:
+def shop(write_table):
     """``shop(**columns)``: a site with a column c, without labels; a column given replaces it."""
 
-    def make(**columns: Any) -> dict[str, Any]:
+    def make(**columns):
         given = {"c": np.random.default_rng(4).normal(size=60), "id": IDS, **columns}
         path = write_table("shop", 60, **{"a": None, "b": None, "y": None, **given})
         return {"name": "shop", "data": path, "id": "id", "label": ""}
@@ -84,25 +73,14 @@ def shop(write_table: WriteTable) -> Callable[..., dict[str, Any]]:
     ],
 )
 def test_tables_of_which_no_model_can_be_are_refused_by_their_owner(
-    vertical: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    bank: Any,
-    shop: Any,
-    columns: dict[str, Any],
-    node: dict[str, str],
-    of_shop: dict[str, Any],
-    match: str,
-    objective: str,
-) -> None:
+    vertical, sites, write_table, bank, shop, columns, node, of_shop, match, objective
+):
     write_table("bank", 60, id=IDS, **columns)
     other = {**shop(**of_shop), **({"label": "y"} if "y" in of_shop else {})}
     refuses(match, vertical(objective=objective), sites({**bank, **node}, other))
 
 
-def test_a_run_does_not_go_on_with_a_table_that_has_changed(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
-) -> None:
+def test_a_run_does_not_go_on_with_a_table_that_has_changed(vertical, sites, bank, shop):
     settings, contexts = vertical(), sites(bank, shop())
     die(settings, contexts, dies_before_sending=10)
     shop(c=range(60))
@@ -114,9 +92,7 @@ def test_a_run_does_not_go_on_with_a_table_that_has_changed(
 
 @pytest.mark.by_default("missing")
 @pytest.mark.parametrize("constant", [[3.5] * 60, [""] * 60], ids=["constant", "missing"])
-def test_a_passive_party_without_a_useful_split_adds_none(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any, constant: list[Any]
-) -> None:
+def test_a_passive_party_without_a_useful_split_adds_none(vertical, sites, bank, shop, constant):
     contexts = sites({**bank, "allow-export": True}, {**shop(c=constant), "allow-export": True})
     folder = run(vertical(max_depth=3), contexts)
     model = load(folder.path / "model.json", Ensemble)
@@ -129,9 +105,7 @@ def test_a_passive_party_without_a_useful_split_adds_none(
 @pytest.mark.slow
 @pytest.mark.by_default("3")
 @pytest.mark.parametrize("parties", [2, 3])
-def test_a_round_may_draw_no_column_of_a_passive_party(
-    vertical: MakeSettings, tmp_path: Path, parties: int
-) -> None:
+def test_a_round_may_draw_no_column_of_a_passive_party(vertical, tmp_path, parties):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic"))
     given = {"label": "y", "colsample_bytree": 0.34, "num_boost_round": 8, "parties": parties}
     settings = vertical(
@@ -165,15 +139,11 @@ def test_a_round_may_draw_no_column_of_a_passive_party(
         ),
     ],
 )
-def test_parties_and_keys_that_do_not_do_are_refused(
-    vertical: MakeSettings, given: dict[str, Any], match: str
-) -> None:
+def test_parties_and_keys_that_do_not_do_are_refused(vertical, given, match):
     refuses(match, vertical(**given))
 
 
-def test_early_stopping_without_validation_rows_is_refused(
-    vertical: MakeSettings, sites: MakeSites, bank: Any, shop: Any
-) -> None:
+def test_early_stopping_without_validation_rows_is_refused(vertical, sites, bank, shop):
     with pytest.raises(ConfigError, match=r"^valid-fraction must be > 0 with early-stopping-rou"):
         vertical(early_stopping_rounds=2, valid_fraction=0.0)
     settings = vertical(early_stopping_rounds=2, valid_fraction=0.001)
@@ -202,16 +172,8 @@ def test_early_stopping_without_validation_rows_is_refused(
     ],
 )
 def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
-    settings: MakeSettings,
-    sites: MakeSites,
-    write_table: WriteTable,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    header: str,
-    cells: str,
-    node: dict[str, str],
-    rule: str,
-) -> None:
+    settings, sites, write_table, tmp_path, caplog, header, cells, node, rule
+):
     table = tmp_path / "shop.csv"
     table.write_text("\n".join([header, *(cells.format(row=row) for row in range(40))]) + "\n")
     contexts = sites(
@@ -246,13 +208,8 @@ def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
     ],
 )
 def test_a_run_that_discloses_half_as_many_sums_as_rows_says_so(
-    vertical: MakeSettings,
-    write_table: WriteTable,
-    given: dict[str, Any],
-    labels: dict[str, Any],
-    n_rows: int,
-    warning: str,
-) -> None:
+    vertical, write_table, given, labels, n_rows, warning
+):
     short = {"test_fraction": 0.0, "valid_fraction": 0.0, "num_boost_round": 1, "label": "y"}
     data = str(write_table(n_rows=n_rows, **labels))
     warnings = summary_of(run_local(vertical(data=data, **short, **{"max_depth": 4, **given})))

@@ -1,12 +1,7 @@
 """SecureBoost whose encrypted gradients fill more than one message."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +10,15 @@ from clients.secureboost import active as secureboost_active
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive, blocks_of
 from fedapp.messages import secureboost as messages
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
 from tests.contract.methods import METHODS
+from tests.federated import lines_of, model_bytes, summary_of
 from tests.letters import letters_sent
 from tests.network import die, resumed, run
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 from tests.tampering import FALSE, keep_letters_back, refuses
-from tests.transcript import Listener, check_declared, check_no_rows, lines_of, summary_of
+from tests.transcript import Listener, check_declared, check_no_rows
 
-MakeSettings = Callable[..., Settings]
 KEY_BITS, N_ROWS = 256, 120
 CIPHERTEXT_BYTES = KEY_BITS // 4
 BLOCK_ROWS = 41  # of a single receiver; does not divide the rows
@@ -33,14 +26,14 @@ TRAIN = "train.secureboost_"
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     """Messages that carry few ciphertexts."""
     monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
 
 
 @pytest.fixture
-def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+def made(vertical, tmp_path):
+    def make(objective="binary:logistic", **more):
         data = write_rows(tmp_path / "made.csv", made_columns(objective, N_ROWS))
         n_runs = len(list(tmp_path.glob("run-*")))
         (folder := tmp_path / f"run-{n_runs}").mkdir()
@@ -51,11 +44,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
     return make
 
 
-def model_of(folder: RunFolder) -> bytes:
-    return (folder.path / "model.json").read_bytes()
-
-
-def steps_of(folder: RunFolder, kind: str) -> list[int]:
+def steps_of(folder, kind):
     """Exchanges of a run in which somebody is asked this."""
     lines = lines_of(folder.ledger)
     return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
@@ -72,25 +61,19 @@ def steps_of(folder: RunFolder, kind: str) -> list[int]:
     ],
 )
 def test_gradients_in_several_messages_make_the_same_model(
-    made: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    objective: str,
-    parties: int,
-    more: dict[str, Any],
-) -> None:
+    made, monkeypatch, objective, parties, more
+):
     whole = run_local(made(objective, parties=parties, **more))
     assert not steps_of(whole, "encrypt")
     monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
     in_blocks = run_local(made(objective, parties=parties, **more))
     assert len(steps_of(in_blocks, "encrypt")) > 2
-    assert model_of(in_blocks) == model_of(whole)
+    assert model_bytes(in_blocks) == model_bytes(whole)
 
 
 @pytest.mark.by_default("3")
 @pytest.mark.parametrize("parties", [2, 3])
-def test_a_block_takes_one_exchange_and_no_message_carries_more(
-    made: MakeSettings, small_blocks: None, parties: int
-) -> None:
+def test_a_block_takes_one_exchange_and_no_message_carries_more(made, small_blocks, parties):
     app = Listener()
     folder = run(made(parties=parties), app=app)
     letters = [one for one in letters_sent(app) if one.name.endswith("Gradients")]
@@ -108,9 +91,7 @@ def test_a_block_takes_one_exchange_and_no_message_carries_more(
 
 
 @pytest.mark.slow
-def test_blocks_are_declared_and_show_the_server_nothing_more(
-    made: MakeSettings, small_blocks: None
-) -> None:
+def test_blocks_are_declared_and_show_the_server_nothing_more(made, small_blocks):
     app = Listener()
     folder = run(made(), app=app)
     check_declared(app, METHODS["secureboost"].kinds | {f"{TRAIN}encrypt", f"{TRAIN}take"})
@@ -125,24 +106,20 @@ def test_blocks_are_declared_and_show_the_server_nothing_more(
 @pytest.mark.slow
 @pytest.mark.by_default("sum")
 @pytest.mark.parametrize("kind", ["encrypt", "sum"])
-def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(
-    made: MakeSettings, small_blocks: None, kind: str
-) -> None:
+def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(made, small_blocks, kind):
     whole = run(made())
     steps, settings = steps_of(whole, kind), made()
     contexts = simulated_contexts(settings)
     die(settings, contexts, dies_before_reading=steps[1])  # in the first round
     die(resumed(settings), contexts, dies_before_sending=steps[-1])
-    assert model_of(run(resumed(settings), contexts)) == model_of(whole)
+    assert model_bytes(run(resumed(settings), contexts)) == model_bytes(whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
-def test_a_block_that_gets_lost_is_sent_again(
-    made: MakeSettings, small_blocks: None, fault: str
-) -> None:
+def test_a_block_that_gets_lost_is_sent_again(made, small_blocks, fault):
     whole, faults = run(made()), {fault: lambda step, before: step > 1 and before == 0}
-    assert model_of(run(made(resend_after=0.05), **faults)) == model_of(whole)
+    assert model_bytes(run(made(resend_after=0.05), **faults)) == model_bytes(whole)
 
 
 # What is false
@@ -156,13 +133,8 @@ def test_a_block_that_gets_lost_is_sent_again(
     ],
 )
 def test_a_server_that_keeps_a_block_back_stops_the_run(
-    made: MakeSettings,
-    small_blocks: None,
-    monkeypatch: pytest.MonkeyPatch,
-    request_class: Any,
-    first: int,
-    match: str,
-) -> None:
+    made, small_blocks, monkeypatch, request_class, first, match
+):
     keep_letters_back(monkeypatch, request_class, "party-2", first=first)
     refuses(f"^party-1.*: {match}", made())
 
@@ -170,15 +142,11 @@ def test_a_server_that_keeps_a_block_back_stops_the_run(
 @pytest.mark.by_default("too large", "one too few")
 @pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
 def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name(
-    made: MakeSettings,
-    small_blocks: None,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Any], Any],
-    rule: str,
-) -> None:
+    made, small_blocks, monkeypatch, change, rule
+):
     honest = secureboost_active.encrypted
 
-    def false(key: Any, layouts: Any, fields: Any, start: int, stop: int) -> Any:
+    def false(key, layouts, fields, start, stop):
         found = honest(key, layouts, fields, start, stop)
         return change(found) if stop == len(fields) else found
 
@@ -186,12 +154,10 @@ def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name
     refuses(rf"^party-1.*: (More|Encrypted)Gradients.ciphertexts .*{rule}", made())
 
 
-def test_a_block_of_another_round_stops_the_run(
-    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_of_another_round_stops_the_run(made, small_blocks, monkeypatch):
     honest = Active.send_on
 
-    def of_next(*given: Any) -> Any:
+    def of_next(*given):
         reply, letters = honest(*given)
         return reply, [(name, replace(one, round_id=one.round_id + 1)) for name, one in letters]
 
@@ -200,12 +166,10 @@ def test_a_block_of_another_round_stops_the_run(
 
 
 @pytest.mark.slow
-def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(
-    made: MakeSettings, small_blocks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(made, small_blocks, monkeypatch):
     honest, found = Passive._begin, list[int]()
 
-    def begin(party: Passive, letter: Any) -> None:
+    def begin(party, letter):
         honest(party, letter)
         party.save()
         found.append(len(Passive.load(party.site).blocks))
@@ -215,7 +179,7 @@ def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(
     assert found == [1] * 2
 
 
-def test_blocks_give_any_run_of_ciphertexts_in_order() -> None:
+def test_blocks_give_any_run_of_ciphertexts_in_order():
     rows = np.arange(20, dtype=np.uint8).reshape(10, 2)
     blocks = tuple(np.split(rows, [4, 8]))
     for first in range(11):

@@ -1,10 +1,5 @@
 """Sums of a passive party that are not those of its rows end a SecureBoost run by its name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,22 +8,19 @@ from clients.secureboost.passive import Passive
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
-from fedapp.messages.secureboost import EncryptedSums
-from fedapp.settings import Settings
-from tests.conftest import MakeSettings, WriteTable
+from tests.federated import summary_of
 from tests.network import run
 from tests.tampering import refuses, rewrite_letters
-from tests.transcript import summary_of
 
 SIDE, NOISE, VALUE, KIND = range(4)  # columns of party-2
 SMALLER, LARGER = 0, 1  # which side of SIDE has more rows
 
 
 @pytest.fixture
-def made(vertical: MakeSettings, write_table: WriteTable) -> Callable[..., Settings]:
+def made(vertical, write_table):
     """Settings of a run whose first split is by ``side``, and whose second ones by ``value``."""
 
-    def make(**more: Any) -> Settings:
+    def make(**more):
         rng = np.random.default_rng(5)
         side, value = (rng.random(240) < 0.7).astype(int), rng.integers(0, 8, 240)
         columns = {"side": side, "noise": rng.integers(0, 8, 240), "value": value}
@@ -48,36 +40,34 @@ def made(vertical: MakeSettings, write_table: WriteTable) -> Callable[..., Setti
 
 # Sums of other rows than those that move: the rows have other bins while they are summed
 
-Lie = Callable[[np.ndarray, np.ndarray], None]
 
-
-def labels_of(codes: np.ndarray) -> np.ndarray:
+def labels_of(codes):
     return codes[:, VALUE] > np.where(codes[:, SIDE], 0, 6)
 
 
-def by_label(codes: np.ndarray, widths: np.ndarray) -> None:
+def by_label(codes, widths):
     codes[:, NOISE] = np.where(labels_of(codes), widths[NOISE] - 1, 0)
 
 
-def missing_by_label(codes: np.ndarray, widths: np.ndarray) -> None:
+def missing_by_label(codes, widths):
     codes[labels_of(codes), NOISE] = widths[NOISE]
 
 
-def category_by_label(codes: np.ndarray, widths: np.ndarray) -> None:
+def category_by_label(codes, widths):
     codes[:, KIND] = labels_of(codes)
 
 
-def of_children(side: int) -> Lie:
+def of_children(side):
     """The bins of another column, which gains most in one of the children of the first split."""
 
-    def lie(codes: np.ndarray, widths: np.ndarray) -> None:
+    def lie(codes, widths):
         codes[:, NOISE] = codes[:, [NOISE, VALUE]][range(len(codes)), 1 * (codes[:, SIDE] == side)]
 
     return lie
 
 
 CLASSES = {"objective": "multi:softprob"}
-LIES: dict[str, tuple[Lie, int, dict[str, Any]]] = {
+LIES = {
     "in the last level": (by_label, NOISE, {"max_depth": 1}),
     "above the last level": (by_label, NOISE, {}),
     "as missing rows": (missing_by_label, NOISE, {}),
@@ -112,16 +102,10 @@ LIES: dict[str, tuple[Lie, int, dict[str, Any]]] = {
     "of parallel trees",
 )
 @pytest.mark.parametrize(("lie", "column", "more"), LIES.values(), ids=LIES)
-def test_a_split_by_sums_of_other_rows_is_refused(
-    made: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-    lie: Lie,
-    column: int,
-    more: dict[str, Any],
-) -> None:
+def test_a_split_by_sums_of_other_rows_is_refused(made, monkeypatch, lie, column, more):
     honest = Passive.encrypted_sums
 
-    def sums(party: Passive) -> EncryptedSums:
+    def sums(party):
         true = party.codes
         if party.name == "party-2":
             party.codes = true.copy()
@@ -139,11 +123,11 @@ def test_a_split_by_sums_of_other_rows_is_refused(
 UNIT = 1 << 53
 
 
-def added(gradients: dict[int, int], hessians: dict[int, int]) -> Callable[..., Any]:
+def added(gradients, hessians):
     """Wraps the packing of sums: numbers are added to the bins of the root."""
 
-    def wrap(honest: Callable[..., Any]) -> Callable[..., Any]:
-        def pack(key: Any, sums: Any, layout: Any, workers: Workers) -> Any:
+    def wrap(honest):
+        def pack(key, sums, layout, workers):
             ring, width = ring_of(key.n_squared), layout.field_bits
             numbers = [
                 (gradients.get(bin_id, 0) << width) + hessians.get(bin_id, 0)
@@ -158,7 +142,7 @@ def added(gradients: dict[int, int], hessians: dict[int, int]) -> Callable[..., 
 
 
 # Bins 0 and 1 are of the first column, 2 to 9 of the second.
-IMPOSSIBLE: dict[str, tuple[Callable[..., Any], int]] = {
+IMPOSSIBLE = {
     "a little more than the node": (added({2: 1}, {}), NOISE),
     "less than the node": (added({}, {0: -1}), SIDE),
     "gradients that only more rows have": (added({3: 90 * UNIT, 4: -90 * UNIT}, {}), NOISE),
@@ -166,22 +150,15 @@ IMPOSSIBLE: dict[str, tuple[Callable[..., Any], int]] = {
 
 
 @pytest.mark.parametrize(("wrap", "column"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_sums_that_no_rows_have_are_refused(
-    made: Callable[..., Settings],
-    monkeypatch: pytest.MonkeyPatch,
-    wrap: Callable[..., Any],
-    column: int,
-) -> None:
+def test_sums_that_no_rows_have_are_refused(made, monkeypatch, wrap, column):
     monkeypatch.setattr(passive, "pack_sums", wrap(passive.pack_sums))
     rule = f"must be sums that rows of the nodes can have, got others of column {column + 1}"
     refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
 
 
 @pytest.mark.parametrize("n_more", [1, 10**6])
-def test_rows_that_are_said_to_be_missing_are_refused(
-    made: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, n_more: int
-) -> None:
-    def more(counts: np.ndarray) -> np.ndarray:
+def test_rows_that_are_said_to_be_missing_are_refused(made, monkeypatch, n_more):
+    def more(counts):
         return counts + np.where(np.arange(counts.shape[1]) == VALUE, n_more, 0).astype(np.int32)
 
     rewrite_letters(monkeypatch, "EncryptedSums", "missing", more)
@@ -189,13 +166,11 @@ def test_rows_that_are_said_to_be_missing_are_refused(
     refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
 
 
-def test_a_lie_that_is_not_chosen_is_not_seen(
-    made: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lie_that_is_not_chosen_is_not_seen(made, monkeypatch):
     """The module of its messages says so."""
     honest = Passive.encrypted_sums
 
-    def sums(party: Passive) -> EncryptedSums:
+    def sums(party):
         true = party.codes
         party.codes = true.copy()
         party.codes[:, NOISE] = party.codes[::-1, NOISE]
@@ -212,12 +187,10 @@ def test_a_lie_that_is_not_chosen_is_not_seen(
 # 4: rounds in which a party has none of its columns drawn
 @pytest.mark.by_default("4")
 @pytest.mark.parametrize("seed", range(24))
-def test_honest_sums_are_never_refused(
-    vertical: MakeSettings, write_table: WriteTable, seed: int
-) -> None:
+def test_honest_sums_are_never_refused(vertical, write_table, seed):
     rng = np.random.default_rng(seed)
     n_rows = int(rng.integers(60, 300))
-    columns: dict[str, Any] = {
+    columns = {
         "holes": np.where(
             rng.random(n_rows) < 0.4, "", rng.normal(size=n_rows).round(1).astype(str)
         ),
@@ -227,7 +200,7 @@ def test_honest_sums_are_never_refused(
         "w": rng.choice([0.0, 1e-30, 1e-3, 1.0, 700.0, 1e6], n_rows),
         "m": rng.choice([-80.0, 0.0, 1e-9, 30.0], n_rows),
     }
-    choices: list[dict[str, Any]] = [
+    choices = [
         {"subsample": 0.5},
         {"secureboost__goss": True},
         {"num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.5},

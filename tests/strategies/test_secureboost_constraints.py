@@ -1,32 +1,21 @@
 """Constraints of columns in SecureBoost: told by their owners, put together by the active party."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from clients.secureboost.joint import ConfiguredConstraints, check_bins, joint_constraints
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.records.document import load
-from fedapp.settings import Settings
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.model import LEAF, Ensemble
 from tests.network import run
 
-MakeSettings = Callable[..., Settings]
-MakeSites = Callable[..., list[Context]]
-WriteTable = Callable[..., Path]
 
-
-def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> ColumnBins:  # noqa: B006
+def held(named, directions=[], *groups):  # noqa: B006
     return ColumnBins(
         widths=np.empty(0, dtype=np.int64),
         categorical=np.empty(0, dtype=np.uint8),
@@ -44,9 +33,7 @@ def held(named: list[int], directions: list[int] = [], *groups: set[int]) -> Col
 # Put together
 
 
-def joined(
-    monotone: str, interactions: str, owned: dict[str, ColumnBins], text: tuple[str, ...] = ()
-) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
+def joined(monotone, interactions, owned, text=()):
     wanted, widths = ConfiguredConstraints.of(monotone, interactions), {"a": 2, "b": 1}
     letters = {
         name: replace(
@@ -75,9 +62,7 @@ def joined(
         ),
     ],
 )
-def test_constraints_of_all_are_put_together(
-    wanted: tuple[str, str], owned: dict[str, ColumnBins], expected: object
-) -> None:
+def test_constraints_of_all_are_put_together(wanted, owned, expected):
     assert joined(*wanted, owned) == expected
 
 
@@ -89,14 +74,12 @@ def test_constraints_of_all_are_put_together(
         ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "of z must match the node config"),
     ],
 )
-def test_names_that_cannot_be_held_are_refused(
-    monotone: str, owned: dict[str, ColumnBins], rule: str
-) -> None:
+def test_names_that_cannot_be_held_are_refused(monotone, owned, rule):
     with pytest.raises(ConfigError, match=rule):
         joined(monotone, "", owned)
 
 
-def test_directions_beside_anybodys_categories_are_refused() -> None:
+def test_directions_beside_anybodys_categories_are_refused():
     owned = {"a": held([], [0, 1]), "b": held([])}
     with pytest.raises(ConfigError, match="must be empty where a column has categories"):
         joined("", "", owned, ("b",))
@@ -107,16 +90,16 @@ def test_directions_beside_anybodys_categories_are_refused() -> None:
 # Told
 
 
-def letter(**changed: Any) -> ColumnBins:
+def letter(**changed):
     bins = {"widths": np.full(3, 4, dtype=np.int64), "categorical": np.zeros(3, dtype=np.uint8)}
     return replace(held([2, -1, 0], [0, 1, -1], {0, 2}, {1}), **{**bins, **changed})
 
 
-def check(sent: ColumnBins) -> None:
+def check(sent):
     check_bins("shop", sent, ConfiguredConstraints.of("a:1,b:1,c:1", ""), 4, 3, "bank")
 
 
-def test_a_letter_that_fits_the_partys_columns_is_taken() -> None:
+def test_a_letter_that_fits_the_partys_columns_is_taken():
     check(letter())
 
 
@@ -131,7 +114,7 @@ def test_a_letter_that_fits_the_partys_columns_is_taken() -> None:
         ("group_sizes", [2, 2]),
     ],
 )
-def test_what_does_not_fit_the_partys_columns_is_refused(field: str, value: list[int]) -> None:
+def test_what_does_not_fit_the_partys_columns_is_refused(field, value):
     changed = np.array(value, dtype=getattr(letter(), field).dtype)
     with pytest.raises(ProtocolError, match=rf"^shop: ColumnBins.{field} must"):
         check(letter(**{field: changed}))
@@ -141,7 +124,7 @@ def test_what_does_not_fit_the_partys_columns_is_refused(field: str, value: list
 
 
 @pytest.fixture
-def tables(write_table: WriteTable) -> tuple[dict[str, Any], dict[str, Any]]:
+def tables(write_table):
     """Bank has a, b and labels, shop has c and d of the same rows."""
     ids = [f"customer {number}" for number in range(90)]
     c, d = np.random.default_rng(4).normal(size=(2, 90))
@@ -150,9 +133,7 @@ def tables(write_table: WriteTable) -> tuple[dict[str, Any], dict[str, Any]]:
     return bank, {"name": "shop", "data": shop, "id": "id", "label": ""}
 
 
-def test_an_owner_holds_its_columns_without_telling_their_names(
-    vertical: MakeSettings, sites: MakeSites, tables: Any
-) -> None:
+def test_an_owner_holds_its_columns_without_telling_their_names(vertical, sites, tables):
     bank, shop = ({**table, "allow-export": "true"} for table in tables)
     short = {"num_boost_round": 3, "max_depth": 3, "max_bin": 8}
     own = {"monotone-constraints": "c:-1", "interaction-constraints": "[c],[d]"}
@@ -169,24 +150,22 @@ def test_an_owner_holds_its_columns_without_telling_their_names(
     assert [tree.tolist() for tree in hidden.trees] != [tree.tolist() for tree in free.trees]
 
 
-def test_an_owner_that_hides_its_names_does_not_confirm_one(
-    vertical: MakeSettings, sites: MakeSites, tables: Any
-) -> None:
+def test_an_owner_that_hides_its_names_does_not_confirm_one(vertical, sites, tables):
     rule = "^bank .*: .* must name columns of one party that shares its names .*, got c of no party"
     with pytest.raises(PartyError, match=rule):
         run(vertical(monotone_constraints="c:1"), sites(*tables))
 
 
 def test_a_node_config_that_names_another_column_is_refused_without_the_name(
-    vertical: MakeSettings, sites: MakeSites, tables: Any
-) -> None:
+    vertical, sites, tables
+):
     bank, shop = tables
     with pytest.raises(PartyError, match=r"^shop \(step \d+\): .* must name columns") as caught:
         run(vertical(), sites(bank, {**shop, "monotone-constraints": "secret:1"}))
     assert "secret" not in str(caught.value)
 
 
-def test_a_method_that_would_not_hold_a_sites_columns_is_refused() -> None:
+def test_a_method_that_would_not_hold_a_sites_columns_is_refused():
     allowed = frozenset({"secureboost", "interactive", "pax"})
     config = SiteConfig("bank", "rows.csv", allowed=allowed, monotone_constraints="a:1")
     check_policy(config, "train.secureboost_setup", "secureboost")

@@ -1,21 +1,15 @@
 """SecureBoost when servers die, parties fail, and messages get lost."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 
 from fedapp.client_app import SiteApp
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import simulated_contexts
-from fedapp.settings import Settings
 from fedapp.site.store import Stores
-from tests.conftest import MakeSettings
+from tests.federated import lines_of, summary_of
 from tests.network import (
     die,
     fails_from,
@@ -24,9 +18,8 @@ from tests.network import (
     run,
     step_of,
 )
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 from tests.tampering import refuses
-from tests.transcript import lines_of, summary_of
 
 # Steps of two rounds of depth 2 with two parties, by what they ask.
 SETUP, BEGIN, SUM, SPLIT, PARTITION, FINISH = 6, 7, 8, 9, 12, 21
@@ -36,17 +29,17 @@ SETUP, BEGIN, SUM, SPLIT, PARTITION, FINISH = 6, 7, 8, 9, 12, 21
 
 
 @pytest.fixture
-def two_rounds(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+def two_rounds(vertical, tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
 
-    def make(**more: Any) -> Settings:
+    def make(**more):
         given = {"secureboost__key_bits": 256, "max_bin": 8, "data": str(data), "align": "psi"}
         return vertical(label="y", **{**given, **more})
 
     return make
 
 
-def result_of(folder: RunFolder) -> list[Any]:
+def result_of(folder):
     """A run's model, and what it tells of its rounds."""
     summary, kept = summary_of(folder), ("round", "trees", "leaves", "train", "valid")
     return [
@@ -57,7 +50,7 @@ def result_of(folder: RunFolder) -> list[Any]:
 
 
 @pytest.fixture
-def undisturbed(two_rounds: MakeSettings) -> list[Any]:
+def undisturbed(two_rounds):
     """What a run of two parties gives in which nothing happens."""
     done = run(two_rounds())
     kinds, steps = kinds_of_steps(done), (SETUP, BEGIN, SUM, SPLIT, PARTITION, FINISH)
@@ -81,9 +74,7 @@ def undisturbed(two_rounds: MakeSettings) -> list[Any]:
         pytest.param("dies_before_reading", range(1, FINISH + 1), marks=pytest.mark.slow),
     ],
 )
-def test_a_server_that_dies_goes_on_to_the_same_model(
-    two_rounds: MakeSettings, undisturbed: list[Any], how: str, steps: Sequence[int]
-) -> None:
+def test_a_server_that_dies_goes_on_to_the_same_model(two_rounds, undisturbed, how, steps):
     for step in steps:
         settings = two_rounds()
         die(settings, **{how: step})
@@ -92,9 +83,7 @@ def test_a_server_that_dies_goes_on_to_the_same_model(
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(
-    two_rounds: MakeSettings, undisturbed: list[Any]
-) -> None:
+def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(two_rounds, undisturbed):
     settings = two_rounds()
     contexts = simulated_contexts(settings)
     die(settings, contexts, dies_before_reading=PARTITION)
@@ -105,9 +94,7 @@ def test_a_server_that_dies_twice_in_a_round_goes_on_to_the_same_model(
 @pytest.mark.slow
 @pytest.mark.by_default("handover")
 @pytest.mark.parametrize("last", ["handover", "finish"])
-def test_a_server_that_dies_after_it_stopped_early_keeps_the_same_rounds(
-    two_rounds: MakeSettings, last: str
-) -> None:
+def test_a_server_that_dies_after_it_stopped_early_keeps_the_same_rounds(two_rounds, last):
     more = {"num_boost_round": 30, "early_stopping_rounds": 1, "valid_fraction": 0.4, "eta": 1.0}
     whole, settings = run(two_rounds(**more)), two_rounds(**more)
     kinds = {kind: step for step, kind in kinds_of_steps(whole).items()}
@@ -127,17 +114,17 @@ class Killed(BaseException):
 class DyingApp(SiteApp):
     """Sites of which one dies once in a step: when half of its state is on the disk."""
 
-    def __init__(self, step: int, party: str) -> None:
+    def __init__(self, step, party):
         super().__init__()
         self._step, self._party, self.deaths = step, party, 0
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def __call__(self, message, context):
         is_it = self._party == f"party-{context.node_id - 1}"
         if not is_it or step_of(message) != self._step or self.deaths:
             return super().__call__(message, context)
         write, shorten, is_dead = os.pwrite, os.ftruncate, False
 
-        def die_in_between(descriptor: int, data: memoryview, place: int) -> int:
+        def die_in_between(descriptor, data, place):
             nonlocal is_dead
             if self._party not in Path(os.readlink(f"/proc/self/fd/{descriptor}")).parts:
                 return write(descriptor, data, place)
@@ -145,7 +132,7 @@ class DyingApp(SiteApp):
             is_dead = True
             raise Killed
 
-        def unless_dead(descriptor: int, size: int) -> None:
+        def unless_dead(descriptor, size):
             if is_dead:
                 raise Killed
             shorten(descriptor, size)
@@ -180,12 +167,8 @@ class DyingApp(SiteApp):
     ],
 )
 def test_a_site_that_dies_in_an_exchange_is_asked_again(
-    two_rounds: MakeSettings,
-    undisturbed: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-    step: int,
-    party: str,
-) -> None:
+    two_rounds, undisturbed, monkeypatch, step, party
+):
     monkeypatch.setattr("strategies.delivery.LONGEST_POLL", 0.01)
     app = DyingApp(step, party)
     assert result_of(run(two_rounds(), app=app)) == undisturbed
@@ -198,16 +181,14 @@ def test_a_site_that_dies_in_an_exchange_is_asked_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
 def test_a_message_that_gets_lost_once_in_every_exchange_changes_nothing(
-    two_rounds: MakeSettings, undisturbed: list[Any], fault: str
-) -> None:
+    two_rounds, undisturbed, fault
+):
     faults = {fault: lambda step, before: step > 1 and before == 0}
     assert result_of(run(two_rounds(resend_after=0.05), **faults)) == undisturbed
 
 
-def test_a_passive_party_that_fails_stops_the_run_by_name(
-    two_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> None:
+def test_a_passive_party_that_fails_stops_the_run_by_name(two_rounds, monkeypatch):
+    def fail(*arguments):
         raise ValueError("row 17 is 0.3")
 
     monkeypatch.setattr("clients.secureboost.passive.Passive.encrypted_sums", fail)
@@ -216,17 +197,13 @@ def test_a_passive_party_that_fails_stops_the_run_by_name(
 
 
 @pytest.mark.slow
-def test_a_passive_party_that_falls_silent_in_a_round_stops_the_run_by_name(
-    two_rounds: MakeSettings,
-) -> None:
+def test_a_passive_party_that_falls_silent_in_a_round_stops_the_run_by_name(two_rounds):
     settings = two_rounds(exchange_deadline=3.0, resend_after=1.0)
     match = rf"^party-2 \(step {PARTITION}\): no answer within 3 s$"
     refuses(match, settings, loses_request=lambda now, before: now >= PARTITION)
 
 
-def test_no_run_goes_on_without_the_active_party(
-    two_rounds: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_goes_on_without_the_active_party(two_rounds, monkeypatch):
     monkeypatch.setattr("tests.network.NODE", 2)
     app = fails_from(9, reason="party-1: broke")
     refuses(r"^party-1 \(step \d+\): broke$", two_rounds(parties=3, min_parties=2), app=app)

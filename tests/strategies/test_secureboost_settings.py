@@ -3,31 +3,23 @@
 The labels of claims are simulated over real columns: see ``tests.claims``.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from fedapp.data.datasets import read_source
 from fedapp.records.document import load
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble
 from tests.claims import claims_table
-from tests.pooled import Pooled, assert_xgboosts, write_rows
+from tests.pooled import Pooled, assert_xgboosts
 from tests.reference import compare_trees
+from tests.tables import write_rows
 from tests.trees.test_exactness import HELD
 
-MakeSettings = Callable[..., Settings]
-MakeRun = Callable[..., Settings]
 SHORT = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8}
 LONG = {"num_boost_round": 4, "max_depth": 5, "max_bin": 32}
 
 
-def sizes() -> Any:
+def sizes():
     """Few rows by default, and many in the slow tests."""
     many = pytest.param(4000, LONG, marks=pytest.mark.slow, id="many rows")
     return pytest.mark.parametrize(
@@ -36,10 +28,10 @@ def sizes() -> Any:
 
 
 @pytest.fixture
-def real(real_data: Path, vertical: MakeSettings, tmp_path: Path) -> MakeRun:
+def real(real_data, vertical, tmp_path):
     """``real(data, n_rows, **settings)``: a run on the first rows of a registry set; label y."""
 
-    def make(data: str, n_rows: int, **more: Any) -> Settings:
+    def make(data, n_rows, **more):
         table = read_source(data)
         assert table.labels is not None
         columns = dict(zip(table.columns, table.values[:n_rows].T, strict=True))
@@ -67,14 +59,8 @@ def real(real_data: Path, vertical: MakeSettings, tmp_path: Path) -> MakeRun:
     ],
 )
 def test_claims_over_real_columns_grow_xgboosts_trees(
-    real_data: Path,
-    vertical: MakeSettings,
-    tmp_path: Path,
-    data: str,
-    objective: str,
-    n_rows: int,
-    size: dict[str, Any],
-) -> None:
+    real_data, vertical, tmp_path, data, objective, n_rows, size
+):
     path = claims_table(tmp_path / "claims.csv", data, objective, n_rows)
     given = {"label": "y", "drop_columns": "log_exposure", "objective": objective}
     parties = 2 if n_rows < 1000 else 3
@@ -97,14 +83,7 @@ def test_claims_over_real_columns_grow_xgboosts_trees(
         ("waveform", "multi:softprob", {"max-delta-step": 0.4}),
     ],
 )
-def test_objectives_and_steps_are_xgboosts_on_real_rows(
-    real: MakeRun,
-    data: str,
-    objective: str,
-    more: dict[str, Any],
-    n_rows: int,
-    size: dict[str, Any],
-) -> None:
+def test_objectives_and_steps_are_xgboosts_on_real_rows(real, data, objective, more, n_rows, size):
     run = real(data, n_rows, objective=objective, **size, **more)
     assert_xgboosts(run_local(run), Pooled(run))
 
@@ -124,14 +103,7 @@ def test_objectives_and_steps_are_xgboosts_on_real_rows(
     ],
     ids=",".join,
 )
-def test_constraints_hold_as_in_xgboost_on_real_rows(
-    real: MakeRun,
-    data: str,
-    objective: str,
-    kinds: tuple[str, ...],
-    n_rows: int,
-    size: dict[str, Any],
-) -> None:
+def test_constraints_hold_as_in_xgboost_on_real_rows(real, data, objective, kinds, n_rows, size):
     held = {f"{kind}-constraints": HELD[data][f"{kind}-constraints"] for kind in kinds}
     # Both of two parties have columns that are worth a split under each kind of constraints.
     given = {**size, **held, "columns": "even", "parties": 2, "max_bin": 32}

@@ -1,15 +1,9 @@
 """SecureBoost's ciphertexts: what leaves a passive party is fresh, what is false is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
 
 from clients.secureboost import active, passive, start
 from clients.secureboost.active import Active
@@ -20,25 +14,22 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.workers import Workers
 from fedapp.messages.fields import Letter
-from fedapp.messages.secureboost import EncryptedGradients, SetupRequest
+from fedapp.messages.secureboost import EncryptedGradients
 from fedapp.messages.vertical import Parcel
-from fedapp.settings import Settings
-from fedapp.site.mail import HEAD, Letters
+from fedapp.site.mail import HEAD
 from fedapp.trees.queue import Queue
 from strategies.vertical import Mailbox
-from tests.conftest import MakeSites, WriteTable
-from tests.letters import Opened, letters_sent
+from tests.federated import summary_of
+from tests.letters import letters_sent
 from tests.network import run
-from tests.pooled import made_columns, write_rows
+from tests.tables import made_columns, write_rows
 from tests.tampering import FALSE, refuses, rewrite_all_letters, rewrite_letters
-from tests.transcript import Listener, summary_of
-
-MakeSettings = Callable[..., Settings]
+from tests.transcript import Listener
 
 
 @pytest.fixture
-def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+def made(vertical, tmp_path):
+    def make(objective="binary:logistic", **more):
         columns = made_columns(objective, n_rows=150)
         columns["f"] = np.random.default_rng(2).permutation(150) / 7  # each row has its own bin
         data = write_rows(tmp_path / "made.csv", columns)
@@ -50,7 +41,7 @@ def made(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
 # Fresh ciphertexts
 
 
-def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
+def ciphertexts(letters, name):
     return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
 
 
@@ -59,8 +50,8 @@ def ciphertexts(letters: list[Opened], name: str) -> list[bytes]:
     ("objective", "bits", "n_slots"), [("multi:softprob", 256, 1), ("binary:logistic", 512, 4)]
 )
 def test_no_ciphertext_leaves_a_passive_party_that_came_in_or_has_left_before(
-    made: MakeSettings, objective: str, bits: int, n_slots: int
-) -> None:
+    made, objective, bits, n_slots
+):
     app, settings = Listener(), made(objective, max_bin=256, secureboost__key_bits=bits)
     summary = summary_of(run(settings, app=app))
     n_train = summary["matched_rows"]["train"]
@@ -79,14 +70,12 @@ def test_no_ciphertext_leaves_a_passive_party_that_came_in_or_has_left_before(
 
 # What a party makes falsely
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-
-def changed(field: str, change: Callable[[Any], Any]) -> Wrap:
+def changed(field, change):
     """Wraps what makes a letter: a field of it is another."""
 
-    def wrap(honest: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*given: Any, **more: Any) -> Letter:
+    def wrap(honest):
+        def make(*given, **more):
             letter = honest(*given, **more)
             return replace(letter, **{field: change(getattr(letter, field))})
 
@@ -95,17 +84,17 @@ def changed(field: str, change: Callable[[Any], Any]) -> Wrap:
     return wrap
 
 
-def returning(change: Callable[[Any], Any]) -> Wrap:
+def returning(change):
     """Wraps a function whose result is another."""
     return lambda honest: lambda *given: change(honest(*given))
 
 
-def under_another_key(ciphertexts: Any) -> Any:
+def under_another_key(ciphertexts):
     key = generate_key(512, insecure_small_key=True)
     return encrypt(key, list(range(len(ciphertexts))), Workers(1))
 
 
-def of_columns(change: Callable[[Any], Any]) -> Wrap:
+def of_columns(change):
     """Wraps the start of a round: columns that others are to sum are others."""
     return lambda honest: (
         lambda party, pairs, columns: honest(
@@ -114,24 +103,24 @@ def of_columns(change: Callable[[Any], Any]) -> Wrap:
     )
 
 
-def too_many_rows(honest: Callable[..., Any]) -> Callable[..., Any]:
+def too_many_rows(honest):
     return lambda key, *given: ring_of(key.n_squared).squares(honest(key, *given), 40)
 
 
-def sent_before(honest: Callable[..., Any]) -> Callable[..., Any]:
+def sent_before(honest):
     sent = list[Letter]()
-    return lambda *given: sent.append(honest(*given)) or sent[0]  # type: ignore[func-returns-value]
+    return lambda *given: sent.append(honest(*given)) or sent[0]
 
 
-def without_last_split(honest: Callable[..., Any]) -> Callable[..., Any]:
-    def make(party: Passive) -> Letter:
+def without_last_split(honest):
+    def make(party):
         letter, names = honest(party), ("columns", "thresholds", "defaults", "widths")
         return replace(letter, **{name: getattr(letter, name)[:-1] for name in names})
 
     return make
 
 
-def public_key(n: int) -> tuple[Any, ...]:
+def public_key(n):
     digits = np.frombuffer(n.to_bytes((n.bit_length() + 7) // 8, "big"), np.uint8)
     return start, "PublicKey", lambda honest: lambda _, *rest: honest(digits, *rest)
 
@@ -139,7 +128,7 @@ def public_key(n: int) -> tuple[Any, ...]:
 SUMS, ROWS = (Passive, "encrypted_sums"), (active, "encrypted")
 NOT_PRIMES = "party-1.*: PublicKey.n must be the product of two large primes"
 NOT_COLUMNS = r"party-1.*: EncryptedGradients.columns must be < \d+ and ascending"
-MADE_FALSELY: dict[str, tuple[Any, str, Wrap, str]] = {
+MADE_FALSELY = {
     **{
         f"sums, {how}": (
             *SUMS,
@@ -221,13 +210,8 @@ MADE_FALSELY: dict[str, tuple[Any, str, Wrap, str]] = {
     ("owner", "name", "wrap", "match"), MADE_FALSELY.values(), ids=MADE_FALSELY
 )
 def test_what_a_party_makes_falsely_stops_the_run_by_its_name(
-    made: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: Any,
-    name: str,
-    wrap: Wrap,
-    match: str,
-) -> None:
+    made, monkeypatch, owner, name, wrap, match
+):
     monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
     refuses(f"^{match}", made(share_column_names=name == "column_bins"))
 
@@ -237,7 +221,7 @@ def test_what_a_party_makes_falsely_stops_the_run_by_its_name(
 WIDE = {"precision": (62, "must be 53, got 62"), "n_outputs": (3, "must be 1, got 3")}
 
 
-def without_columns(sender: str, letters: Letters) -> Letters:
+def without_columns(sender, letters):
     """Gradients as of a round for which none of the receiver's columns is drawn."""
     empty = {"columns": np.empty(0, np.int64), "ciphertexts": np.empty((0, 128), np.uint8)}
     return [
@@ -247,12 +231,10 @@ def without_columns(sender: str, letters: Letters) -> Letters:
 
 
 @pytest.fixture
-def pair(
-    vertical: MakeSettings, sites: MakeSites, write_table: WriteTable
-) -> Callable[..., tuple[Settings, list[Context]]]:
+def pair(vertical, sites, write_table):
     """Settings of a run of depth 2 over 120 rows, and a passive site with ``min-rows=100``."""
 
-    def make(**more: Any) -> tuple[Settings, list[Context]]:
+    def make(**more):
         ids = range(120)
         nodes = (
             {"name": "bank", "data": write_table("bank", 120, id=ids), "id": "id"},
@@ -274,11 +256,8 @@ def pair(
 @pytest.mark.parametrize("n_drawn", [1, 99])
 @pytest.mark.parametrize("has_columns", [True, False])
 def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
-    pair: Callable[..., tuple[Settings, list[Context]]],
-    monkeypatch: pytest.MonkeyPatch,
-    n_drawn: int,
-    has_columns: bool,
-) -> None:
+    pair, monkeypatch, n_drawn, has_columns
+):
     honest = active.gradients
     monkeypatch.setattr(
         active,
@@ -293,33 +272,25 @@ def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
 
 @pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
-def test_a_round_that_draws_enough_rows_is_answered(
-    pair: Callable[..., tuple[Settings, list[Context]]], objective: str
-) -> None:
+def test_a_round_that_draws_enough_rows_is_answered(pair, objective):
     run(*pair(objective=objective, subsample=0.97))
 
 
 @pytest.mark.parametrize("field", WIDE)
-def test_slots_wider_than_the_run_needs_are_refused(
-    pair: Callable[..., tuple[Settings, list[Context]]],
-    monkeypatch: pytest.MonkeyPatch,
-    field: str,
-) -> None:
+def test_slots_wider_than_the_run_needs_are_refused(pair, monkeypatch, field):
     value, rule = WIDE[field]
     rewrite_letters(monkeypatch, "PublicKey", field, lambda _: value)
     refuses(f"^bank.*: PublicKey.{field} {rule}", *pair())
 
 
-def test_nodes_below_the_last_level_are_not_summed(
-    pair: Callable[..., tuple[Settings, list[Context]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_below_the_last_level_are_not_summed(pair, monkeypatch):
     """The active party grows one level more than the passive one was set up for."""
     honest, sums, levels = Passive.setup, Passive.encrypted_sums, list[int]()
 
-    def shallow(party: Passive, request: SetupRequest, mail: Any) -> Any:
+    def shallow(party, request, mail):
         return honest(party, replace(request, max_depth=request.max_depth - 1), mail)
 
-    def noted(party: Passive) -> Any:
+    def noted(party):
         levels.append(party.structure.level)
         return sums(party)
 
@@ -331,7 +302,7 @@ def test_nodes_below_the_last_level_are_not_summed(
 
 OF_THE_LEVEL = "columns must be of this party and this level"
 OPEN = "nodes must be open, in order, and of parties of the run"
-SPLITS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+SPLITS = {
     "of a later level": ("level", lambda level: level + 1, OF_THE_LEVEL),
     "of nodes that are not open": ("nodes", lambda nodes: nodes + 7, OPEN),
     "twice": ("trees", lambda trees: trees + 1, OPEN),
@@ -344,24 +315,16 @@ SPLITS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize(("field", "change", "rule"), SPLITS.values(), ids=SPLITS)
-def test_false_splits_are_refused_before_they_are_made(
-    made: MakeSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    field: str,
-    change: Callable[[Any], Any],
-    rule: str,
-) -> None:
+def test_false_splits_are_refused_before_they_are_made(made, monkeypatch, field, change, rule):
     rewrite_letters(monkeypatch, "Splits", field, change)
     refuses(f"^party-1.*: Splits.{rule}", made(max_depth=3))
 
 
-def test_more_splits_in_a_level_than_leaves_allow_are_refused(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_splits_in_a_level_than_leaves_allow_are_refused(made, monkeypatch):
     """The active party splits every node, whatever the plan's ``max-leaves``."""
     every, sums, levels = Queue.chosen, Passive.encrypted_sums, list[int]()
 
-    def noted(party: Passive) -> Any:
+    def noted(party):
         levels.append(party.structure.level)
         return sums(party)
 
@@ -375,15 +338,11 @@ def test_more_splits_in_a_level_than_leaves_allow_are_refused(
 # A server that meddles with parcels
 
 
-def meddle(
-    patch: pytest.MonkeyPatch,
-    receiver: str,
-    change: Callable[[list[list[Parcel]]], list[Parcel]],
-) -> None:
+def meddle(patch, receiver, change):
     """The server changes what a party gets; it knows all that it has carried to it so far."""
     honest, carried = Mailbox.take, list[list[Parcel]]()
 
-    def take(self: Mailbox, party: str) -> list[Parcel]:
+    def take(self, party):
         parcels = honest(self, party)
         if party != receiver:
             return parcels
@@ -393,10 +352,10 @@ def meddle(
     patch.setattr(Mailbox, "take", take)
 
 
-def last(change: Callable[[str, bytes], Parcel]) -> Callable[[list[list[Parcel]]], list[Parcel]]:
+def last(change):
     """Changes one parcel when there are sums to carry, at the fifth request or later."""
 
-    def changed(carried: list[list[Parcel]]) -> list[Parcel]:
+    def changed(carried):
         *others, (peer, content) = carried[-1] or [("", b"")]
         if len(carried) < 4 or not peer:
             return carried[-1]
@@ -405,11 +364,11 @@ def last(change: Callable[[str, bytes], Parcel]) -> Callable[[list[list[Parcel]]
     return changed
 
 
-def flipped(content: bytes, place: int) -> bytes:
+def flipped(content, place):
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-def again(carried: list[list[Parcel]]) -> list[Parcel]:
+def again(carried):
     earlier = [parcel for parcels in carried[:-1] for parcel in parcels]
     return carried[-1] + (earlier[-1:] if len(carried) > 3 else [])
 
@@ -420,8 +379,7 @@ NOT_SEALED = rf"^{{sender}}.*: parcel\.(content {SEALED}|step must be)"
 TWICE = "^party-[12].*: parcel.step must be a new one, got one seen before"
 NOBODY = ".*: parcel.sender must be another party of the run"
 BOTH = ("party-1", "party-2")  # receivers
-Meddle = Callable[[list[list[Parcel]]], list[Parcel]]
-MEDDLED: dict[str, tuple[Meddle, tuple[str, ...], str]] = {
+MEDDLED = {
     "a bit of the letter": (
         *(last(lambda peer, all: (peer, flipped(all, len(all) // 2))), BOTH, NOT_SEALED),
     ),
@@ -470,28 +428,22 @@ MEDDLED: dict[str, tuple[Meddle, tuple[str, ...], str]] = {
         for place, receiver in enumerate(receivers)
     ],
 )
-def test_a_parcel_that_the_server_changed_is_refused(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, change: Meddle, receiver: str, match: str
-) -> None:
+def test_a_parcel_that_the_server_changed_is_refused(made, monkeypatch, change, receiver, match):
     meddle(monkeypatch, receiver, change)
     sender = {"party-1": "party-2", "party-2": "party-1"}[receiver]
     refuses(match.replace("{sender}", sender), made())
 
 
-def test_a_parcel_under_another_partys_name_is_refused(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parcel_under_another_partys_name_is_refused(made, monkeypatch):
     meddle(monkeypatch, "party-1", last(lambda peer, content: (OTHER[peer], content)))
     refuses(rf"^party-[23].*: parcel.content {SEALED}", made(parties=3))
 
 
-def test_a_parcel_of_one_party_is_of_no_use_to_another(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    carried: dict[str, list[Parcel]] = {}
+def test_a_parcel_of_one_party_is_of_no_use_to_another(made, monkeypatch):
+    carried = {}
     honest = Mailbox.take
 
-    def take(self: Mailbox, party: str) -> list[Parcel]:
+    def take(self, party):
         carried[party] = honest(self, party)
         if party == "party-3" and any(peer == "party-1" for peer, _ in carried["party-2"]):
             return carried["party-2"]
@@ -501,9 +453,7 @@ def test_a_parcel_of_one_party_is_of_no_use_to_another(
     refuses(rf"^party-1.*: parcel.content {SEALED}", made(parties=3))
 
 
-def test_a_site_does_not_read_what_was_sealed_for_it_in_another_run(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_does_not_read_what_was_sealed_for_it_in_another_run(made, monkeypatch):
     first = list[list[Parcel]]()
     with pytest.MonkeyPatch.context() as patch:
         meddle(patch, "party-2", lambda carried: first.append(carried[-1]) or carried[-1])

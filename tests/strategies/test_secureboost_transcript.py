@@ -1,12 +1,8 @@
 """SecureBoost: what the server, a passive party and the active party see, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +20,12 @@ from fedapp.site.mail import HEAD
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_margin, base_score, gradients
 from tests.contract.methods import METHODS
+from tests.federated import summary_of
 from tests.letters import Opened, letters_sent, parcels_of, raw_of, texts_of, written
 from tests.network import run
-from tests.pooled import Pooled, in_order, write_rows
-from tests.transcript import Listener, check_declared, check_no_rows, summary_of
+from tests.pooled import Pooled, in_order
+from tests.tables import write_rows
+from tests.transcript import Listener, check_declared, check_no_rows
 
 PARTIES = ("bank", "clinic", "shop")
 COLUMNS = {
@@ -49,14 +47,14 @@ class Recorded:
     parts: dict[str, Any]  # of the model, by party
 
     @property
-    def ids(self) -> list[str]:
+    def ids(self):
         return [name for table in self.whole.tables[:1] for name in table.ids.tolist()]
 
     @property
-    def model(self) -> Ensemble:
+    def model(self):
         return from_document({"format": FORMAT, **self.parts["bank"]["model"]}, Ensemble)
 
-    def secrets_of_the_labels(self) -> set[bytes]:
+    def secrets_of_the_labels(self):
         """Labels, the first round's gradients, and leaf weights, as they may be written."""
         whole, objective = self.whole, "binary:logistic"
         order = np.concatenate((whole.train, whole.order[~np.isin(whole.order, whole.train)]))
@@ -74,7 +72,7 @@ class Recorded:
             assert len(leaves) > 2
         return found
 
-    def thresholds(self, party: str) -> set[bytes]:
+    def thresholds(self, party):
         """A party's thresholds, as they may be written."""
         values = np.float32(self.parts[party]["lookup"]["thresholds"]).tolist()
         assert len(values) > 1
@@ -84,7 +82,7 @@ class Recorded:
             | {np.float64(value).tobytes() for value in values}
         )
 
-    def values(self, party: str) -> set[bytes]:
+    def values(self, party):
         """Runs of a party's values in either order of the rows."""
         table = self.whole.tables[PARTIES.index(party)]
         orders = np.arange(len(table.values)), self.whole.train
@@ -92,7 +90,7 @@ class Recorded:
         return set().union(*(written(column, 4) for column in columns))
 
 
-def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorded:
+def record(home_folder, patch, **more):
     """Three sites of which the bank has the label."""
     patch.setenv("FEDAPP_HOME", str(home_folder / "home"))
     rng = np.random.default_rng(11)
@@ -102,7 +100,7 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
     contexts, tables = [], []
     for place, (name, columns) in enumerate(COLUMNS.items()):
         own = dict(zip(columns, values.T[2 * place : 2 * place + 2], strict=True))
-        given: dict[str, Any] = {"id": ids, **own, **({} if place else {"y": labels})}
+        given = {"id": ids, **own, **({} if place else {"y": labels})}
         path = write_rows(home_folder / f"{name}.csv", given)
         node = {"name": name, "data": str(path), "id": "id", "label": "" if place else "y"}
         node |= {"allow-insecure": "true", "allow": "secureboost,interactive,one-round,eini"}
@@ -132,20 +130,20 @@ def record(home_folder: Path, patch: pytest.MonkeyPatch, **more: Any) -> Recorde
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+def recorded(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         yield record(tmp_path_factory.mktemp("transcript"), patch)
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+def shared(tmp_path_factory):
     """The same run where all parties share names and allow the export."""
     with pytest.MonkeyPatch.context() as patch:
         more = {"share-column-names": True, "allow-export": True}
         yield record(tmp_path_factory.mktemp("shared"), patch, **more)
 
 
-def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
+def assert_none_in(secrets, seen):
     assert len(secrets) > 1
     assert not [secret for secret in secrets if secret in seen]
 
@@ -154,31 +152,29 @@ def assert_none_in(secrets: set[bytes], seen: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_messages_have_their_declared_fields_and_no_row_of_anybody(recorded: Recorded) -> None:
+def test_messages_have_their_declared_fields_and_no_row_of_anybody(recorded):
     check_declared(recorded.app, METHODS["secureboost"].kinds | {"query.alignment_mask"})
     check_no_rows(recorded.app, summary_of(recorded.folder))
 
 
-def seen_by_the_server(recorded: Recorded) -> bytes:
+def seen_by_the_server(recorded):
     messages = [one for _, *pair in recorded.app.heard for one in pair]
     return b"|".join(raw_of(message) for message in messages)
 
 
-def test_the_server_sees_nothing_that_follows_from_the_labels(recorded: Recorded) -> None:
+def test_the_server_sees_nothing_that_follows_from_the_labels(recorded):
     assert_none_in(recorded.secrets_of_the_labels(), seen_by_the_server(recorded))
 
 
 @pytest.mark.by_default("shop")
 @pytest.mark.parametrize("party", PARTIES)
-def test_the_server_sees_no_id_name_value_or_threshold_of_a_party(
-    recorded: Recorded, party: str
-) -> None:
+def test_the_server_sees_no_id_name_value_or_threshold_of_a_party(recorded, party):
     names = {name.encode() for name in (*COLUMNS[party], *recorded.ids)}
     secrets = names | recorded.thresholds(party) | recorded.values(party)
     assert_none_in(secrets, seen_by_the_server(recorded))
 
 
-def test_parcels_look_like_noise_to_the_server(recorded: Recorded) -> None:
+def test_parcels_look_like_noise_to_the_server(recorded):
     parcels = [parcel for _, _, reply in recorded.app.heard for _, parcel in parcels_of(reply)]
     sealed = b"".join(parcel[HEAD.size :] for parcel in parcels)
     counts = np.bincount(np.frombuffer(sealed, np.uint8), minlength=256)
@@ -188,7 +184,7 @@ def test_parcels_look_like_noise_to_the_server(recorded: Recorded) -> None:
     assert len(zlib.compress(sealed)) > len(sealed)
 
 
-def test_the_search_finds_what_is_shown_on_purpose(shared: Recorded) -> None:
+def test_the_search_finds_what_is_shown_on_purpose(shared):
     seen = seen_by_the_server(shared)
     for names in COLUMNS.values():
         assert all(name.encode() in seen for name in names)
@@ -215,16 +211,14 @@ LETTERS = {
 }
 
 
-def test_letters_have_their_declared_fields(recorded: Recorded) -> None:
+def test_letters_have_their_declared_fields(recorded):
     for letter in recorded.letters:
         names = {*letter.content.scalars, *letter.content.arrays}
         assert names == {field.name for field in fields(LETTERS[letter.name])}
 
 
 @pytest.mark.parametrize("party", ["clinic", "shop"])
-def test_a_passive_party_gets_letters_of_the_allowed_classes(
-    recorded: Recorded, party: str
-) -> None:
+def test_a_passive_party_gets_letters_of_the_allowed_classes(recorded, party):
     other = {"clinic": "shop", "shop": "clinic"}[party]
     got = {(one.sender, one.name) for one in recorded.letters if one.receiver == party}
     from_bank = {name for sender, name in got if sender == "bank"}
@@ -232,22 +226,18 @@ def test_a_passive_party_gets_letters_of_the_allowed_classes(
     assert {name for sender, name in got if sender == other} == TO_PASSIVE["passive"]
 
 
-def seen_by(recorded: Recorded, party: str) -> bytes:
+def seen_by(recorded, party):
     return b"|".join(letter.raw for letter in recorded.letters if letter.receiver == party)
 
 
 @pytest.mark.parametrize("party", ["clinic", "shop"])
-def test_a_passive_party_sees_nothing_that_follows_from_the_labels(
-    recorded: Recorded, party: str
-) -> None:
+def test_a_passive_party_sees_nothing_that_follows_from_the_labels(recorded, party):
     assert_none_in(recorded.secrets_of_the_labels(), seen_by(recorded, party))
 
 
 @pytest.mark.by_default("bank", "clinic")
 @pytest.mark.parametrize("party", PARTIES)
-def test_a_party_sees_no_id_and_no_name_value_or_threshold_of_another(
-    recorded: Recorded, party: str
-) -> None:
+def test_a_party_sees_no_id_and_no_name_value_or_threshold_of_another(recorded, party):
     others = [other for other in PARTIES if other != party]
     secrets = {name.encode() for other in others for name in COLUMNS[other]}
     secrets |= {name.encode() for name in recorded.ids}
@@ -256,7 +246,7 @@ def test_a_party_sees_no_id_and_no_name_value_or_threshold_of_another(
     assert_none_in(secrets, seen_by(recorded, party))
 
 
-def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded: Recorded) -> None:
+def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded):
     told = {"clinic": 0, "shop": 0}
     for letter in recorded.letters:
         if letter.name != "Splits":
@@ -270,7 +260,7 @@ def test_a_party_is_told_of_its_own_splits_alone_by_column(recorded: Recorded) -
     assert told == {name: len(recorded.parts[name]["lookup"]["columns"]) for name in told}
 
 
-def test_rows_of_the_last_level_go_to_the_active_party_only(recorded: Recorded) -> None:
+def test_rows_of_the_last_level_go_to_the_active_party_only(recorded):
     partitions = [letter for letter in recorded.letters if letter.name == "Partition"]
     levels = {
         name: {one["level"] for one in partitions if one.receiver == name} for name in PARTIES
@@ -281,18 +271,14 @@ def test_rows_of_the_last_level_go_to_the_active_party_only(recorded: Recorded) 
 # The active party
 
 
-def test_the_active_party_gets_letters_of_the_allowed_classes(
-    recorded: Recorded, shared: Recorded
-) -> None:
+def test_the_active_party_gets_letters_of_the_allowed_classes(recorded, shared):
     allowed = {"MaskedList", "OrderDigest", "ColumnBins", "EncryptedSums", "Partition", "PartKept"}
     for run_of, more in ((recorded, set()), (shared, {"Records"})):
         got = {letter.name for letter in run_of.letters if letter.receiver == "bank"}
         assert got == allowed | more
 
 
-def test_the_active_party_sees_names_and_thresholds_where_they_are_shared(
-    shared: Recorded,
-) -> None:
+def test_the_active_party_sees_names_and_thresholds_where_they_are_shared(shared):
     seen = seen_by(shared, "bank")
     assert all(name.encode() in seen for name in COLUMNS["shop"])
     for party in ("clinic", "shop"):

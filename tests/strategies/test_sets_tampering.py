@@ -1,11 +1,6 @@
 """Sets and dictionaries of categories that a message falsifies are refused where they arrive."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,24 +10,24 @@ from fedapp.messages.cuts import check_sketch
 from fedapp.messages.vertical import read_splits
 from strategies.federated_forest import OF_CATEGORIES
 from strategies.local_boosting import check_report
-from tests.moments import WIDTHS, Change, Listener, Moment, changed_reply, listen
+from tests.moments import WIDTHS, changed_reply, listen
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Listener]:
+def heard(tmp_path_factory):
     """``heard(method)``: what the parties of a run received; a run for the first who asks."""
     folder = tmp_path_factory.mktemp("heard")
     return cache(lambda method: listen(folder, method))
 
 
-def last_bit(bits: Any) -> Any:
+def last_bit(bits):
     """Bits with the last one set, which is past the categories of every column here."""
     found = bits.copy()
     found[-1] |= 1
     return found
 
 
-FALSE_SETS: dict[str, tuple[Change, str]] = {
+FALSE_SETS = {
     "a byte fewer": (lambda bits: bits[:-1], r"sets must be \d+ bytes, got \d+"),
     "a byte more": (lambda bits: np.append(bits, bits[-1:]), r"sets must be \d+ bytes, got \d+"),
     "no sets": (lambda bits: bits[:0], r"sets must be \d+ bytes, got 0"),
@@ -47,9 +42,7 @@ TOLD_SETS = [  # method, message, field, and the field that an error names
 ]
 
 
-def refuses(
-    folder: Path, moment: Moment, message: str, changes: Mapping[str, Change], rule: str
-) -> None:
+def refuses(folder, moment, message, changes, rule):
     """Hold that a party answers a falsified message with this error, and the true one without."""
     with pytest.raises(ProtocolError, match=rf"^party-[12]: {message}\.{rule}"):
         moment.answer(folder, message, changes)
@@ -61,54 +54,45 @@ def refuses(
     ("method", "message", "field", "named"), TOLD_SETS, ids=[".".join(o[1:3]) for o in TOLD_SETS]
 )
 def test_sets_that_are_none_of_their_columns_are_refused_by_a_party(
-    heard: Callable[[str], Listener],
-    tmp_path: Path,
-    method: str,
-    message: str,
-    field: str,
-    named: str,
-    change: Change,
-    rule: str,
-) -> None:
+    heard, tmp_path, method, message, field, named, change, rule
+):
     moment = heard(method).first(message, field)
     refuses(tmp_path, moment, message, {field: change}, f"{named} {rule}")
 
 
 @pytest.mark.parametrize(("change", "rule"), FALSE_SETS.values(), ids=FALSE_SETS)
-def test_sets_that_are_none_of_their_columns_are_refused_by_the_server(
-    heard: Callable[[str], Listener], change: Change, rule: str
-) -> None:
+def test_sets_that_are_none_of_their_columns_are_refused_by_the_server(heard, change, rule):
     reply = heard("bagging").first("BagReply", "sets").reply
     widths = np.array([*WIDTHS.values(), 0, 0])
     with pytest.raises(ProtocolError, match=rf"^a party: BagReply\.(trees|sets) {rule}"):
         check_report("a party", changed_reply(reply, {"sets": change}), 1, widths, 3)
-    check_report("a party", reply, 1, widths, 3)  # type: ignore[arg-type]
+    check_report("a party", reply, 1, widths, 3)
 
 
-def other(text: str) -> Change:
+def other(text):
     """Names of which the first is another, or stands twice."""
     return lambda names: (text or names[1], *names[1:])
 
 
-def of_number(widths: Any) -> Any:
+def of_number(widths):
     """The first column of categories told as one of numbers."""
     found = widths.copy()
     found[np.flatnonzero(found > 0)[0]] = 0
     return found
 
 
-def every_bin(bits: Any) -> Any:
+def every_bin(bits):
     """All bins of columns of 11."""
     return np.resize(np.array([0xFF, 0xE0], dtype=np.uint8), len(bits))
 
 
-def next_column(columns: Any) -> Any:
+def next_column(columns):
     """The passive party's own columns, each the next one."""
     return np.where(columns < 0, columns, (columns + 1) % 3)
 
 
 FITS = "must be of the party's columns and their categories"
-FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
+FALSE_FIELDS = [
     ("pax", "GrowRequest", {"split_columns": lambda c: c * 0 + 3}, "split_sets sets must be 0"),
     ("pax", "GrowRequest", {"split_columns": lambda c: c * 0 + 9}, "split_columns must be < 5"),
     ("secureboost", "Splits", {"set_bits": np.copy, "columns": next_column}, "set_bits sets must"),
@@ -154,18 +138,13 @@ FALSE_FIELDS: list[tuple[str, str, Mapping[str, Change], str]] = [
     ids=[f"{one[1]}.{','.join(one[2])}: {one[3]}" for one in FALSE_FIELDS],
 )
 def test_what_does_not_fit_its_sets_or_names_is_refused_by_a_party(
-    heard: Callable[[str], Listener],
-    tmp_path: Path,
-    method: str,
-    message: str,
-    changes: Mapping[str, Change],
-    rule: str,
-) -> None:
+    heard, tmp_path, method, message, changes, rule
+):
     moment = heard(method).first(message, next(iter(changes)))
     refuses(tmp_path, moment, message, changes, rule)
 
 
-TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
+TOLD_SERVER = [
     ("pax", "SketchReply", {"maxima": lambda m: m + 11}, "maxima must be codes of the categories"),
     ("pax", "SketchReply", {"maxima": lambda m: m + 0.5}, "maxima must be codes of the categories"),
     ("pax", "SketchReply", {"offsets": lambda o: np.append(o[1:], o[-1])}, "offsets must give a"),
@@ -199,7 +178,7 @@ TOLD_SERVER: list[tuple[str, str, Mapping[str, Change], str]] = [
 ]
 
 
-def check_told(message: str, reply: Any) -> None:
+def check_told(message, reply):
     """What the server holds of a reply to the columns and categories of the run."""
     if message == "PartitionReply":
         read_splits("a party", reply, 3, OF_CATEGORIES)
@@ -213,12 +192,8 @@ def check_told(message: str, reply: Any) -> None:
     ids=[f"{one[1]}.{','.join(one[2])}: {one[3]}" for one in TOLD_SERVER],
 )
 def test_what_does_not_fit_its_sets_or_names_is_refused_by_the_server(
-    heard: Callable[[str], Listener],
-    method: str,
-    message: str,
-    changes: Mapping[str, Change],
-    rule: str,
-) -> None:
+    heard, method, message, changes, rule
+):
     has = "set_bits" if message == "PartitionReply" else "unseen"
     reply = heard(method).first(message, has).reply
     with pytest.raises(ProtocolError, match=rf"^a party: {message}\.{rule}"):

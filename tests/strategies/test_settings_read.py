@@ -1,9 +1,5 @@
 """Which settings a method says that it reads."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
@@ -15,7 +11,7 @@ from fedapp.settings import defaults, load_settings
 from strategies.run import all_strategies, check_read
 
 
-def read_by(strategy: str) -> set[str]:
+def read_by(strategy):
     settings = load_settings({"strategy": strategy})
     return set(all_strategies()[strategy].settings_read(settings))
 
@@ -57,8 +53,8 @@ def test_a_method_with_a_setting_of_its_own_does_not_read_the_general_one():
 )
 @pytest.mark.parametrize("command", ["run", "tune"])
 def test_a_setting_that_the_method_does_not_read_is_refused(
-    command: str, method: str, given: str, rule: str, tmp_path: Path, monkeypatch
-) -> None:
+    command, method, given, rule, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, [command, method, "-c", given])
     assert done.exit_code
@@ -67,7 +63,7 @@ def test_a_setting_that_the_method_does_not_read_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_python_refuses_it_too() -> None:
+def test_python_refuses_it_too():
     match = r"^max_depth must .* did you mean federated_forest=\{'max_depth': ...\}\?$"
     with pytest.raises(fedapp.ConfigError, match=match):
         fedapp.run("federated-forest", max_depth=6)
@@ -75,13 +71,13 @@ def test_python_refuses_it_too() -> None:
         Tuning("federated-forest", {"eta": 0.3}).carry_out()
 
 
-def test_a_run_that_flower_starts_is_held_to_what_differs_from_the_defaults() -> None:
+def test_a_run_that_flower_starts_is_held_to_what_differs_from_the_defaults():
     check_read(load_settings({**defaults(), "strategy": "federated-forest"}))
     with pytest.raises(fedapp.ConfigError, match=r"^max-depth must be omitted for feder"):
         check_read(load_settings({**defaults(), "strategy": "federated-forest", "max-depth": 2}))
 
 
-def test_one_method_of_a_comparison_must_read_a_setting() -> None:
+def test_one_method_of_a_comparison_must_read_a_setting():
     settings_of_all(["pax", "federated-forest"], {"max-depth": 2, "n_estimators": 3})
     with pytest.raises(fedapp.ConfigError, match=r"^align must be omitted for pax, .* 'ordered'; "):
         settings_of_all(["pax", "bagging"], {"align": "ordered"})

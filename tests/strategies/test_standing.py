@@ -1,11 +1,7 @@
 """Activation: what the coordinator sees of it, what the parties agree on, and what is refused."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +16,13 @@ from fedapp.runs.session import activate
 from fedapp.settings import load_settings
 from fedapp.site.settings import parse_node_config
 from fedapp.site.standing import Agreed, current, folder_of, ids_of
-from simulations.bench.sites import SERVICE, Sites
+from simulations.bench.sites import SERVICE
 from strategies.run import all_strategies
-from tests.conftest import MakeSettings
+from tests.federated import summary_of
 from tests.letters import letters_sent, raw_of
 from tests.serve.standing import sites_in
 from tests.tampering import rewrite_letters
-from tests.transcript import ALIGNED, Listener, check_declared, listen, summary_of
+from tests.transcript import ALIGNED, check_declared, listen
 
 KINDS = {
     **ALIGNED,
@@ -38,11 +34,11 @@ FEW = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Sites:
+def sites(tmp_path):
     return sites_in(tmp_path, "binary:logistic", 3)
 
 
-def heard(sites: Sites, model: str, **settings: Any) -> tuple[dict[str, Any], Listener]:
+def heard(sites, model, **settings):
     """An activation with all its messages."""
     contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
     given = {"strategy": "standing", "model": model, "parties": 3, "standing.service": SERVICE}
@@ -52,7 +48,7 @@ def heard(sites: Sites, model: str, **settings: Any) -> tuple[dict[str, Any], Li
 
 
 @pytest.mark.slow
-def test_the_coordinator_sees_sizes_and_the_services_name(sites: Sites) -> None:
+def test_the_coordinator_sees_sizes_and_the_services_name(sites):
     summary, app = heard(sites, sites.train(**FEW))
     check_declared(app, KINDS)
     assert (summary["service"], summary["standing_rows"]) == (
@@ -73,9 +69,7 @@ def test_the_coordinator_sees_sizes_and_the_services_name(sites: Sites) -> None:
 
 
 @pytest.mark.slow
-def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(sites, monkeypatch):
     model = sites.train(**FEW)
     orders = []
     # Even if all parties but one draw what the coordinator knows.
@@ -94,9 +88,7 @@ def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(
 
 
 @pytest.mark.slow
-def test_a_version_that_not_all_have_stored_is_used_by_none(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_not_all_have_stored_is_used_by_none(sites, monkeypatch):
     model = sites.train(**FEW)
     sites.activate(model)
     before = current("bank")
@@ -106,7 +98,7 @@ def test_a_version_that_not_all_have_stored_is_used_by_none(
     assert {current(name) for name in sites.names} == {before}
 
 
-def test_parties_that_refresh_different_versions_are_told_so(sites: Sites) -> None:
+def test_parties_that_refresh_different_versions_are_told_so(sites):
     model = sites.train(**FEW)
     sites.activate(model)
     (folder_of("shop") / "current").write_text(json.dumps({"version": "", "before": ""}))
@@ -114,14 +106,14 @@ def test_parties_that_refresh_different_versions_are_told_so(sites: Sites) -> No
         sites.activate(model, refresh=True)
 
 
-def test_a_site_that_does_not_allow_it_is_named(sites: Sites) -> None:
+def test_a_site_that_does_not_allow_it_is_named(sites):
     model = sites.train(**FEW)
     sites.configure("shop", {"allow": "secureboost,interactive"})
     with pytest.raises(PartyError, match=r"shop .*strategy must be one that the site allows"):
         sites.activate(model)
 
 
-def test_keys_and_ids_are_readable_by_their_owner_only(sites: Sites) -> None:
+def test_keys_and_ids_are_readable_by_their_owner_only(sites):
     sites.activate(sites.train(**FEW))
     for path in (home() / "sites").glob("*/standing/**/*"):
         assert not path.stat().st_mode & 0o077, path
@@ -135,9 +127,7 @@ def test_keys_and_ids_are_readable_by_their_owner_only(sites: Sites) -> None:
         ({"service": "a", "refresh": True, "none": True}, "standing.refresh must be false to end"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(
-    settings: MakeSettings, given: dict[str, Any], rule: str
-) -> None:
+def test_settings_that_do_not_fit_are_refused(settings, given, rule):
     named = {f"standing.{name}": value for name, value in given.items()}
     run = settings(strategy="standing", model="0" * 16, **named)
     with pytest.raises(ConfigError, match=f"^{rule}"):
@@ -145,7 +135,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 
 @pytest.mark.slow
-def test_an_activation_needs_sites_of_a_superlink(sites: Sites) -> None:
+def test_an_activation_needs_sites_of_a_superlink(sites):
     trained = sites.run(
         "secureboost",
         **FEW,

@@ -1,15 +1,11 @@
 """Times with an event column: XGBoost's accelerated failure times, in PAX and SecureBoost."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +23,7 @@ from fedapp.metrics.survival import Cells, cell_scores
 from fedapp.records.document import load
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.predict import predict_table
-from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, Settings, load_settings
+from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, load_settings
 from fedapp.site.policy import check_event
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.grow import ROUTE
@@ -41,19 +37,17 @@ from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
 from strategies.scoring import History
 from tests import network
-from tests.clinical import registry, trial
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
+from tests.federated import lines_of
 from tests.random_tables import differences
 from tests.strategies.test_pax_secure import assert_same_trees
-from tests.transcript import lines_of
+from tests.tables import csv_columns, deal_columns, deal_rows, registry, trial, write_rows
 
 AFT = "survival:aft"
+SHARES = {"bank": ("id", "a", "b", "time", "died"), "clinic": ("id", "c", "d", "e", "f")}
 SIZE = {"num_boost_round": 4, "max_depth": 4, "label": "time", "event": "died"}
-Write = Callable[[Path], Path]
 
 
-def run_of(make: MakeSettings, write: Write, tmp_path: Path, **more: Any) -> Settings:
+def run_of(make, write, tmp_path, **more):
     """A run on one of the tables."""
     path = tmp_path / "times.csv"
     drop = {} if "weight" in more else {"drop_columns": "w"}
@@ -61,7 +55,7 @@ def run_of(make: MakeSettings, write: Write, tmp_path: Path, **more: Any) -> Set
     return make(**{**SIZE, **how, **more})
 
 
-def model_of(run: Settings) -> tuple[Ensemble, bytes]:
+def model_of(run):
     path = run_local(run).path / "model.json"
     return load(path, Ensemble), path.read_bytes()
 
@@ -69,13 +63,13 @@ def model_of(run: Settings) -> tuple[Ensemble, bytes]:
 @pytest.mark.by_default("1.0-normal", "0.3-logistic", "0.3-extreme")
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("scale", [1.0, 0.3])
-def test_gradients_are_xgboosts_to_the_last_bit(distribution: str, scale: float) -> None:
+def test_gradients_are_xgboosts_to_the_last_bit(distribution, scale):
     rng = np.random.default_rng(4)
     margins = np.concatenate([rng.normal(0, 3, 30), rng.normal(0, 60, 30)]).astype(np.float32)
     labels = (np.exp(rng.normal(0, 2, 60)) * rng.choice([-1, 1], 60)).astype(np.float32)
     how = {"aft_loss_distribution": distribution, "aft_loss_distribution_scale": scale}
     ones = np.ones(60, np.float32)
-    ours = gradients(AFT, margins[:, None], labels, ones, replace(PLAIN, **how))  # type: ignore[arg-type]
+    ours = gradients(AFT, margins[:, None], labels, ones, replace(PLAIN, **how))
     parameters = {"objective": AFT, "nthread": 1, "lambda": 0, "min_child_weight": 0, **how}
     for row, (gradient, hessian) in enumerate(ours[:, 0]):
         one = slice(row, row + 1)
@@ -90,9 +84,7 @@ def test_gradients_are_xgboosts_to_the_last_bit(distribution: str, scale: float)
 @pytest.mark.by_default("logistic-registry")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_three_parties_grow_xgboosts_trees(
-    settings: MakeSettings, tmp_path: Path, write: Write, distribution: str
-) -> None:
+def test_three_parties_grow_xgboosts_trees(settings, tmp_path, write, distribution):
     # Every value of a column has a bin at every party.
     more = {"pax__bins": "equal", "aft_loss_distribution": distribution, "max_bin": 256}
     run = run_of(settings, write, tmp_path, parties=3, drop_columns="w,marker,age", **more)
@@ -105,9 +97,7 @@ def test_three_parties_grow_xgboosts_trees(
 @pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution_scale": 0.5}])
-def test_under_masks_rows_give_the_trees_of_one_table(
-    settings: MakeSettings, tmp_path: Path, write: Write, more: dict[str, Any]
-) -> None:
+def test_under_masks_rows_give_the_trees_of_one_table(settings, tmp_path, write, more):
     secure = {"pax__aggregation": "secure", **more, "max_bin": 256}
     model, content = model_of(run_of(settings, write, tmp_path, parties=3, **secure))
     assert content == model_of(run_of(settings, write, tmp_path, parties=1, **secure))[1]
@@ -118,16 +108,14 @@ def test_under_masks_rows_give_the_trees_of_one_table(
 @pytest.mark.by_default("more0-trial")
 @pytest.mark.parametrize("write", [trial, registry])
 @pytest.mark.parametrize("more", [{}, {"weight": "w", "aft_loss_distribution": "extreme"}])
-def test_secureboost_grows_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, write: Write, more: dict[str, Any]
-) -> None:
+def test_secureboost_grows_xgboosts_trees(vertical, tmp_path, write, more):
     run = run_of(vertical, write, tmp_path, parties=3, columns="even", max_bin=16, **more)
     folder = run_local(run)
     assert differences(run, folder) == []
     assert folder.summary["metrics"]["test"]["c-index"] > 0.5
 
 
-def test_a_written_model_predicts_alike_in_xgboost(settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_written_model_predicts_alike_in_xgboost(settings, tmp_path):
     run = run_of(settings, trial, tmp_path, parties=1, aft_loss_distribution_scale=0.3)
     folder = run_local(run)
     booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
@@ -143,27 +131,25 @@ def test_a_written_model_predicts_alike_in_xgboost(settings: MakeSettings, tmp_p
 
 
 @pytest.mark.slow
-def test_new_rows_are_scored_where_the_table_says_which_times_are_events(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_new_rows_are_scored_where_the_table_says_which_times_are_events(settings, tmp_path):
     run = run_of(settings, trial, tmp_path, parties=3)
     folder = run_local(run)
     new = trial(tmp_path / "new.csv", 200, seed=9)
     output = tmp_path / "predictions.csv"
     scored = predict_table(folder.path, str(new), "", output)
     assert 0.5 < scored.scores["c-index"] < 1
-    without = write_rows(tmp_path / "without.csv", columns_of(new, drop="died"))
+    without = write_rows(tmp_path / "without.csv", csv_columns(new, drop="died"))
     assert predict_table(folder.path, str(without), "", output).scores == {}
 
 
 @pytest.mark.slow
-def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_path: Path) -> None:
+def test_parties_score_new_rows_of_a_divided_model(vertical, tmp_path):
     run = run_of(vertical, registry, tmp_path, allow_export=False, num_boost_round=2)
     folder, output = run_local(run), tmp_path / "predictions.csv"
     words = ["predict", str(folder.path), "--data", run.data, "--output", str(output), "--json"]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.exception
-    rows = [np.array(values) for values in columns_of(Path(run.data), drop="").values()]
+    rows = [np.array(values) for values in csv_columns(Path(run.data)).values()]
     times, died = (each.astype(np.float64) for each in rows[-2:])
     lines = np.loadtxt(output, delimiter=",", skiprows=1, quotechar=chr(34))
     predicted = lines[np.argsort(lines[:, 0]), 1]
@@ -171,12 +157,6 @@ def test_parties_score_new_rows_of_a_divided_model(vertical: MakeSettings, tmp_p
     (shown,) = re.findall(r'"c-index": ([0-9.]+)', done.stdout)
     assert float(shown) == pytest.approx(exact, abs=1e-6)
     assert 0.6 < exact < 0.9
-
-
-def columns_of(path: Path, drop: str) -> dict[str, Any]:
-    """Columns of a CSV, but for one."""
-    names, *rows = [line.split(",") for line in path.read_text().splitlines()]
-    return {name: [row[at] for row in rows] for at, name in enumerate(names) if name != drop}
 
 
 # Scores
@@ -190,7 +170,7 @@ ROWS = draw.lists(
 )
 
 
-def counted(labels: Any, times: Any, weights: Any) -> float:
+def counted(labels, times, weights):
     """Harrell's C, pair by pair."""
     pairs = concordant = 0.0
     for first, label in enumerate(labels):
@@ -203,7 +183,7 @@ def counted(labels: Any, times: Any, weights: Any) -> float:
 
 
 @given(ROWS)
-def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
+def test_concordance_counts_all_pairs(rows):
     times, events, margins, weights = map(np.array, zip(*rows, strict=True))
     labels = np.where(events, times, -times).astype(np.float64)
     arrays = labels, margins.astype(np.float64), weights.astype(np.float64)
@@ -211,7 +191,7 @@ def test_concordance_counts_all_pairs(rows: list[Any]) -> None:
 
 
 @given(draw.integers(0, 10**6), draw.sampled_from([2, 512, 4096]))
-def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> None:
+def test_concordance_of_cells_is_within_its_error(seed, n_bins):
     rng = np.random.default_rng(seed)
     times = np.exp(rng.normal(0, rng.uniform(0.1, 4), 80)).astype(np.float32)
     labels = times * rng.choice(np.float32([-1, 1]), 80)
@@ -230,7 +210,7 @@ def test_concordance_of_cells_is_within_its_error(seed: int, n_bins: int) -> Non
     assert scores(AFT, total, extra)[extra[0]] == pytest.approx(exact[extra[0]])
 
 
-def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties() -> None:
+def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties():
     """An event, a censored row beside it, and two later rows of which one is predicted later."""
     cells = np.zeros((2, 3, 4))  # one point of time
     cells[:, 0, 0] = 1
@@ -241,13 +221,13 @@ def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties() -> 
     assert error == pytest.approx(value - 1 / (2 + 1 + 1 / 2))
 
 
-def test_pairs_of_one_time_are_an_event_and_a_censored_row() -> None:
+def test_pairs_of_one_time_are_an_event_and_a_censored_row():
     cells = np.zeros((2, 3, 4))
     cells[:, 1, :2] = [[0, 3], [2, 2]]  # three censored rows in the column above two events
     assert cell_scores(cells.reshape(2, -1)) == (pytest.approx(9 / 12), pytest.approx(3 / 12))
 
 
-def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
+def test_the_loss_is_xgboosts(settings, tmp_path):
     rng = np.random.default_rng(3)
     labels = (np.exp(rng.normal(1, 1, 90)) * rng.choice([-1, 1], 90)).astype(np.float32)
     margins = rng.normal(1, 2, 90).astype(np.float32)
@@ -256,7 +236,7 @@ def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
         rows = xgboost.DMatrix(np.zeros((90, 1)), base_margin=margins, weight=weights)
         how = {"objective": AFT, "aft_loss_distribution": distribution, "gamma": 1e9, "eta": 0}
         matrix = with_bounds(rows, labels, AFT)
-        results: dict[str, Any] = {}
+        results = {}
         xgboost.train(how, matrix, 1, evals=[(matrix, "all")], evals_result=results)
         name = f"aft-nloglik@{distribution}:1"
         ours = pooled(AFT, margins[:, None], labels, weights, (name,))[name]
@@ -278,25 +258,25 @@ def test_the_loss_is_xgboosts(settings: MakeSettings, tmp_path: Path) -> None:
         ({"label-epsilon": 1.0}, "label-epsilon must be 0 for survival:aft"),
     ],
 )
-def test_settings_that_do_not_fit_times_are_refused(more: dict[str, Any], rule: str) -> None:
+def test_settings_that_do_not_fit_times_are_refused(more, rule):
     with pytest.raises(ConfigError, match=rule):
         load_settings({"label": "time", "event": "died", "objective": AFT, **more})
 
 
 @pytest.mark.parametrize("strategy", ["bagging", "cyclic", "fedxgbllr", "federated-forest"])
-def test_other_methods_refuse_times(settings: MakeSettings, tmp_path: Path, strategy: str) -> None:
+def test_other_methods_refuse_times(settings, tmp_path, strategy):
     run = run_of(settings, trial, tmp_path, strategy=strategy)
     with pytest.raises(ConfigError, match=f"objective must be one of .* for {strategy}, got surv"):
         run_local(run)
 
 
-def test_noise_is_refused(settings: MakeSettings, tmp_path: Path) -> None:
+def test_noise_is_refused(settings, tmp_path):
     how = {"pax__aggregation": "secure", "privacy__epsilon": 1.0}
     with pytest.raises(ConfigError, match=r"one without times, queries or quantiles with privacy"):
         run_local(run_of(settings, trial, tmp_path, parties=3, **how))
 
 
-def test_no_site_adds_noise_to_gradients_of_times() -> None:
+def test_no_site_adds_noise_to_gradients_of_times():
     for clip in (0.0, 5.0):
         with pytest.raises(
             ValueError, match="must be for labels that are no times or ranks, got surv"
@@ -307,9 +287,7 @@ def test_no_site_adds_noise_to_gradients_of_times() -> None:
 @pytest.mark.parametrize(
     ("gradient", "hessian", "fits"), [(15, 15, True), (-15, 1, True), (40, 15, False)]
 )
-def test_the_server_knows_how_large_sums_of_few_rows_may_be(
-    gradient: float, hessian: float, fits: bool
-) -> None:
+def test_the_server_knows_how_large_sums_of_few_rows_may_be(gradient, hessian, fits):
     cuts = Cuts(np.float32([1, 2]), np.array([0, 2]), np.float32([0]))
     weights = np.array([1.0, 1.0, 2.0])
     checks = HistogramChecks(cuts, np.arange(2), weights, False, AFT, PLAIN)
@@ -330,7 +308,7 @@ def test_the_server_knows_how_large_sums_of_few_rows_may_be(
         checks.check(request, reply, np.empty(0, ROUTE), NO_SETS)
 
 
-def test_a_site_whose_labels_are_times_refuses_another_objective() -> None:
+def test_a_site_whose_labels_are_times_refuses_another_objective():
     site = SiteConfig("bank", "a.csv", "time", event="died")
     check_event(site, AFT)
     for objective in ("auto", "reg:squarederror"):
@@ -358,30 +336,26 @@ TIMES = {"a": [1, 2, 3, 4] * 5, "time": [3.0, 2, 5, 1] * 5, "died": [1, 0, 1, 0]
     ],
 )
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_times_and_events_are_checked(
-    vertical: MakeSettings, tmp_path: Path, columns: dict[str, Any], rule: str, strategy: str
-) -> None:
+def test_times_and_events_are_checked(vertical, tmp_path, columns, rule, strategy):
     path = write_rows(tmp_path / "rows.csv", {**TIMES, "b": range(20), **columns})
     run = vertical(strategy=strategy, data=str(path), objective=AFT, columns="even", **SIZE)
     with pytest.raises(PartyError if "training row" not in rule else FedappError, match=rule):
         run_local(run)
 
 
-def test_the_size_of_a_time_has_no_sign() -> None:
+def test_the_size_of_a_time_has_no_sign():
     assert measures(AFT, np.float32([-2, 3])).tolist() == [2, 3]
     assert measures("reg:squarederror", np.float32([-2, 3])).tolist() == [-2, 3]
 
 
-def test_events_are_counted_in_training_rows() -> None:
+def test_events_are_counted_in_training_rows():
     check_events(AFT, np.array([0.5]))
     check_events("reg:squarederror", np.array([0.0]))
     with pytest.raises(DataError, match="got only censored times"):
         check_events(AFT, np.array([0.0]))
 
 
-def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(caplog):
     given = {"label": "time", "event": "died", "objective": AFT}
     run = load_settings({**given, "eval-metric": "c-index"})
     history = History.of(run)
@@ -398,34 +372,14 @@ def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(
 # Sites with node configs
 
 
-def split_rows(path: Path, folder: Path) -> dict[str, Path]:
-    """A table's rows, dealt to three sites."""
-    columns = {name: np.array(values) for name, values in columns_of(path, drop="").items()}
-    return {
-        name: write_rows(
-            folder / f"{name}.csv", {key: values[at::3] for key, values in columns.items()}
-        )
-        for at, name in enumerate(("bank", "clinic", "shop"))
-    }
-
-
-def split_columns(path: Path, folder: Path) -> dict[str, Path]:
-    """A table's columns, dealt to two sites, the first of which has the times."""
-    columns = {"id": range(600), **columns_of(path, drop="w")}
-    first, second = ("id", "a", "b", "time", "died"), ("id", "c", "d", "e", "f")
-    return {
-        name: write_rows(folder / f"{name}.csv", {key: columns[key] for key in keys})
-        for name, keys in (("bank", first), ("clinic", second))
-    }
-
-
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_sites_with_an_event_column_train_the_model_of_a_simulation(
-    vertical: MakeSettings, sites: Callable[..., Any], tmp_path: Path, strategy: str
-) -> None:
+    vertical, sites, tmp_path, strategy
+):
     whole, is_pax = registry(tmp_path / "whole.csv"), strategy == "pax"
-    tables = (split_rows if is_pax else split_columns)(whole, tmp_path)
+    columns = {"id": range(600), **csv_columns(whole)}
+    tables = deal_rows(columns, tmp_path) if is_pax else deal_columns(columns, tmp_path, SHARES)
     how = {"strategy": strategy, "objective": AFT, "parties": len(tables), "num_boost_round": 2}
     data = ",".join(f"{name}={path}" for name, path in tables.items())
     roles = {"label": "time", "event": "died", **({} if is_pax else {"id": "id"})}
@@ -442,10 +396,8 @@ def test_sites_with_an_event_column_train_the_model_of_a_simulation(
     assert models[0] == models[1]
 
 
-def test_a_site_whose_label_is_a_time_refuses_a_run_of_numbers(
-    settings: MakeSettings, sites: Callable[..., Any], tmp_path: Path
-) -> None:
-    tables = split_rows(registry(tmp_path / "whole.csv"), tmp_path)
+def test_a_site_whose_label_is_a_time_refuses_a_run_of_numbers(settings, sites, tmp_path):
+    tables = deal_rows(csv_columns(registry(tmp_path / "whole.csv")), tmp_path)
     roles = {"label": "time", "event": "died"}
     nodes = [{"name": name, "data": path, **roles} for name, path in tables.items()]
     run = settings(objective="reg:squarederror", parties=3)
@@ -453,18 +405,19 @@ def test_a_site_whose_label_is_a_time_refuses_a_run_of_numbers(
         run_local(run, sites(*nodes))
 
 
-def test_an_event_column_without_times_is_refused(vertical: MakeSettings, tmp_path: Path) -> None:
-    tables = split_columns(registry(tmp_path / "whole.csv"), tmp_path)
-    moved = columns_of(tables["clinic"], drop="f")
-    write_rows(tables["clinic"], {**moved, "died": columns_of(tables["bank"], drop="id")["died"]})
-    write_rows(tables["bank"], columns_of(tables["bank"], drop="died"))
+def test_an_event_column_without_times_is_refused(vertical, tmp_path):
+    columns = {"id": range(600), **csv_columns(registry(tmp_path / "whole.csv"))}
+    tables = deal_columns(columns, tmp_path, SHARES)
+    moved = csv_columns(tables["clinic"], drop="f")
+    write_rows(tables["clinic"], {**moved, "died": csv_columns(tables["bank"], drop="id")["died"]})
+    write_rows(tables["bank"], csv_columns(tables["bank"], drop="died"))
     data = ",".join(f"{name}={path}" for name, path in tables.items())
     run = vertical(data=data, objective=AFT, label="time", event="died", id="id")
     with pytest.raises(PartyError, match="event column 'died' must be in the table with the times"):
         run_local(run)
 
 
-def test_cells_of_few_rows_are_merged() -> None:
+def test_cells_of_few_rows_are_merged():
     rng = np.random.default_rng(8)
     times = np.exp(rng.normal(0, 1, 300)).astype(np.float32)
     labels, margins = times * rng.choice(np.float32([-1, 1]), 300), np.log(times)[:, None]
@@ -477,12 +430,10 @@ def test_cells_of_few_rows_are_merged() -> None:
 
 @pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_an_interrupted_run_scores_times_as_a_whole_one(
-    settings: MakeSettings, tmp_path: Path, aggregation: str
-) -> None:
+def test_an_interrupted_run_scores_times_as_a_whole_one(settings, tmp_path, aggregation):
     """Where times and margins are divided is part of the run's state."""
 
-    def made(name: str) -> Settings:
+    def made(name):
         (folder := tmp_path / name).mkdir()
         how = {"pax__aggregation": aggregation, "run_dir": str(folder), "num_boost_round": 3}
         return run_of(settings, registry, tmp_path, parties=3, valid_fraction=0.2, **how)
@@ -497,9 +448,7 @@ def test_an_interrupted_run_scores_times_as_a_whole_one(
 
 
 @pytest.mark.slow
-def test_a_model_of_another_distribution_is_not_continued(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_model_of_another_distribution_is_not_continued(settings, tmp_path):
     begun = run_local(run_of(settings, trial, tmp_path, parties=1, num_boost_round=2))
     path = str(begun.path / "model.xgb.json")
     more = {"parties": 1, "init_model": path, "num_boost_round": 3}

@@ -1,7 +1,5 @@
 """Base margins: every row starts from a margin of its own, as XGBoost's ``base_margin``."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,11 @@ from fedapp.commands import cli
 from fedapp.data.datasets import read_source
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
-from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.records.document import from_text, load, to_text
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig, table_settings
 from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.model import Ensemble
@@ -31,20 +27,21 @@ from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import check_read
 from tests.claims import claims_table
-from tests.conftest import MakeSettings, MakeSites
 from tests.encrypted import encrypted
+from tests.federated import lines_of, summary_of
 from tests.letters import letters_sent, raw_of
 from tests.letters import written as forms_of
-from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
+from tests.pooled import Pooled, assert_xgboosts
 from tests.strategies.test_interactive import inference, written
-from tests.transcript import lines_of, listen, summary_of
+from tests.tables import made_columns, write_rows
+from tests.transcript import listen
 from tests.trees.test_exactness import agreement, assert_exact, pooled_booster
 
 CLAIMS = "log_exposure"
 FEW = {"max_depth": 4, "max_bin": 64}
 
 
-def priors(name: str, path: Path, n_rows: int = 2000) -> Path:
+def priors(name, path, n_rows=2000):
     """A CSV of a real table with the margins m of a prior score: its first column, standardised."""
     source = read_source(name)
     assert source.labels is not None
@@ -57,11 +54,11 @@ def priors(name: str, path: Path, n_rows: int = 2000) -> Path:
 
 
 @pytest.fixture
-def claims(settings: MakeSettings, real_data: Path, tmp_path: Path) -> MakeSettings:
+def claims(settings, real_data, tmp_path):
     """``claims(...)``: a run over simulated counts of claims, each with its exposure."""
     data = claims_table(tmp_path / "claims.csv", "default-credit", "count:poisson", 2000)
 
-    def make(**more: Any) -> Settings:
+    def make(**more):
         given = {"objective": "count:poisson", "num_boost_round": 4, **FEW, **more}
         return settings(data=str(data), label="y", base_margin=CLAIMS, **given)
 
@@ -69,10 +66,10 @@ def claims(settings: MakeSettings, real_data: Path, tmp_path: Path) -> MakeSetti
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(settings, tmp_path):
     """Settings of a short run over a small table with margins m."""
 
-    def make(**more: Any) -> Settings:
+    def make(**more):
         objective = more.get("objective", "binary:logistic")
         columns = made_columns(objective)
         margins = np.random.default_rng(5).normal(size=len(columns["y"])).round(3)
@@ -83,14 +80,14 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
     return make
 
 
-def subset(settings: Settings, name: str) -> Table:
+def subset(settings, name):
     """Rows of the pooled table."""
     whole = SiteConfig("all", settings.data, "y", base_margin=settings.base_margin)
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
     return read_subsets(whole, holdout)[name]
 
 
-def matrix_of(table: Table) -> xgboost.DMatrix:
+def matrix_of(table):
     return xgboost.DMatrix(table.values, table.labels, base_margin=table.base_margins)
 
 
@@ -99,7 +96,7 @@ def matrix_of(table: Table) -> xgboost.DMatrix:
 
 @pytest.mark.by_default("cyclic")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
-def test_one_party_grows_xgboosts_trees_of_claims(claims: MakeSettings, strategy: str) -> None:
+def test_one_party_grows_xgboosts_trees_of_claims(claims, strategy):
     assert_exact(agreement(claims(strategy=strategy, parties=1)), 4)
 
 
@@ -110,13 +107,8 @@ def test_one_party_grows_xgboosts_trees_of_claims(claims: MakeSettings, strategy
     [("default-credit", "binary:logistic"), ("abalone", "reg:squarederror")],
 )
 def test_one_party_grows_xgboosts_trees_of_real_rows(
-    settings: MakeSettings,
-    real_data: Path,
-    tmp_path: Path,
-    strategy: str,
-    data: str,
-    objective: str,
-) -> None:
+    settings, real_data, tmp_path, strategy, data, objective
+):
     path = priors(data, tmp_path / "rows.csv")
     more = {"objective": objective, "base_margin": "m", "num_boost_round": 3, **FEW}
     run = settings(strategy=strategy, data=str(path), label="y", parties=1, **more)
@@ -125,13 +117,11 @@ def test_one_party_grows_xgboosts_trees_of_real_rows(
 
 @pytest.mark.by_default("reg:squarederror")
 @pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
-def test_three_parties_grow_the_pooled_trees(made: MakeSettings, objective: str) -> None:
+def test_three_parties_grow_the_pooled_trees(made, objective):
     assert_exact(agreement(made(objective=objective, parties=3, pax__bins="equal")), 2)
 
 
-def test_columns_at_several_parties_grow_xgboosts_trees(
-    vertical: MakeSettings, claims: MakeSettings
-) -> None:
+def test_columns_at_several_parties_grow_xgboosts_trees(vertical, claims):
     more = {"objective": "count:poisson", "num_boost_round": 2, "max_depth": 3, "max_bin": 16}
     run = vertical(data=claims().data, label="y", base_margin=CLAIMS, columns="random", **more)
     folder, whole = run_local(run), Pooled(run)
@@ -150,7 +140,7 @@ def test_columns_at_several_parties_grow_xgboosts_trees(
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
-def test_scores_of_the_rounds_are_xgboosts(claims: MakeSettings, strategy: str) -> None:
+def test_scores_of_the_rounds_are_xgboosts(claims, strategy):
     run = claims(strategy=strategy, parties=1, valid_fraction=0.2, eval_metric="poisson-nloglik")
     folder, theirs = run_local(run), dict[str, Any]()
     evals = [(matrix_of(subset(run, "valid")), "valid")]
@@ -167,7 +157,7 @@ def test_scores_of_the_rounds_are_xgboosts(claims: MakeSettings, strategy: str) 
     assert ours == pytest.approx(_valid_scores(booster, run), rel=1e-6)
 
 
-def _valid_scores(booster: xgboost.Booster, run: Settings) -> list[float]:
+def _valid_scores(booster, run):
     """Negative log likelihood of the validation rows after each round."""
     from scipy.special import gammaln
 
@@ -180,7 +170,7 @@ def _valid_scores(booster: xgboost.Booster, run: Settings) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_whole_model_predicts_as_xgboost_does(claims: MakeSettings, tmp_path: Path) -> None:
+def test_a_whole_model_predicts_as_xgboost_does(claims, tmp_path):
     run = claims(parties=1)
     folder, booster = run_local(run), pooled_booster(run)
     rows = load_table(Path(run.data), Roles(label="y", base_margin=CLAIMS))
@@ -203,8 +193,8 @@ def test_a_whole_model_predicts_as_xgboost_does(claims: MakeSettings, tmp_path: 
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("way", ["interactive", "eini"])
 def test_parties_that_predict_together_start_from_the_active_ones_margins(
-    vertical: MakeSettings, settings: MakeSettings, made: MakeSettings, way: str
-) -> None:
+    vertical, settings, made, way
+):
     more = {"num_boost_round": 3, "max_depth": 3, "base_margin": "m", "label": "y"}
     trained = vertical(data=made().data, objective="binary:logistic", allow_export=False, **more)
     folder, whole = run_local(trained), Pooled(trained)
@@ -217,7 +207,7 @@ def test_parties_that_predict_together_start_from_the_active_ones_margins(
 
 
 @pytest.mark.slow
-def test_baselines_start_from_the_same_margins(claims: MakeSettings) -> None:
+def test_baselines_start_from_the_same_margins(claims):
     run = claims(parties=1)
     found, score = run_baselines(run), summary_of(run_local(run))["metrics"]["test"]
     for name in ("rmse", "mae"):
@@ -231,7 +221,7 @@ def test_baselines_start_from_the_same_margins(claims: MakeSettings) -> None:
 
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
-def test_margins_stay_at_a_party(made: MakeSettings, strategy: str) -> None:
+def test_margins_stay_at_a_party(made, strategy):
     run = made(strategy=strategy, parties=1, num_boost_round=1)
     _, app = listen(run)
     margins = subset(run, "train").base_margins
@@ -239,7 +229,7 @@ def test_margins_stay_at_a_party(made: MakeSettings, strategy: str) -> None:
 
 
 @pytest.mark.slow
-def test_margins_stay_at_the_active_party(vertical: MakeSettings, made: MakeSettings) -> None:
+def test_margins_stay_at_the_active_party(vertical, made):
     """Also where a run goes on from another's model, for which rows walk down its trees."""
     more = {"num_boost_round": 1, "max_depth": 2, "base_margin": "m", "label": "y"}
     first = run_local(vertical(data=made().data, objective="binary:logistic", **more))
@@ -259,7 +249,7 @@ def test_margins_stay_at_the_active_party(vertical: MakeSettings, made: MakeSett
     assert ("Questions", "party-2") not in found
 
 
-def assert_none_told(margins: Any, told: bytes) -> None:
+def assert_none_told(margins, told):
     """No four neighbouring margins of the first rows in bytes that were sent."""
     found = forms_of(margins[:16], 4)
     assert len(found) > 40
@@ -270,7 +260,7 @@ def assert_none_told(margins: Any, told: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(made: MakeSettings) -> None:
+def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(made):
     first = run_local(made(num_boost_round=2))
     second = run_local(made(num_boost_round=2, init_model=str(first.path)))
     once = run_local(made(num_boost_round=4))
@@ -278,14 +268,14 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(made: MakeSe
     assert texts[0] == texts[1]
 
 
-def test_a_model_of_other_margins_is_not_gone_on_from(made: MakeSettings) -> None:
+def test_a_model_of_other_margins_is_not_gone_on_from(made):
     first = run_local(made(num_boost_round=1, base_margin="", drop_columns="m"))
     rule = "^base-margin of init-model must be the run's, 'm', got ''$"
     with pytest.raises(ConfigError, match=rule):
         run_local(made(num_boost_round=1, init_model=str(first.path)))
 
 
-def test_the_name_of_the_column_stays_with_the_model(made: MakeSettings) -> None:
+def test_the_name_of_the_column_stays_with_the_model(made):
     model = load(run_local(made()).path / "model.json", Ensemble)
     assert model.margin_column == "m"
     assert from_text(to_text(model), Ensemble).margin_column == "m"
@@ -303,36 +293,34 @@ def test_the_name_of_the_column_stays_with_the_model(made: MakeSettings) -> None
         (["1", "low", "2"], "be numbers: 1 of 3 values of 'm' is not a number, first 'low'"),
     ],
 )
-def test_margins_that_are_none_are_refused(tmp_path: Path, cells: list[str], rule: str) -> None:
+def test_margins_that_are_none_are_refused(tmp_path, cells, rule):
     path = tmp_path / "rows.csv"
     path.write_text("a,m,y\n" + "".join(f"{n},{cell},{n}\n" for n, cell in enumerate(cells)))
     with pytest.raises(DataError, match=f"base-margin column ('m' )?must (be )?{rule}"):
         load_table(path, Roles(label="y", base_margin="m"))
 
 
-def test_a_schema_names_the_column(tmp_path: Path) -> None:
+def test_a_schema_names_the_column(tmp_path):
     (tmp_path / "rows.toml").write_text('base-margin = "m"\n')
     found = table_settings({"data": "rows.csv", "schema": str(tmp_path / "rows.toml")})
     assert found["base_margin"] == "m"
 
 
-def test_several_classes_take_no_margins(made: MakeSettings) -> None:
+def test_several_classes_take_no_margins(made):
     rule = "^base-margin must be omitted for multi:softprob, .* a margin for every class"
     with pytest.raises(ConfigError, match=rule):
         made(objective="multi:softprob")
 
 
 @pytest.mark.parametrize("strategy", ["fedxgbllr", "fedavg-linear", "federated-forest"])
-def test_methods_that_take_no_margins_say_so(settings: MakeSettings, strategy: str) -> None:
+def test_methods_that_take_no_margins_say_so(settings, strategy):
     readers = "bagging, cyclic, pax, secureboost"
     rule = f"^base-margin must be omitted for {strategy}, .*; read by {readers}"
     with pytest.raises(ConfigError, match=rule):
         check_read(settings(strategy=strategy, base_margin="m"))
 
 
-def test_a_site_with_margins_takes_no_part_where_they_would_be_ignored(
-    made: MakeSettings, settings: MakeSettings, sites: MakeSites
-) -> None:
+def test_a_site_with_margins_takes_no_part_where_they_would_be_ignored(made, settings, sites):
     table = {"data": made().data, "label": "y", "base-margin": "m"}
     nodes = [{"name": name, **table} for name in ("bank", "shop")]
     run = settings(strategy="fedavg-linear", parties=2, objective="binary:logistic")
@@ -341,9 +329,7 @@ def test_a_site_with_margins_takes_no_part_where_they_would_be_ignored(
         run_local(run, sites(*nodes))
 
 
-def test_all_parties_have_the_column_or_none(
-    made: MakeSettings, settings: MakeSettings, sites: MakeSites
-) -> None:
+def test_all_parties_have_the_column_or_none(made, settings, sites):
     table = {"data": made().data, "label": "y"}
     nodes = [
         {"name": "bank", **table, "base-margin": "m"},
@@ -354,9 +340,7 @@ def test_all_parties_have_the_column_or_none(
         run_local(settings(parties=2, objective="binary:logistic"), sites(*nodes))
 
 
-def test_margins_of_a_site_of_several_classes_are_refused(
-    made: MakeSettings, settings: MakeSettings, sites: MakeSites
-) -> None:
+def test_margins_of_a_site_of_several_classes_are_refused(made, settings, sites):
     data = write_rows(Path(made().data), {**made_columns("multi:softprob"), "m": np.ones(400)})
     table = {"data": str(data), "label": "y", "base-margin": "m"}
     nodes = [{"name": name, **table} for name in ("bank", "shop")]
@@ -367,13 +351,7 @@ def test_margins_of_a_site_of_several_classes_are_refused(
 @pytest.mark.slow
 @pytest.mark.by_default("True")
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_table_without_the_column_is_not_predicted(
-    vertical: MakeSettings,
-    made: MakeSettings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    whole: bool,
-) -> None:
+def test_a_table_without_the_column_is_not_predicted(vertical, made, tmp_path, monkeypatch, whole):
     monkeypatch.chdir(tmp_path)
     more = {"num_boost_round": 1, "max_depth": 2, "base_margin": "m", "label": "y"}
     run = vertical(data=made().data, objective="binary:logistic", allow_export=whole, **more)
@@ -385,14 +363,12 @@ def test_a_table_without_the_column_is_not_predicted(
     assert "table must have the base-margin column 'm', as the model" in _text(result)
 
 
-def _text(result: Any) -> str:
+def _text(result):
     said = f"{result.output} {result.exception}"
     return " ".join(said.split())
 
 
-def test_margins_beside_no_labels_are_refused(
-    vertical: MakeSettings, made: MakeSettings, sites: MakeSites, tmp_path: Path
-) -> None:
+def test_margins_beside_no_labels_are_refused(vertical, made, sites, tmp_path):
     columns = made_columns("binary:logistic")
     ids = [f"p{row}" for row in range(len(columns["y"]))]
     other = {"z": columns["a"], "m": np.ones(len(ids)), "id": ids}

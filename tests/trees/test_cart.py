@@ -5,13 +5,9 @@ several seeds predict alike, no tie matters, and there ours must predict the sam
 holds that this is so.
 """
 
-from __future__ import annotations
-
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +19,6 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from fedapp.data.datasets import read_source
 from fedapp.records.document import from_text, to_text
-from fedapp.trees.categories import Categories
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.levels import (
@@ -53,14 +48,7 @@ class Limits:
     min_impurity_decrease: float = 0.0
 
 
-def one_tree(
-    x: Any,
-    y: Any,
-    limits: Limits,
-    weights: Any = None,
-    max_bin: int = EXACT,
-    categories: Categories = (),
-) -> BaggedForest:
+def one_tree(x, y, limits, weights=None, max_bin=EXACT, categories=()):
     """Our tree, without bootstrap, of all columns."""
     n_classes = 0 if limits.criterion == "variance" else int(y.max()) + 1
     weights = np.ones(len(x)) if weights is None else weights
@@ -83,11 +71,11 @@ def one_tree(
     given = nodes, rows.counts, weights, y.astype(np.float32), sizes
     values = leaf_values(*given, n_classes, n_outputs)
     names = tuple(map(str, range(n_columns))), tuple(map(str, range(n_classes)))
-    objective: Any = OBJECTIVES.get(n_classes, "multi:softprob")
+    objective = OBJECTIVES.get(n_classes, "multi:softprob")
     return BaggedForest(objective, *names, trees, values, sets, categories)
 
 
-def theirs(x: Any, y: Any, limits: Limits, weights: Any, unseen: Any) -> Any:
+def theirs(x, y, limits, weights, unseen):
     """Predictions of scikit-learn's tree, of which ties decide none."""
     found = []
     for seed in SEEDS:
@@ -102,7 +90,7 @@ def theirs(x: Any, y: Any, limits: Limits, weights: Any, unseen: Any) -> Any:
     return found[0]
 
 
-def assert_theirs(x: Any, y: Any, limits: Limits, weights: Any = None) -> BaggedForest:
+def assert_theirs(x, y, limits, weights=None):
     """On 70 % of the rows our tree is theirs, there and on the unseen rows."""
     x = x.astype(np.float32)
     train = np.random.default_rng(0).permutation(len(x))[: len(x) * 7 // 10]
@@ -114,7 +102,7 @@ def assert_theirs(x: Any, y: Any, limits: Limits, weights: Any = None) -> Bagged
     return model
 
 
-def holes(x: Any, share: float) -> Any:
+def holes(x, share):
     """The values with some missing; each column has its own share, the first none."""
     rng = np.random.default_rng(5)
     shares = np.linspace(0, share, x.shape[1])
@@ -145,7 +133,7 @@ BREAST, WINE, IRIS, DIABETES = (
         (DIABETES, Limits("variance", 8, min_impurity_decrease=40.0)),
     ],
 )
-def test_a_tree_is_scikit_learns(load: Callable[[], Any], limits: Limits) -> None:
+def test_a_tree_is_scikit_learns(load, limits):
     assert_theirs(*load(), limits)
 
 
@@ -153,13 +141,13 @@ def test_a_tree_is_scikit_learns(load: Callable[[], Any], limits: Limits) -> Non
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["ionosphere", "spambase", "waveform"])
 @pytest.mark.parametrize("limits", [Limits(), Limits("entropy"), Limits(max_depth=2)])
-def test_a_tree_is_scikit_learns_on_real_rows(real_data: Path, name: str, limits: Limits) -> None:
+def test_a_tree_is_scikit_learns_on_real_rows(real_data, name, limits):
     table = read_source(name)
     assert_theirs(table.values, np.unique(table.labels, return_inverse=True)[1], limits)
 
 
 @pytest.mark.parametrize("criterion", ["gini", "entropy", "variance"])
-def test_a_deep_tree_of_one_column_is_scikit_learns(criterion: str) -> None:
+def test_a_deep_tree_of_one_column_is_scikit_learns(criterion):
     # Within a column both keep the lowest of equal cuts, so that chance decides nothing.
     rng = np.random.default_rng(1)
     x, y = rng.integers(0, 300, (500, 1)).astype(float), rng.integers(0, 3, 500)
@@ -177,14 +165,12 @@ def test_a_deep_tree_of_one_column_is_scikit_learns(criterion: str) -> None:
     ],
 )
 @pytest.mark.parametrize("share", [0.1, 0.6])
-def test_missing_values_go_where_scikit_learn_sends_them(
-    load: Callable[[], Any], limits: Limits, share: float
-) -> None:
+def test_missing_values_go_where_scikit_learn_sends_them(load, limits, share):
     x, y = load()
     assert_theirs(holes(x, share), y, limits)
 
 
-def test_a_value_missing_in_prediction_alone_goes_with_most_rows() -> None:
+def test_a_value_missing_in_prediction_alone_goes_with_most_rows():
     x, y = DIABETES()
     limits = Limits("variance")
     model = one_tree(x.astype(np.float32), y, limits)
@@ -193,7 +179,7 @@ def test_a_value_missing_in_prediction_alone_goes_with_most_rows() -> None:
     np.testing.assert_allclose(ours, theirs(x, y, limits, None, unseen), 1e-6)
 
 
-def test_that_a_value_is_missing_can_be_all_that_counts() -> None:
+def test_that_a_value_is_missing_can_be_all_that_counts():
     y = np.repeat([0, 1], 50)
     x = np.stack((np.where(y == 1, np.nan, 3.0), np.arange(100) % 7), axis=1)
     model = assert_theirs(x, y, Limits(max_depth=1))
@@ -202,20 +188,20 @@ def test_that_a_value_is_missing_can_be_all_that_counts() -> None:
 
 
 @pytest.mark.parametrize(("load", "criterion"), [(WINE, "gini"), (DIABETES, "variance")])
-def test_weights_count_as_in_scikit_learn(load: Callable[[], Any], criterion: str) -> None:
+def test_weights_count_as_in_scikit_learn(load, criterion):
     x, y = load()
     weights = np.random.default_rng(2).choice([0.0, 0.5, 1.0, 2.5], len(y))
     assert_theirs(x, y, Limits(criterion, 3, min_samples_leaf=20), weights)
 
 
-def test_values_that_are_almost_equal_are_not_cut_between() -> None:
+def test_values_that_are_almost_equal_are_not_cut_between():
     x = np.array([[0.0], [5e-8], [1e-7], [1.0]])
     model = one_tree(x.astype(np.float32), np.array([0, 1, 1, 1]), Limits(max_depth=5))
     assert model.trees[0]["left"].tolist() == [1, -1, -1]
     assert 0.4 < model.trees[0]["threshold"][0] < 0.6
 
 
-def test_of_equal_splits_the_lowest_column_wins_whatever_the_order_of_its_key() -> None:
+def test_of_equal_splits_the_lowest_column_wins_whatever_the_order_of_its_key():
     x = np.repeat(np.random.default_rng(3).normal(size=(40, 1)), 5, axis=1).astype(np.float32)
     y, everything = (x[:, 0] > 0).astype(np.float64), np.ones((20, 40), np.uint8)
     bins = bin_columns(x, EXACT)
@@ -227,7 +213,7 @@ def test_of_equal_splits_the_lowest_column_wins_whatever_the_order_of_its_key() 
     assert set(found.columns) == {0}
 
 
-def test_a_node_whose_drawn_columns_are_constant_takes_the_first_other_one() -> None:
+def test_a_node_whose_drawn_columns_are_constant_takes_the_first_other_one():
     x = np.zeros((40, 6), dtype=np.float32)
     x[:, 4] = np.arange(40)
     bins = bin_columns(x, EXACT)
@@ -248,7 +234,7 @@ def test_a_node_whose_drawn_columns_are_constant_takes_the_first_other_one() -> 
 
 
 @given(st.floats(-(2.0**126), 2.0**126, width=32), st.integers(1, 50))
-def test_a_threshold_compares_as_the_midpoint_in_double_precision(value: float, steps: int) -> None:
+def test_a_threshold_compares_as_the_midpoint_in_double_precision(value, steps):
     below = np.float32(value)
     ladder = [below]
     for _ in range(steps):
@@ -260,7 +246,7 @@ def test_a_threshold_compares_as_the_midpoint_in_double_precision(value: float, 
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(2, 12))
-def test_bins_hold_every_value_once_in_order(numbers: list[int], max_bin: int) -> None:
+def test_bins_hold_every_value_once_in_order(numbers, max_bin):
     values = np.array(numbers, dtype=np.float32)[:, None]
     bins = bin_columns(values, max_bin)
     codes = code_columns(values, bins)[0]
@@ -272,14 +258,14 @@ def test_bins_hold_every_value_once_in_order(numbers: list[int], max_bin: int) -
         np.testing.assert_array_equal(bins.lows, np.unique(values))
 
 
-def test_quantile_bins_have_about_as_many_rows_each() -> None:
+def test_quantile_bins_have_about_as_many_rows_each():
     values = np.random.default_rng(4).normal(size=(5000, 1)).astype(np.float32)
     counts = np.bincount(code_columns(values, bin_columns(values, 20))[0])
     assert len(counts) == 20
     assert 240 <= counts.min() <= counts.max() <= 260
 
 
-def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third() -> None:
+def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third():
     counts = bootstrap_counts(7, 50, 1000)
     assert (counts.sum(axis=1) == 1000).all()
     assert 0.35 < (counts == 0).mean() < 0.385  # 1 / e
@@ -287,7 +273,7 @@ def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third() -> Non
     np.testing.assert_array_equal(counts[:3], bootstrap_counts(7, 3, 1000))
 
 
-def test_a_columns_key_says_nothing_of_the_other_columns() -> None:
+def test_a_columns_key_says_nothing_of_the_other_columns():
     seeds = np.random.default_rng(6).integers(0, 2**63 - 1, 9)
     nodes = np.arange(40, dtype=np.int32)
     keys = column_keys(seeds, 3, nodes)
@@ -302,11 +288,11 @@ def test_a_columns_key_says_nothing_of_the_other_columns() -> None:
 @pytest.mark.parametrize(
     ("rule", "n"), [("all", 57), ("sqrt", 7), ("log2", 5), (0.5, 28), ("0.1", 5), (0.001, 1)]
 )
-def test_columns_of_a_node_are_counted_as_in_scikit_learn(rule: str | float, n: int) -> None:
+def test_columns_of_a_node_are_counted_as_in_scikit_learn(rule, n):
     assert n_features(rule, 57) == n
 
 
-def test_a_forest_reads_back_as_it_was_written() -> None:
+def test_a_forest_reads_back_as_it_was_written():
     x, y = IRIS()
     model = one_tree(x.astype(np.float32), y, Limits())
     assert to_text(from_text(to_text(model), BaggedForest)) == to_text(model)
@@ -315,7 +301,7 @@ def test_a_forest_reads_back_as_it_was_written() -> None:
 # Columns of categories
 
 
-def labelled_categories(n_classes: int, n_rows: int = 60) -> tuple[Any, Any]:
+def labelled_categories(n_classes, n_rows=60):
     """Codes of five categories, some missing, and labels that follow them."""
     rng = np.random.default_rng(n_classes)
     codes = rng.integers(0, 5, n_rows).astype(np.float32)
@@ -324,7 +310,7 @@ def labelled_categories(n_classes: int, n_rows: int = 60) -> tuple[Any, Any]:
     return codes[:, None], labels % n_classes if n_classes else labels
 
 
-def impurity(labels: Any, n_classes: int) -> float:
+def impurity(labels, n_classes):
     """Gini or variance of some rows, times their number."""
     if not n_classes:
         return float(labels.var() * len(labels)) if len(labels) else 0.0
@@ -332,14 +318,14 @@ def impurity(labels: Any, n_classes: int) -> float:
     return float(len(labels) - (counts**2).sum() / max(len(labels), 1))
 
 
-def divisions(n_classes: int) -> list[tuple[int, ...]]:
+def divisions(n_classes):
     """All sets of categories; with more than two classes those of one, and of all but one."""
     every = [tuple(one) for n in range(6) for one in combinations(range(5), n)]
     return [one for one in every if n_classes < 3 or len(one) in (0, 1, 4, 5)]
 
 
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
-def test_no_division_of_the_categories_is_better_than_the_one_that_is_found(n_classes: int) -> None:
+def test_no_division_of_the_categories_is_better_than_the_one_that_is_found(n_classes):
     x, y = labelled_categories(n_classes)
     criterion = "gini" if n_classes else "variance"
     model = one_tree(x, y, Limits(criterion, 1), categories=(tuple("abcde"),))
@@ -356,7 +342,7 @@ def test_no_division_of_the_categories_is_better_than_the_one_that_is_found(n_cl
 
 
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
-def test_both_sides_of_a_division_have_as_many_rows_as_they_must(n_classes: int) -> None:
+def test_both_sides_of_a_division_have_as_many_rows_as_they_must(n_classes):
     x = np.repeat(np.float32([0, 1, 2]), [40, 8, 7])[:, None]
     y = x[:, 0].astype(np.float64) % (n_classes or 3)
     for least, n_sets in ((15, 1), (16, 0)):
@@ -364,14 +350,14 @@ def test_both_sides_of_a_division_have_as_many_rows_as_they_must(n_classes: int)
         assert len(one_tree(x, y, limits, categories=(tuple("abc"),)).sets) == n_sets
 
 
-def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go() -> None:
+def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go():
     x, y = labelled_categories(2)
     model = one_tree(x, y, Limits("gini", 1), categories=(tuple("abcdef"),))
     others = np.float32([[5], [np.nan], [6]])
     assert len(set(model.leaves(others)[0].tolist())) == 1
 
 
-def test_a_forest_of_categories_reads_back() -> None:
+def test_a_forest_of_categories_reads_back():
     x, y = labelled_categories(2)
     model = one_tree(x, y, Limits("gini", 3), categories=(tuple("abcde"),))
     again = from_text(to_text(model), BaggedForest)
@@ -379,7 +365,7 @@ def test_a_forest_of_categories_reads_back() -> None:
     assert np.array_equal(again.leaves(x), model.leaves(x))
 
 
-def test_columns_are_drawn_for_a_few_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_drawn_for_a_few_nodes_at_a_time(monkeypatch):
     seeds, owners = np.arange(1000), np.arange(1000) % 3
     places = np.zeros(200, dtype=np.int32), np.arange(200, dtype=np.int32)
     whole = count_drawn_columns(seeds, owners, 3, 30, places)

@@ -1,16 +1,10 @@
 """Trees over columns of text are XGBoost's: in every node, the categories of every split too."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import xgboost
 
 from fedapp.data.labels import class_ids, class_names
-from fedapp.data.table import Table
 from fedapp.records.document import load
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines, xgboost_parameters
@@ -22,7 +16,6 @@ from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
-from tests.conftest import MakeSettings, WriteTable
 from tests.reference import compare_trees
 from tests.texts import adult, airline, kddcup
 
@@ -30,14 +23,14 @@ SMALL = {"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 
 PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
 
 
-def matrix(table: Table) -> Any:
+def matrix(table):
     """Rows as XGBoost takes them, codes as categories."""
     widths = category_counts(table.categories, len(table.columns))
     names = {"feature_names": list(table.columns)}
     return xgboost.DMatrix(table.values, **names, **typed_columns(widths))
 
 
-def pooled_booster(settings: Settings) -> tuple[xgboost.Booster, Table]:
+def pooled_booster(settings):
     """XGBoost on all training rows of a run, and the test rows."""
     site = SiteConfig("all", settings.data, settings.label, dropped=settings.dropped)
     holdout = Holdout(settings.test_fraction, settings.valid_fraction, settings.seed)
@@ -56,7 +49,7 @@ def pooled_booster(settings: Settings) -> tuple[xgboost.Booster, Table]:
     return xgboost.train(parameters, rows, settings.num_boost_round), subsets["test"]
 
 
-def assert_xgboosts(settings: Settings, folder: RunFolder) -> Ensemble:
+def assert_xgboosts(settings, folder):
     """Hold a run against XGBoost on its pooled rows: trees, and what its export predicts."""
     model, (booster, test) = load(folder.path / "model.json", Ensemble), pooled_booster(settings)
     found = compare_trees(model, booster)
@@ -72,12 +65,12 @@ def assert_xgboosts(settings: Settings, folder: RunFolder) -> Ensemble:
     return model
 
 
-def split_columns(model: Ensemble) -> set[str]:
+def split_columns(model):
     """Names of the columns that split anywhere."""
     return {model.columns[c] for t in model.trees for c in t["column"][t["left"] != LEAF]}
 
 
-def test_adult_is_xgboosts(real_data: Path, tmp_path: Path, settings: MakeSettings) -> None:
+def test_adult_is_xgboosts(real_data, tmp_path, settings):
     data = adult(tmp_path, real_data, 4000)
     run = settings(data=str(data), label="income", parties=1, **SMALL)
     model = assert_xgboosts(run, run_local(run))
@@ -95,17 +88,13 @@ def test_adult_is_xgboosts(real_data: Path, tmp_path: Path, settings: MakeSettin
     ],
     ids=lambda more: ",".join(more),
 )
-def test_adult_is_xgboosts_with_other_settings(
-    real_data: Path, tmp_path: Path, settings: MakeSettings, more: dict[str, Any]
-) -> None:
+def test_adult_is_xgboosts_with_other_settings(real_data, tmp_path, settings, more):
     data = adult(tmp_path, real_data, 3000)
     run = settings(data=str(data), label="income", parties=1, **SMALL | more)
     assert_xgboosts(run, run_local(run))
 
 
-def test_classes_with_missing_text_are_xgboosts(
-    real_data: Path, tmp_path: Path, settings: MakeSettings
-) -> None:
+def test_classes_with_missing_text_are_xgboosts(real_data, tmp_path, settings):
     data = kddcup(tmp_path, real_data, 2500)
     more = {"objective": "multi:softprob", "num-boost-round": 2}
     run = settings(data=str(data), label="label", parties=1, **SMALL | more)
@@ -113,9 +102,7 @@ def test_classes_with_missing_text_are_xgboosts(
     assert "service" in split_columns(model)
 
 
-def test_numbers_by_text_of_many_values_are_xgboosts(
-    real_data: Path, tmp_path: Path, settings: MakeSettings
-) -> None:
+def test_numbers_by_text_of_many_values_are_xgboosts(real_data, tmp_path, settings):
     data = airline(tmp_path, real_data, 4000)
     given = {"label": "ArrDelay", "drop-columns": "late", "objective": "reg:squarederror"}
     run = settings(data=str(data), parties=1, **SMALL | given)
@@ -124,7 +111,7 @@ def test_numbers_by_text_of_many_values_are_xgboosts(
     assert model.sets.widths.max() > 200
 
 
-WAYS: dict[str, dict[str, Any]] = {
+WAYS = {
     "pax": {"parties": 1},
     "secure": {"parties": 2, "pax.aggregation": "secure"},
     "bagging": {"strategy": "bagging", "parties": 2},
@@ -136,8 +123,8 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("way", WAYS)
 def test_children_weigh_more_where_a_column_has_many_categories(
-    settings: MakeSettings, vertical: MakeSettings, write_table: WriteTable, way: str
-) -> None:
+    settings, vertical, write_table, way
+):
     """Of the baseline too, which PAX with one party and SecureBoost equal."""
     make = vertical if way == "secureboost" else settings
     rng = np.random.default_rng(4)
@@ -179,24 +166,15 @@ def test_children_weigh_more_where_a_column_has_many_categories(
     ],
 )
 def test_large_tables_are_xgboosts(
-    real_data: Path,
-    tmp_path: Path,
-    settings: MakeSettings,
-    write: Any,
-    label: str,
-    drop: str,
-    objective: str,
-    more: dict[str, Any],
-) -> None:
+    real_data, tmp_path, settings, write, label, drop, objective, more
+):
     data = write(tmp_path, real_data, 40_000)
     given = {"label": label, "drop-columns": drop, "objective": objective, "max-bin": 256}
     run = settings(data=str(data), parties=1, **SMALL | given | more)
     assert_xgboosts(run, run_local(run))
 
 
-def test_three_parties_are_one_where_their_cuts_agree(
-    real_data: Path, tmp_path: Path, settings: MakeSettings
-) -> None:
+def test_three_parties_are_one_where_their_cuts_agree(real_data, tmp_path, settings):
     data = adult(tmp_path, real_data, 3000)
     # Without fnlwgt no column has more than 256 values, so all parties together know every cut.
     few = {"drop-columns": "fnlwgt", "max-bin": 256, "pax.bins": "equal", "eta": 0.25}

@@ -1,9 +1,6 @@
 """Cuts chosen by sums over bins are those chosen by rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from fedapp.trees.forest.levels import Rows, bootstrap_counts, columns_of, searc
 N_ROWS, N_COLUMNS, N_NODES = 90, 5, 4
 
 
-def made_rows(seed: int, n_classes: int, weights: Any) -> Rows:
+def made_rows(seed, n_classes, weights):
     """Rows with ties, holes and values close together, of one tree."""
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 6, (N_ROWS, N_COLUMNS)).astype(np.float32)
@@ -57,9 +54,7 @@ WEIGHTS = {
     st.integers(1, 6),
     st.sampled_from([0.0, 0.02]),
 )
-def test_cuts_by_sums_are_those_by_rows(
-    seed: int, kind: Any, weights: str, min_leaf: int, decrease: float
-) -> None:
+def test_cuts_by_sums_are_those_by_rows(seed, kind, weights, min_leaf, decrease):
     rows = made_rows(seed, kind[1], WEIGHTS[weights])
     rules = Rules(*kind, 4, min_leaf, decrease)
     rng = np.random.default_rng(seed)
@@ -91,14 +86,14 @@ def test_cuts_by_sums_are_those_by_rows(
     np.testing.assert_array_equal(by_sums.defaults[found], by_rows.defaults[found])
 
 
-def test_a_node_that_no_row_is_in_has_none() -> None:
+def test_a_node_that_no_row_is_in_has_none():
     nodes, wanted = np.array([1, 1, 0], dtype=np.int32), np.array([1, 7], dtype=np.int32)
     rows, starts = inside_of(nodes, np.ones(3, dtype=bool), wanted)
     assert (rows.tolist(), starts.tolist()) == ([0, 1], [0, 2, 2])
 
 
 @pytest.mark.parametrize("weights", sorted(WEIGHTS))
-def test_sums_of_rows_are_exact_in_any_order(weights: str) -> None:
+def test_sums_of_rows_are_exact_in_any_order(weights):
     rng = np.random.default_rng(3)
     codes = number_codes(rng.normal(size=N_ROWS).astype(np.float32))[0]
     given = WEIGHTS[weights](rng)
@@ -114,7 +109,7 @@ def test_sums_of_rows_are_exact_in_any_order(weights: str) -> None:
     np.testing.assert_array_equal(fields.numbers[:, 0] * fields.units[0], exact)
 
 
-def test_weights_of_one_take_a_bit_and_what_is_tiny_stays_above_nothing() -> None:
+def test_weights_of_one_take_a_bit_and_what_is_tiny_stays_above_nothing():
     fields = RowFields.of(np.array([0.0, 1.0, 1.0]), np.ones(3), 2)
     np.testing.assert_array_equal(fields.numbers, [[1, 0], [0, 1], [0, 1]])
     assert fields.bits == 0
@@ -122,7 +117,7 @@ def test_weights_of_one_take_a_bit_and_what_is_tiny_stays_above_nothing() -> Non
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_encrypted_terms_add_up_part_by_part_as_often_as_they_count(n_workers: int) -> None:
+def test_encrypted_terms_add_up_part_by_part_as_often_as_they_count(n_workers):
     key = generate_key(256, insecure_small_key=True)
     numbers = np.array([[3, -5], [1, 1000], [7, 0], [2, -999]], dtype=np.float64)
     layout = integer_layout(key.public.bits, 9, 2, 10)

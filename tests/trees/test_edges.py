@@ -1,7 +1,5 @@
 """Odd tables and odd wishes, which must work or be refused clearly."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -24,14 +21,11 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import load_settings
 from fedapp.trees.model import Ensemble
-from tests.conftest import MakeSettings, MakeSites, WriteTable
+from tests.federated import summary_of
 from tests.reference import compare_trees
-from tests.transcript import summary_of
 
 
-def test_a_party_whose_columns_are_all_missing_takes_part(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_a_party_whose_columns_are_all_missing_takes_part(settings, write_table, sites):
     nothing = [""] * 40
     run = settings(parties=2)
     contexts = sites(
@@ -43,9 +37,7 @@ def test_a_party_whose_columns_are_all_missing_takes_part(
     assert [party["name"] for party in summary["parties"]] == ["bank", "shop"]
 
 
-def test_early_stopping_on_one_class_is_refused(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
+def test_early_stopping_on_one_class_is_refused(settings, write_table):
     labels = [0] * 38 + [1, 1]
     run = settings(
         data=str(write_table(y=labels)),
@@ -61,9 +53,7 @@ def test_early_stopping_on_one_class_is_refused(
         run_local(run)
 
 
-def test_a_class_without_weight_in_training_is_refused(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
+def test_a_class_without_weight_in_training_is_refused(settings, write_table):
     labels = [0, 1] * 20
     weights = [float(label) for label in labels]
     run = settings(data=str(write_table(y=labels, w=weights)), label="y", weight="w")
@@ -71,16 +61,14 @@ def test_a_class_without_weight_in_training_is_refused(
         run_local(run)
 
 
-def test_values_near_the_end_of_float32_train(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
+def test_values_near_the_end_of_float32_train(settings, write_table):
     huge = np.linspace(-3e38, 3e38, 40)
     huge = [f"{value:.6g}" if place % 5 else "" for place, value in enumerate(huge)]
     run = settings(data=str(write_table(a=huge)), label="y", parties=2)
     assert summary_of(run_local(run))["trees"] == 2
 
 
-def test_names_of_any_script_load_in_stock_xgboost(settings: MakeSettings, tmp_path: Path) -> None:
+def test_names_of_any_script_load_in_stock_xgboost(settings, tmp_path):
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(60, 2)).round(3)
     lines = ["größe [cm],体重,y", *(f"{a},{b},{int(a + b > 0)}" for a, b in rows)]
@@ -93,9 +81,7 @@ def test_names_of_any_script_load_in_stock_xgboost(settings: MakeSettings, tmp_p
     booster.predict(xgboost.DMatrix(rows, feature_names=booster.feature_names))
 
 
-def test_rows_without_weight_do_not_move_the_cuts(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
+def test_rows_without_weight_do_not_move_the_cuts(settings, write_table):
     rng = np.random.default_rng(4)
     a = rng.normal(size=300).round(3)
     a[:2] = -50, 50
@@ -130,10 +116,8 @@ def test_rows_without_weight_do_not_move_the_cuts(
 
 
 @pytest.mark.slow
-def test_a_table_that_changes_between_runs_is_read_again(
-    settings: MakeSettings, write_table: WriteTable
-) -> None:
-    def model_of(**columns: Any) -> str:
+def test_a_table_that_changes_between_runs_is_read_again(settings, write_table):
+    def model_of(**columns):
         run = settings(data=str(write_table(**columns)), label="y")
         return (run_local(run).path / "model.json").read_text()
 
@@ -143,7 +127,7 @@ def test_a_table_that_changes_between_runs_is_read_again(
 
 
 @pytest.mark.slow
-def test_few_bins_are_told_of(settings: MakeSettings) -> None:
+def test_few_bins_are_told_of(settings):
     ways = {"finest": "the most of any party are kept; pax.bins=equal or a larger max-bin gives"}
     ways["coarsest"] = (
         "the fewest of any party are kept; pax.bins=equal, pax.fusion=finest or a larger max-bin "
@@ -160,7 +144,7 @@ def test_few_bins_are_told_of(settings: MakeSettings) -> None:
     assert enough["warnings"] == []
 
 
-def test_a_resumed_run_keeps_its_settings(settings: MakeSettings) -> None:
+def test_a_resumed_run_keeps_its_settings(settings):
     run = settings()
     folder = RunFolder(Path(run.run_dir))
     folder.begin(run)
@@ -171,15 +155,13 @@ def test_a_resumed_run_keeps_its_settings(settings: MakeSettings) -> None:
     assert summary_of(resumed)["trees"] == 2
 
 
-def test_own_tables_are_not_called_by_the_name_of_another(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_own_tables_are_not_called_by_the_name_of_another(settings, write_table, sites):
     contexts = sites({"name": "bank", "data": write_table("bank")})
     summary = summary_of(run_local(settings(parties=1), contexts))
     assert summary["data"] == "the parties' own tables"
 
 
-def test_states_of_models_long_gone_are_deleted(settings: MakeSettings) -> None:
+def test_states_of_models_long_gone_are_deleted(settings):
     run_local(settings(parties=1))
     (old,) = (home() / "sites" / "party-1").glob("*/state")
     week_ago = time.time() - 8 * 24 * 60 * 60
@@ -189,7 +171,7 @@ def test_states_of_models_long_gone_are_deleted(settings: MakeSettings) -> None:
     assert len(list((home() / "sites" / "party-1").glob("*/state"))) == 1
 
 
-def test_a_prediction_names_its_class(settings: MakeSettings, tmp_path: Path) -> None:
+def test_a_prediction_names_its_class(settings, tmp_path):
     table = tmp_path / "text.csv"
     rows = [f"{x},{'good' if x > 20 else 'bad'}" for x in range(60)]
     table.write_text("\n".join(["x,y", *rows]) + "\n")
@@ -200,7 +182,7 @@ def test_a_prediction_names_its_class(settings: MakeSettings, tmp_path: Path) ->
     assert float(first.split(",")[1]) < 0.5
 
 
-def test_the_id_is_no_feature(settings: MakeSettings, write_table: WriteTable) -> None:
+def test_the_id_is_no_feature(settings, write_table):
     table = write_table()
     folder = run_local(settings(data=str(table), label="y", parties=1))
     with pytest.raises(DataError, match="id must not be a feature of the model, got a"):
@@ -209,9 +191,7 @@ def test_the_id_is_no_feature(settings: MakeSettings, write_table: WriteTable) -
         predict_table(folder.path, str(table), "", folder.path / "out.txt")
 
 
-def test_a_party_that_fails_is_named_before_any_training(
-    settings: MakeSettings, write_table: WriteTable, sites: MakeSites
-) -> None:
+def test_a_party_that_fails_is_named_before_any_training(settings, write_table, sites):
     contexts = sites(
         {"name": "bank", "data": write_table("bank")},
         {"name": "shop", "data": write_table("shop", y=["x"] * 40)},
@@ -222,7 +202,7 @@ def test_a_party_that_fails_is_named_before_any_training(
 
 
 @pytest.mark.slow
-def test_an_interrupted_simulation_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_simulation_leaves_no_process(tmp_path):
     """What the command has started ends with it, though it is in other sessions."""
     mark = {"FEDAPP_TEST_MARK": tmp_path.name}
     command = [sys.executable, "-m", "fedapp", "run", "fedavg-linear", "--engine", "simulation"]
@@ -243,7 +223,7 @@ def test_an_interrupted_simulation_leaves_no_process(tmp_path: Path) -> None:
     assert marked(mark) == []
 
 
-def marked(mark: dict[str, str]) -> list[int]:
+def marked(mark):
     """Processes that have the mark in their environment."""
     found = []
     for process in psutil.process_iter():

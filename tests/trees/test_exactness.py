@@ -1,10 +1,7 @@
 """PAX with one party is XGBoost: the same trees, node for node."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +11,9 @@ from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
-from fedapp.data.table import Table
 from fedapp.records.document import from_text, load, to_text
 from fedapp.runs.baselines import xgboost_parameters
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.settings import SiteConfig
 from fedapp.site.table import Holdout, read_subsets
 from fedapp.trees.losses import LOSSES
@@ -26,14 +21,13 @@ from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from tests.claims import claims, claims_table
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
-from tests.reference import Agreement, compare_trees
+from tests.reference import compare_trees
+from tests.tables import write_rows
 
 PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
 
 
-def pooled_booster(settings: Settings, **more: Any) -> xgboost.Booster:
+def pooled_booster(settings, **more):
     """XGBoost on all training rows of a run; ``more`` is for ``xgboost.train``."""
     whole = SiteConfig(
         "all",
@@ -59,20 +53,20 @@ def pooled_booster(settings: Settings, **more: Any) -> xgboost.Booster:
     return xgboost.train(parameters, matrix, settings.num_boost_round, **more)
 
 
-def agreement(settings: Settings) -> Agreement:
+def agreement(settings):
     """Train PAX and hold it against pooled XGBoost."""
     folder = run_local(settings)
     return compare_trees(load(folder.path / "model.json", Ensemble), pooled_booster(settings))
 
 
-def assert_exact(found: Agreement, n_trees: int) -> None:
+def assert_exact(found, n_trees):
     assert found.n_trees == n_trees
     assert found.n_nodes > 3 * n_trees
     assert found.differing == 0
     assert found.leaf_error <= 1e-6
 
 
-def weighted_copy(name: str, path: Path, drop: tuple[str, ...] = (), label: str = "") -> Path:
+def weighted_copy(name, path, drop=(), label=""):
     """A registry table as CSV, with a column of sample weights; ``label`` renames a column to y."""
     from pyarrow import csv, table
 
@@ -103,9 +97,7 @@ REAL = [
 
 @pytest.mark.by_default("default-credit*", "waveform*", "abalone*")
 @pytest.mark.parametrize(("data", "objective", "more"), REAL)
-def test_one_party_equals_xgboost_on_real_rows(
-    real_data: Path, settings: MakeSettings, data: str, objective: str, more: dict[str, Any]
-) -> None:
+def test_one_party_equals_xgboost_on_real_rows(real_data, settings, data, objective, more):
     run = settings(
         data=data,
         objective=objective,
@@ -126,13 +118,8 @@ def test_one_party_equals_xgboost_on_real_rows(
     ],
 )
 def test_one_party_equals_xgboost_with_sample_weights(
-    real_data: Path,
-    settings: MakeSettings,
-    tmp_path: Path,
-    data: str,
-    objective: str,
-    label: str,
-) -> None:
+    real_data, settings, tmp_path, data, objective, label
+):
     run = settings(
         data=str(weighted_copy(data, tmp_path / "weighted.csv", label=label)),
         label="y",
@@ -145,7 +132,7 @@ def test_one_party_equals_xgboost_with_sample_weights(
     assert_exact(agreement(run), n_trees)
 
 
-def made_table(path: Path, objective: str, n_values: int, n_rows: int = 900) -> Path:
+def made_table(path, objective, n_values, n_rows=900):
     """A CSV with few distinct values a column, missing values, and labels of the objective."""
     rng = np.random.default_rng(3)
     values = rng.integers(0, n_values, (n_rows, 6)).astype(np.float64)
@@ -167,8 +154,8 @@ def made_table(path: Path, objective: str, n_values: int, n_rows: int = 900) -> 
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
 @pytest.mark.parametrize("parties", [1, 3])
 def test_parties_with_few_distinct_values_grow_the_pooled_trees(
-    settings: MakeSettings, tmp_path: Path, objective: str, parties: int
-) -> None:
+    settings, tmp_path, objective, parties
+):
     run = settings(
         data=str(made_table(tmp_path / "few.csv", objective, 12)),
         label="y",
@@ -181,9 +168,7 @@ def test_parties_with_few_distinct_values_grow_the_pooled_trees(
 
 @pytest.mark.by_default("3-*")
 @pytest.mark.parametrize(("parties", "aggregation"), [(1, "plain"), (3, "plain"), (3, "secure")])
-def test_classes_start_where_xgboost_starts_them(
-    settings: MakeSettings, tmp_path: Path, parties: int, aggregation: str
-) -> None:
+def test_classes_start_where_xgboost_starts_them(settings, tmp_path, parties, aggregation):
     run = settings(
         data=str(made_table(tmp_path / "made.csv", "multi:softprob", 12)),
         label="y",
@@ -199,8 +184,8 @@ def test_classes_start_where_xgboost_starts_them(
 
 @pytest.mark.parametrize("data", ["default-credit", pytest.param("a9a", marks=pytest.mark.slow)])
 def test_three_parties_with_few_distinct_real_values_grow_the_pooled_trees(
-    real_data: Path, settings: MakeSettings, tmp_path: Path, data: str
-) -> None:
+    real_data, settings, tmp_path, data
+):
     # Of default-credit only the columns with at most 256 values, so that no cut is pruned.
     table = read_source(data)
     many = [
@@ -223,7 +208,7 @@ def test_three_parties_with_few_distinct_real_values_grow_the_pooled_trees(
     assert_exact(agreement(run), 5)
 
 
-def exported(run: Settings) -> tuple[Ensemble, xgboost.Booster, Table]:
+def exported(run):
     """A run's model, the same in stock XGBoost, and the rows it was made from."""
     folder = run_local(run)
     booster = xgboost.Booster()
@@ -233,9 +218,7 @@ def exported(run: Settings) -> tuple[Ensemble, xgboost.Booster, Table]:
 
 
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_stock_xgboost_predicts_the_same_from_the_export(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_stock_xgboost_predicts_the_same_from_the_export(settings, tmp_path, objective):
     data = str(made_table(tmp_path / "made.csv", objective, 40))
     model, booster, table = exported(
         settings(data=data, label="y", objective=objective, **{"num-boost-round": 5})
@@ -248,9 +231,7 @@ def test_stock_xgboost_predicts_the_same_from_the_export(
 
 @pytest.mark.by_default("multi:softprob-3")
 @pytest.mark.parametrize(("objective", "width"), [("binary:logistic", 1), ("multi:softprob", 3)])
-def test_stock_xgboost_explains_the_export(
-    settings: MakeSettings, tmp_path: Path, objective: str, width: int
-) -> None:
+def test_stock_xgboost_explains_the_export(settings, tmp_path, objective, width):
     data = str(made_table(tmp_path / "made.csv", objective, 40))
     run = settings(data=data, label="y", objective=objective, **{"num-boost-round": 5})
     _, booster, table = exported(run)
@@ -288,9 +269,7 @@ STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
         ("space-ga", "reg:squarederror", {"max-delta-step": 0.1}),
     ],
 )
-def test_objectives_and_steps_are_xgboosts_on_real_rows(
-    real_data: Path, settings: MakeSettings, data: str, objective: str, more: dict[str, Any]
-) -> None:
+def test_objectives_and_steps_are_xgboosts_on_real_rows(real_data, settings, data, objective, more):
     run = settings(
         data=data,
         objective=objective,
@@ -314,8 +293,8 @@ CLAIMS = {
 @pytest.mark.parametrize("objective", NEW)
 @pytest.mark.parametrize("data", ["default-credit", "give-me-some-credit"])
 def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
-    real_data: Path, settings: MakeSettings, tmp_path: Path, data: str, objective: str
-) -> None:
+    real_data, settings, tmp_path, data, objective
+):
     run = settings(
         data=str(claims_table(tmp_path / "claims.csv", data, objective)),
         drop_columns="log_exposure",
@@ -328,9 +307,7 @@ def test_simulated_claims_over_real_columns_grow_xgboosts_trees(
 
 @pytest.mark.by_default("binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
-def test_three_parties_grow_the_pooled_trees_of_claims(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_three_parties_grow_the_pooled_trees_of_claims(settings, tmp_path, objective):
     rng = np.random.default_rng(3)
     values = rng.integers(0, 12, (900, 5)).astype(np.float64)
     values[rng.random(values.shape) < 0.1] = np.nan
@@ -346,9 +323,7 @@ def test_three_parties_grow_the_pooled_trees_of_claims(
 
 @pytest.mark.by_default("count:poisson", "binary:hinge")
 @pytest.mark.parametrize("objective", NEW)
-def test_stock_xgboost_predicts_claims_from_the_export(
-    settings: MakeSettings, tmp_path: Path, objective: str
-) -> None:
+def test_stock_xgboost_predicts_claims_from_the_export(settings, tmp_path, objective):
     values = np.random.default_rng(3).normal(size=(300, 4)).round(1)
     columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
     given = {"tweedie-variance-power": 1.3, "max-delta-step": 0.6, "huber-slope": 2.0}
@@ -394,14 +369,7 @@ HELD = {
         ("abalone", "count:poisson", {}),
     ],
 )
-def test_constraints_hold_as_in_xgboost(
-    real_data: Path,
-    settings: MakeSettings,
-    data: str,
-    objective: str,
-    more: dict[str, Any],
-    kinds: tuple[str, ...],
-) -> None:
+def test_constraints_hold_as_in_xgboost(real_data, settings, data, objective, more, kinds):
     held = {f"{kind}-constraints": HELD[data][f"{kind}-constraints"] for kind in kinds}
     short = {"num-boost-round": 4, "max-depth": 5, "max-bin": 64, "valid-fraction": 0.0}
     run = settings(data=data, objective=objective, parties=1, **{**short, **more, **held})

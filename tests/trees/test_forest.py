@@ -1,10 +1,6 @@
 """Trees that XGBoost grows, as arrays, and as messages hold them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +13,6 @@ from fedapp.trees.model import (
     LEAF,
     NODE,
     Ensemble,
-    Tree,
     check_trees,
     pack_trees,
     scaled,
@@ -32,7 +27,7 @@ NUMBERS = np.zeros(4, dtype=np.int64)  # categories of each column
 
 
 @pytest.fixture(scope="module")
-def grown() -> tuple[Any, tuple[Tree, ...], Any]:
+def grown():
     """A booster of stock XGBoost, its trees, and the rows."""
     rng = np.random.default_rng(1)
     values = rng.normal(size=(300, 4)).astype(np.float32)
@@ -43,7 +38,7 @@ def grown() -> tuple[Any, tuple[Tree, ...], Any]:
     return trained, trees_from_xgboost(trained, NUMBERS).trees, values
 
 
-def test_trees_of_a_booster_are_its_own(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
+def test_trees_of_a_booster_are_its_own(grown):
     trained, trees, values = grown
     model = Ensemble("multi:softprob", np.zeros(3, np.float32), tuple("abcd"), tuple("012"), trees)
     assert compare_trees(model, trained).differing == 0
@@ -52,7 +47,7 @@ def test_trees_of_a_booster_are_its_own(grown: tuple[Any, tuple[Tree, ...], Any]
     np.testing.assert_allclose(add_trees(zeros, trees, values), theirs, atol=1e-6)
 
 
-def test_categorical_splits_of_columns_of_numbers_are_refused() -> None:
+def test_categorical_splits_of_columns_of_numbers_are_refused():
     codes = np.random.default_rng(0).integers(0, 5, (60, 1)).astype(np.float32)
     matrix = xgboost.DMatrix(
         codes, (codes[:, 0] == 2), feature_types=["c"], enable_categorical=True
@@ -61,7 +56,7 @@ def test_categorical_splits_of_columns_of_numbers_are_refused() -> None:
         trees_from_xgboost(xgboost.train({"max_cat_to_onehot": 1}, matrix, 1), NUMBERS[:1])
 
 
-def test_trees_come_back_from_their_arrays(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
+def test_trees_come_back_from_their_arrays(grown):
     _, trees, _ = grown
     back = unpack_trees(pack_trees(trees, EXPLAINED), NUMBERS).trees
     for tree, other in zip(trees, back, strict=True):
@@ -71,7 +66,7 @@ def test_trees_come_back_from_their_arrays(grown: tuple[Any, tuple[Tree, ...], A
     assert unpack_trees(pack_trees(()), NUMBERS).trees == ()
 
 
-def test_scaling_leaves_what_the_rows_said(grown: tuple[Any, tuple[Tree, ...], Any]) -> None:
+def test_scaling_leaves_what_the_rows_said(grown):
     tree = grown[1][0]
     half = scaled(tree, 0.5)
     for name in NODE.names or ():
@@ -79,7 +74,7 @@ def test_scaling_leaves_what_the_rows_said(grown: tuple[Any, tuple[Tree, ...], A
         np.testing.assert_array_equal(half[name], tree[name] * factor)
 
 
-STUMP: Mapping[str, Any] = {  # a split and its two leaves
+STUMP = {  # a split and its two leaves
     "lefts": np.int32([1, LEAF, LEAF]),
     "offsets": np.array([0, 3]),
     "columns": np.zeros(3, np.int32),
@@ -100,17 +95,17 @@ STUMP: Mapping[str, Any] = {  # a split and its two leaves
         ({"offsets": np.array([0, 1, 3])}, "lefts must lead to two later nodes"),
     ],
 )
-def test_broken_trees_are_refused(changes: dict[str, Any], rule: str) -> None:
+def test_broken_trees_are_refused(changes, rule):
     check_trees(**STUMP, n_columns=2)
     with pytest.raises(ValueError, match=f"^{rule}"):
         check_trees(**STUMP | changes, n_columns=2)
 
 
-def test_a_reply_must_hold_the_trees_that_were_asked_for() -> None:
+def test_a_reply_must_hold_the_trees_that_were_asked_for():
     nothing = {name: np.empty(0) for name in ("train_sums", "valid_sums")}
     nothing |= {name: np.empty((0, 0)) for name in ("train_scores", "valid_scores")}
 
-    def reply(lefts: list[int], sizes: list[int]) -> BagReply:
+    def reply(lefts, sizes):
         n_splits, zeros = np.count_nonzero(lefts), np.zeros(len(lefts), np.float32)
         return BagReply(
             sizes=np.int32(sizes),

@@ -1,9 +1,6 @@
 """Sums that honest owners of columns claim are those of the rows that they send left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +9,9 @@ from hypothesis import strategies as st
 
 from fedapp.histograms.build import inside_of
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import Bins, Rules, bin_columns, code_columns, fewest_rows
+from fedapp.trees.forest.cart import Rules, bin_columns, code_columns, fewest_rows
 from fedapp.trees.forest.claims import Extremes, LeftClaims
 from fedapp.trees.forest.encrypted import (
-    Choices,
     Listing,
     NodeTotals,
     OwnerColumns,
@@ -29,7 +25,7 @@ from fedapp.trees.sets import sets_of_rows
 from tests.trees.test_column_sums import N_COLUMNS, N_NODES, N_ROWS, WEIGHTS
 
 
-def made_values(rng: np.random.Generator) -> tuple[Any, Any]:
+def made_values(rng):
     """Numbers with ties, holes and values close together; a column of categories."""
     x = rng.integers(0, 6, (N_ROWS, N_COLUMNS)).astype(np.float32)
     x[:, 1] = 0.5 + rng.choice([0, 1, 2, 5, 6], N_ROWS) * 2.0**-24
@@ -41,10 +37,10 @@ def made_values(rng: np.random.Generator) -> tuple[Any, Any]:
 class Node:
     """Sums over the rows of some nodes, as their owner claims them, and as they are."""
 
-    def __init__(self, seed: int, kind: tuple[str, int], weights: str, min_leaf: int) -> None:
+    def __init__(self, seed, kind, weights, min_leaf):
         rng = np.random.default_rng(seed)
         self.values, widths = made_values(rng)
-        self.bins: Bins = bin_columns(self.values, int(rng.choice([4, 64])), widths)
+        self.bins = bin_columns(self.values, int(rng.choice([4, 64])), widths)
         targets = number_codes(rng.normal(size=N_ROWS).astype(np.float32))[0]
         if kind[1]:
             targets = rng.integers(0, kind[1], N_ROWS).astype(np.float64)
@@ -63,21 +59,21 @@ class Node:
         rows, places = self.local.rows, self.local.places
         self.sums = np.zeros((len(self.listing.sizes), self.fields.numbers.shape[1]))
         np.add.at(self.sums, places, self.fields.numbers[rows] * self.counts[rows, None])
-        rules = Rules(kind[0], kind[1], 4, min_leaf, 0.0)  # type: ignore[arg-type]
-        self.choices: Choices = best_cuts(self.listing, self.sums, totals, self.fields.units, rules)
+        rules = Rules(kind[0], kind[1], 4, min_leaf, 0.0)
+        self.choices = best_cuts(self.listing, self.sums, totals, self.fields.units, rules)
         self.won = np.flatnonzero(self.choices.listed >= 0)
         self.claims = LeftClaims.of(
             np.arange(len(self.won)), self.listing, self.sums, self.choices, self.won
         )
 
-    def inside(self, wanted: Any, nodes: Any = None) -> tuple[Any, NodeTotals]:
+    def inside(self, wanted, nodes=None):
         drawn = (self.counts > 0) & (self.fields.weights > 0)
         chosen = self.nodes if nodes is None else nodes
         inside = inside_of(chosen, drawn, wanted.astype(np.int32))
         totals = NodeTotals.of(self.fields, self.targets, self.counts, inside, self.fewest)
         return inside, totals
 
-    def lefts(self) -> NodeTotals:
+    def lefts(self):
         """Of the rows that the owner of the columns sends left."""
         best = self.local.candidates(self.listing, self.choices, self.bins)
         widths, bits = best.widths[self.won], best.rights[self.won]
@@ -110,14 +106,14 @@ KINDS = (("gini", 2), ("gini", 3), ("entropy", 3), ("variance", 0))
     st.sampled_from(sorted(WEIGHTS)),
     st.integers(1, 6),
 )
-def test_no_honest_owner_is_refused(seed: int, kind: Any, weights: str, min_leaf: int) -> None:
+def test_no_honest_owner_is_refused(seed, kind, weights, min_leaf):
     made = Node(seed, kind, weights, min_leaf)
     assert made.claims.first_false(made.lefts()) is None
     assert made.extremes.fit(made.listing, made.sums).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_more_or_less_is_found(kind: Any) -> None:
+def test_a_row_more_or_less_is_found(kind):
     made = Node(1, kind, "any", 1)
     lefts, claims = made.lefts(), made.claims
     assert len(claims.splits) > 2
@@ -127,7 +123,7 @@ def test_a_row_more_or_less_is_found(kind: Any) -> None:
         assert replace(claims, **{name: changed}).first_false(lefts) == 1
 
 
-def test_a_sum_that_its_number_of_rows_cannot_have_is_found() -> None:
+def test_a_sum_that_its_number_of_rows_cannot_have_is_found():
     made = Node(2, ("gini", 2), "none", 1)
     for change in (-1, 1):
         sizes = made.listing.sizes.copy()

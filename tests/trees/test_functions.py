@@ -1,9 +1,6 @@
 """Objectives and metrics that are functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +14,14 @@ from fedapp.errors import FedappError
 from fedapp.runs.local import run_local
 from fedapp.trees import custom
 from fedapp.trees.model import LEAF
-from tests.conftest import MakeSettings
 
-SHORT: dict[str, Any] = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "eta": 0.3}
+SHORT = {"num_boost_round": 4, "max_depth": 3, "max_bin": 32, "eta": 0.3}
 SHORT["valid_fraction"] = 0.2
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
-def rows() -> Any:
+def rows():
     """Columns a, b, a label 0 or 1, weights, and the margin that rows start from."""
     rng = np.random.default_rng(3)
     a, b, noise = rng.normal(size=(3, 200)).round(2)
@@ -33,34 +29,34 @@ def rows() -> Any:
     return np.column_stack([np.where(a < -1.5, np.nan, a), b, label, rng.uniform(1, 2, 200), a / 4])
 
 
-def logistic(margins: Any, labels: Any) -> Any:
+def logistic(margins, labels):
     """XGBoost's binary:logistic."""
     shares = 1 / (1 + np.exp(-margins))
     return shares - labels, shares * (1 - shares)
 
 
-def log_loss(labels: Any, margins: Any) -> Any:
+def log_loss(labels, margins):
     return "any", np.mean(np.logaddexp(0, margins) - labels * margins)
 
 
-def area(labels: Any, scores: Any) -> Any:
+def area(labels, scores):
     """AUC, which is no mean."""
     over = scores[labels == 1][:, None] > scores[labels == 0]
     return over.mean()
 
 
-def mae(labels: Any, predictions: Any) -> float:
+def mae(labels, predictions):
     return float(np.abs(labels - predictions).mean())
 
 
-def train(strategy: str, rows: Any, **given: Any) -> fedapp.Run:
+def train(strategy, rows, **given):
     how = {**SHORT, "label": "c2", "base_margin": "c4", "parties": 2, **given}
     if "weight" not in how:
         how.setdefault("drop_columns", "c3")
     return fedapp.run(strategy, data=rows, **how)
 
 
-def same_trees(ours: Any, others: Any) -> bool:
+def same_trees(ours, others):
     """Whether models split by the same columns at the same thresholds, and have like leaves."""
     for one, other in zip(ours, others, strict=True):
         splits = one["left"] != LEAF
@@ -75,9 +71,7 @@ def same_trees(ours: Any, others: Any) -> bool:
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
-def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(
-    rows: Any, strategy: str
-) -> None:
+def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(rows, strategy):
     built_in = train(strategy, rows, objective="binary:logistic", weight="c3")
     own = train(strategy, rows, objective=logistic, weight="c3")
     assert same_trees(own.model.trees, built_in.model.trees)
@@ -86,7 +80,7 @@ def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(
     assert np.allclose(own.predict(rows), np.log(shares / (1 - shares)), atol=1e-4)
 
 
-def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows: Any) -> None:
+def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows):
     run = train("pax", rows, objective=logistic, parties=1, valid_fraction=0, test_fraction=0)
     matrix = xgboost.QuantileDMatrix(
         rows[:, :2],
@@ -107,7 +101,7 @@ def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows: An
     assert np.allclose(run.to_xgboost().predict(matrix), found, atol=1e-5)
 
 
-def test_rows_start_where_xgboost_has_them_start(rows: Any) -> None:
+def test_rows_start_where_xgboost_has_them_start(rows):
     given = {"base_margin": "", "drop_columns": ["c3", "c4"], "test_fraction": 0}
     run = train("pax", rows, objective=logistic, parties=1, valid_fraction=0, **given)
     matrix = xgboost.QuantileDMatrix(rows[:, :2], rows[:, 2], max_bin=SHORT["max_bin"])
@@ -123,8 +117,8 @@ def test_rows_start_where_xgboost_has_them_start(rows: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
-def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows: Any, strategy: str) -> None:
-    small: dict[str, Any] = {}
+def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
+    small = {}
     if strategy == "secureboost":
         small = {
             "secureboost": {"key_bits": 512, "insecure_small_key": True},
@@ -139,7 +133,7 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows: Any, strategy: 
 
 
 @pytest.mark.slow
-def test_early_stopping_follows_a_metric_down(rows: Any) -> None:
+def test_early_stopping_follows_a_metric_down(rows):
     run = train(
         "pax",
         rows,
@@ -179,9 +173,7 @@ def test_early_stopping_follows_a_metric_down(rows: Any) -> None:
         ("pax", {"eval_metric": mae, "objective": "multi:softprob"}, "must be a name for multi"),
     ],
 )
-def test_functions_are_refused_where_they_cannot_be_called(
-    rows: Any, strategy: str, given: dict[str, Any], told: str
-) -> None:
+def test_functions_are_refused_where_they_cannot_be_called(rows, strategy, given, told):
     with pytest.raises(fedapp.ConfigError, match=told):
         train(strategy, rows, base_margin="", **given)
     assert not list(Path("runs").glob("*"))
@@ -203,14 +195,14 @@ def test_functions_are_refused_where_they_cannot_be_called(
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_what_a_function_returns_is_checked(rows: Any, given: dict[str, Any], told: str) -> None:
+def test_what_a_function_returns_is_checked(rows, given, told):
     with pytest.raises(FedappError, match=told):
         train("pax", rows, **{"objective": "reg:logistic", "base_margin": "", **given})
     assert not custom.has_objective()
     assert not custom.has_metric()
 
 
-def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
+def test_the_command_knows_no_functions_and_a_second_run_has_to_wait():
     done = CliRunner().invoke(cli, ["run", "pax", "-c", "objective=custom"])
     assert "a function is never sent" in str(done.exception)
     with (
@@ -222,7 +214,7 @@ def test_the_command_knows_no_functions_and_a_second_run_has_to_wait() -> None:
 
 
 @pytest.mark.slow
-def test_estimators_take_functions(rows: Any) -> None:
+def test_estimators_take_functions(rows):
     X, y = rows[:, :2], rows[:, 2]
     small = {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
     model = fedapp.PAXRegressor(objective=logistic, eval_metric=log_loss, **small).fit(X, y)
@@ -236,16 +228,14 @@ def test_estimators_take_functions(rows: Any) -> None:
         fedapp.PAXRegressor(objective=logistic, engine="simulation", **small).fit(X, y)
 
 
-def test_a_party_without_the_function_refuses_a_coordinator_that_asks_for_it(
-    settings: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_party_without_the_function_refuses_a_coordinator_that_asks_for_it(settings, monkeypatch):
     monkeypatch.setattr("strategies.method.check_custom_is_set", lambda objective: None)
     with pytest.raises(FedappError, match=r"HelloRequest.objective .*a function is never sent"):
         run_local(settings(objective="custom", data="diabetes"))
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_with_the_function_and_not_without(rows: Any) -> None:
+def test_a_run_that_was_stopped_goes_on_with_the_function_and_not_without(rows):
     whole = train("pax", rows, objective=logistic)
     with pytest.raises(fedapp.StoppedError):
         train("pax", rows, objective=logistic, run_dir="one", on_round=lambda info: False)

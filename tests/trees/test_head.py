@@ -1,9 +1,6 @@
 """The head of FedXGBllr: its maths against XGBoost, and the paper's network in torch."""
 
-from __future__ import annotations
-
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from fedapp.records.document import from_text, model_text
 from fedapp.runs.local import run_local
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.head import HeadRows, Training, fit_head, forward
-from fedapp.trees.model import Tree, pack_trees, unpack_trees
+from fedapp.trees.model import pack_trees, unpack_trees
 from fedapp.trees.objective import base_margin, n_outputs
 from fedapp.trees.stacked import (
     HeadShape,
@@ -30,7 +27,6 @@ from fedapp.trees.stacked import (
     weights_in_unit,
 )
 from fedapp.trees.xgboost import trees_from_xgboost
-from tests.conftest import MakeSettings
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 DATA = {BINARY: "breast-cancer", MULTI: "wine", REGRESSION: "diabetes"}
@@ -49,9 +45,7 @@ KINDS = ("cnn", "cnn3", "fcnn")
         ("fcnn", 5, 128513),
     ],
 )
-def test_a_head_has_the_parameters_of_the_papers_table_5(
-    kind: Any, n_parties: int, n_weights: int
-) -> None:
+def test_a_head_has_the_parameters_of_the_papers_table_5(kind, n_parties, n_weights):
     shape = HeadShape(kind, n_parties, 500 // n_parties, 1, 64)
     assert shape.n_weights == n_weights
     assert initial_weights(shape, 0).shape == (n_weights,)
@@ -60,11 +54,11 @@ def test_a_head_has_the_parameters_of_the_papers_table_5(
 class PaperHead(nn.Module):
     """The heads as the paper draws them, in torch's own layers."""
 
-    def __init__(self, shape: HeadShape, weights: np.ndarray) -> None:
+    def __init__(self, shape, weights):
         super().__init__()
         self.shape, k = shape, shape.n_outputs
         if shape.kind == "fcnn":
-            self.first: nn.Module = nn.Linear(shape.n_columns, 256)
+            self.first = nn.Linear(shape.n_columns, 256)
         else:
             kernel, stride = (shape.n_trees, shape.n_trees) if shape.kind == "cnn" else (3 * k, k)
             padding = 0 if shape.kind == "cnn" else k
@@ -74,7 +68,7 @@ class PaperHead(nn.Module):
         for parameter, values in zip(self.parameters(), layers, strict=True):
             parameter.data = values.reshape(parameter.shape)
 
-    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, outputs):
         if self.shape.kind == "fcnn":
             return self.second(torch.relu(self.first(outputs)))
         hidden = torch.relu(self.first(outputs[:, None]))
@@ -83,7 +77,7 @@ class PaperHead(nn.Module):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_head_is_the_papers_network_in_numpy_and_in_torch(kind: Any, width: int) -> None:
+def test_a_head_is_the_papers_network_in_numpy_and_in_torch(kind, width):
     shape = HeadShape(kind, 3, 5, width, 4)
     weights = initial_weights(shape, 0) + np.float32(0.01)  # so that biases count
     outputs = np.random.default_rng(0).normal(size=(7, shape.n_columns)).astype(np.float32)
@@ -95,7 +89,7 @@ def test_a_head_is_the_papers_network_in_numpy_and_in_torch(kind: Any, width: in
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 3])
-def test_learned_rates_are_mean_derivatives_of_the_margin(kind: Any, width: int) -> None:
+def test_learned_rates_are_mean_derivatives_of_the_margin(kind, width):
     shape = HeadShape(kind, 3, 5, width, 4)
     rng = np.random.default_rng(1)
     weights = rng.normal(size=shape.n_weights).astype(np.float32)
@@ -110,7 +104,7 @@ def test_learned_rates_are_mean_derivatives_of_the_margin(kind: Any, width: int)
     np.testing.assert_allclose(found, expected.reshape(3, 5 * width), atol=1e-5)
 
 
-def test_a_head_in_another_unit_scales_its_inputs_and_its_margins() -> None:
+def test_a_head_in_another_unit_scales_its_inputs_and_its_margins():
     shape = HeadShape("cnn", 2, 4, 1, 8)
     weights = np.random.default_rng(2).normal(size=shape.n_weights).astype(np.float32)
     outputs = np.random.default_rng(3).normal(size=(6, 8)).astype(np.float32)
@@ -121,7 +115,7 @@ def test_a_head_in_another_unit_scales_its_inputs_and_its_margins() -> None:
     )
 
 
-def test_kaiming_weights_have_variance_two_over_fan_in() -> None:
+def test_kaiming_weights_have_variance_two_over_fan_in():
     shape = HeadShape("cnn", 2, 250, 1, 64)
     first, bias, second, last = split_weights(shape, initial_weights(shape, 5))
     assert first.var() == pytest.approx(2 / 250, rel=0.05)
@@ -133,7 +127,7 @@ def test_kaiming_weights_have_variance_two_over_fan_in() -> None:
 # Trees and their outputs
 
 
-def boosted(objective: Any, n_rounds: int = 12) -> tuple[xgboost.Booster, np.ndarray, np.ndarray]:
+def boosted(objective, n_rounds=12):
     """XGBoost's model of a built-in table with missing values, the table, its labels."""
     table = read_source(DATA[objective])
     assert table.labels is not None
@@ -149,12 +143,12 @@ def boosted(objective: Any, n_rounds: int = 12) -> tuple[xgboost.Booster, np.nda
 NUMBERS = np.zeros(30, dtype=np.int64)  # categories of each column
 
 
-def trees_of(booster: Any) -> tuple[Tree, ...]:
+def trees_of(booster):
     return trees_from_xgboost(booster, NUMBERS).trees
 
 
 @pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
-def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objective: Any) -> None:
+def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objective):
     booster, values, _ = boosted(objective)
     width = n_outputs(objective, 3)
     outputs = tree_outputs([trees_of(booster)], 12 * width, values)
@@ -163,7 +157,7 @@ def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objecti
     np.testing.assert_allclose(margins, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_party_with_fewer_trees_is_padded_with_zeros() -> None:
+def test_a_party_with_fewer_trees_is_padded_with_zeros():
     booster, values, _ = boosted(BINARY)
     trees = trees_of(booster)
     outputs = tree_outputs([trees[:3], trees], 12, values)
@@ -173,17 +167,17 @@ def test_a_party_with_fewer_trees_is_padded_with_zeros() -> None:
 
 
 @pytest.fixture
-def some_trees() -> tuple[Tree, ...]:
+def some_trees():
     return trees_of(boosted(BINARY)[0])
 
 
-def second_pair_again(lefts: np.ndarray) -> np.ndarray:
+def second_pair_again(lefts):
     """The first tree with a split whose children are its parent's."""
     root, child = np.flatnonzero(lefts)[:2]
     return np.where(np.arange(len(lefts)) == root, lefts[child], lefts)
 
 
-def test_trees_survive_packing(some_trees: tuple[Tree, ...]) -> None:
+def test_trees_survive_packing(some_trees):
     back = unpack_trees(pack_trees(some_trees, ["gains"]), NUMBERS).trees
     assert len(back) == len(some_trees)
     for tree, again in zip(some_trees, back, strict=True):
@@ -205,9 +199,7 @@ def test_trees_survive_packing(some_trees: tuple[Tree, ...]) -> None:
         ({"lefts": second_pair_again}, "lefts must reach every node once"),
     ],
 )
-def test_trees_that_would_lead_astray_are_refused(
-    some_trees: tuple[Tree, ...], change: dict[str, Any], match: str
-) -> None:
+def test_trees_that_would_lead_astray_are_refused(some_trees, change, match):
     packed = pack_trees(some_trees, ["gains"])
     found = {name: new(packed[name]) if callable(new) else new for name, new in change.items()}
     with pytest.raises(ValueError, match=match):
@@ -217,7 +209,7 @@ def test_trees_that_would_lead_astray_are_refused(
 # Training
 
 
-def plain_loop(shape: HeadShape, weights: np.ndarray, rows: HeadRows, seed: int) -> np.ndarray:
+def plain_loop(shape, weights, rows, seed):
     """Line 14 to 19 of Algorithm 1 as anybody would write them in torch: 2 rounds of 3 epochs."""
     outputs, truth = torch.tensor(rows.outputs), torch.tensor(rows.labels)
     for round_id in range(2):
@@ -236,9 +228,7 @@ def plain_loop(shape: HeadShape, weights: np.ndarray, rows: HeadRows, seed: int)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(
-    settings: MakeSettings, kind: Any
-) -> None:
+def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(settings, kind):
     own = {"trees": 6, "max_depth": 3, "rounds": 2, "epochs": 3, "channels": 8, "head": kind}
     given = {f"fedxgbllr__{name}": value for name, value in own.items()}
     run = settings(strategy="fedxgbllr", parties=1, valid_fraction=0.0, seed=3, **given)
@@ -257,7 +247,7 @@ def test_one_party_alone_trains_the_head_as_a_plain_torch_loop_does(
 
 
 @pytest.mark.slow
-def test_rows_held_back_choose_the_epoch() -> None:
+def test_rows_held_back_choose_the_epoch():
     shape = HeadShape("cnn", 2, 4, 1, 8)
     rng = np.random.default_rng(4)
     truth = (rng.random(300) < 0.5).astype(np.float32)  # nothing to learn
@@ -268,12 +258,12 @@ def test_rows_held_back_choose_the_epoch() -> None:
         for part in (slice(150), slice(150, None))
     ]
 
-    def loss(weights: np.ndarray) -> float:
+    def loss(weights):
         margins = head_margins(shape, weights, every[1].outputs)
         found = metrics.statistics(BINARY, margins, every[1].labels, every[1].weights, 2)
         return metrics.scores(BINARY, found)["logloss"]
 
-    def fit(epochs: int, patience: int) -> np.ndarray:
+    def fit(epochs, patience):
         training = Training(epochs, 16, 0.02, 0.5, 0.999, patience, "cpu")
         start = initial_weights(shape, 1) / 10
         return fit_head(
@@ -288,7 +278,7 @@ def test_rows_held_back_choose_the_epoch() -> None:
 
 
 @pytest.mark.parametrize("objective", [BINARY, "count:poisson"])
-def test_a_row_counts_by_its_weight(objective: Any) -> None:
+def test_a_row_counts_by_its_weight(objective):
     shape = HeadShape("cnn", 1, 4, 1, 8)
     rng = np.random.default_rng(5)
     outputs, truth = rng.normal(size=(40, 4)).astype(np.float32), np.float32([0, 1] * 20)

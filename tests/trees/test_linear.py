@@ -1,7 +1,5 @@
 """Linear models in numpy: moments, descent, the file."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -22,7 +20,7 @@ from fedapp.trees.linear import (
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
-def test_moments_of_parts_are_those_of_all_rows_by_weight() -> None:
+def test_moments_of_parts_are_those_of_all_rows_by_weight():
     rng = np.random.default_rng(0)
     values = rng.normal(1e5, 0.1, (500, 3)).astype(np.float32)  # plain square sums lose this
     values[rng.random(values.shape) < 0.2] = np.nan
@@ -36,7 +34,7 @@ def test_moments_of_parts_are_those_of_all_rows_by_weight() -> None:
         assert found.scales[column] == pytest.approx(often.std(), rel=1e-6)
 
 
-def test_columns_without_spread_or_values_stay_finite() -> None:
+def test_columns_without_spread_or_values_stay_finite():
     values = np.array([[0.1, np.nan], [0.1, np.nan], [0.1, np.nan]], dtype=np.float32)
     found = moments(values, np.ones(3, np.float32))
     assert found.scales.tolist() == [1.0, 1.0]
@@ -44,7 +42,7 @@ def test_columns_without_spread_or_values_stay_finite() -> None:
     np.testing.assert_allclose(inputs, 0, atol=1e-7)
 
 
-def test_a_missing_value_counts_as_the_mean() -> None:
+def test_a_missing_value_counts_as_the_mean():
     model = made_model()
     known = predict_linear(model, np.float32([[1, 3]]))
     assert predict_linear(model, np.float32([[1, np.nan]])) == known == np.float32([[0.5]])
@@ -54,7 +52,7 @@ def test_a_missing_value_counts_as_the_mean() -> None:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_no_outlier_and_no_learning_rate_makes_it_diverge(objective: str) -> None:
+def test_no_outlier_and_no_learning_rate_makes_it_diverge(objective):
     rng = np.random.default_rng(2)
     values = rng.normal(size=(600, 5)).astype(np.float32)
     values[3] = 1e6
@@ -63,7 +61,7 @@ def test_no_outlier_and_no_learning_rate_makes_it_diverge(objective: str) -> Non
     found = moments(values, ones)
     width = 2 if objective == "multi:softprob" else 1
     start = LinearModel(
-        objective,  # type: ignore[arg-type]
+        objective,
         tuple("abcde"),
         ("0", "1"),
         found.means,
@@ -76,7 +74,7 @@ def test_no_outlier_and_no_learning_rate_makes_it_diverge(objective: str) -> Non
     assert np.abs(predict_linear(trained, values[:3])).max() < 5
 
 
-def test_a_weight_of_two_is_a_row_twice() -> None:
+def test_a_weight_of_two_is_a_row_twice():
     rng = np.random.default_rng(3)
     values, start = rng.normal(size=(50, 2)).astype(np.float32), made_model()
     truth, weights = rng.integers(0, 2, 50).astype(np.float32), rng.integers(1, 3, 50)
@@ -93,7 +91,7 @@ def test_a_weight_of_two_is_a_row_twice() -> None:
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
-def test_rows_without_weight_teach_nothing() -> None:
+def test_rows_without_weight_teach_nothing():
     rows = np.float32([[1, 2], [3, 4]]), np.float32([0, 1]), np.zeros(2, np.float32)
     start = made_model()
     descent = GradientDescent(epochs=5, batch_size=1, learning_rate=0.1, decay=1.0, l2=0.1)
@@ -103,7 +101,7 @@ def test_rows_without_weight_teach_nothing() -> None:
 # The model's file
 
 
-def made_model() -> LinearModel:
+def made_model():
     """Margin (a - 1) / 2 + (b - 3) / 4 + 1/2."""
     return LinearModel(
         "binary:logistic",
@@ -116,7 +114,7 @@ def made_model() -> LinearModel:
     )
 
 
-def test_a_model_reads_back_as_it_was_written() -> None:
+def test_a_model_reads_back_as_it_was_written():
     text = to_text(made_model())
     back = from_text(text, LinearModel)
     assert to_text(back) == text
@@ -138,7 +136,7 @@ def test_a_model_reads_back_as_it_was_written() -> None:
         ("columns", None, "columns must be a list, got None"),
     ],
 )
-def test_a_broken_model_is_refused(field: str, value: object, rule: str) -> None:
+def test_a_broken_model_is_refused(field, value, rule):
     document = {**json.loads(to_text(made_model())), field: value}
     start = "^model must be JSON of fedapp's format 3, got another: "
     with pytest.raises(DataError, match=f"{start}{rule}$"):

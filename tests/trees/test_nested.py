@@ -1,9 +1,6 @@
 """Files that are nested too deeply, or too large, are refused by name."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,12 +27,12 @@ SHORT = {"num_boost_round": 1, "max_depth": 2, "max_bin": 16, "parties": 2}
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
 
 
-READ: dict[str, tuple[str, Callable[[Path], object], str]] = {
+READ = {
     "schema": ("rows.toml", read_schema, "schema '.*rows.toml' must be TOML: "),
     "node config": (
         "site.toml",
@@ -54,7 +51,7 @@ READ: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("nested", NESTED)
 @pytest.mark.parametrize("kind", READ)
-def test_toml_that_is_nested_too_deeply_is_refused(kind: str, nested: str) -> None:
+def test_toml_that_is_nested_too_deeply_is_refused(kind, nested):
     name, read, rule = READ[kind]
     Path(name).write_text(NESTED[nested])
     with pytest.raises(ConfigError, match=rf"^{rule}.*nested at most 32 deep$"):
@@ -63,7 +60,7 @@ def test_toml_that_is_nested_too_deeply_is_refused(kind: str, nested: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nested", NESTED)
-def test_settings_that_are_nested_too_deeply_are_refused(nested: str) -> None:
+def test_settings_that_are_nested_too_deeply_are_refused(nested):
     name, _, value = NESTED[nested].partition("=")
     found = CliRunner().invoke(cli, ["run", "pax", "-c", f"{name.strip()}={value}"])
     assert isinstance(found.exception, ConfigError)
@@ -77,12 +74,12 @@ def test_settings_that_are_nested_too_deeply_are_refused(nested: str) -> None:
     assert "skipped: runs/unfinished: config.toml must be TOML: nested at most" in listed.output
 
 
-def test_toml_of_the_usual_depth_is_read() -> None:
+def test_toml_of_the_usual_depth_is_read():
     Path("site.toml").write_text("name = 'bank'\n[a.b.c]\nd = [[1], [2]]\n")
     assert parse_node_config("site.toml")["name"] == "bank"
 
 
-def test_a_model_too_large_to_be_one_is_not_read() -> None:
+def test_a_model_too_large_to_be_one_is_not_read():
     run = fedapp.run("pax", **SHORT)
     # Without blocks on the disk: nothing reads it.
     for name in ("model.json", "model.xgb.json"):
@@ -91,7 +88,7 @@ def test_a_model_too_large_to_be_one_is_not_read() -> None:
     loaded = fedapp.load(run.path)
     from fedapp.serve.scorer import open_scorer
 
-    readers: list[Callable[[], object]] = [
+    readers = [
         lambda: loaded.predict("breast-cancer"),
         lambda: loaded.to_xgboost(),
         lambda: open_scorer(run.path),
@@ -106,7 +103,7 @@ def test_a_model_too_large_to_be_one_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("kind", ["", DIVIDED, "forest", "linear"])
-def test_a_model_that_is_nested_too_deeply_is_refused(kind: str) -> None:
+def test_a_model_that_is_nested_too_deeply_is_refused(kind):
     told = f',"kind":"{kind}"' if kind else ""
     nested = "[" * DEEP + "]" * DEEP
     Path("model.json").write_text(f'{{"format":1{told},"parts":{nested}}}')
@@ -115,7 +112,7 @@ def test_a_model_that_is_nested_too_deeply_is_refused(kind: str) -> None:
         read(Path() if kind == DIVIDED else Path("model.json"))
 
 
-def test_a_model_for_xgboost_that_is_nested_too_deeply_ends_no_process() -> None:
+def test_a_model_for_xgboost_that_is_nested_too_deeply_ends_no_process():
     run = fedapp.run("pax", **SHORT)
     (run.path / "model.xgb.json").write_text('{"learner":' + "[" * DEEP + "]" * DEEP + "}")
     with pytest.raises(DataError, match=r"^model must be JSON, got RecursionError"):

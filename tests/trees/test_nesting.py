@@ -1,7 +1,5 @@
 """Where a party's splits are in the trees: which questions and structures belong to a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +12,6 @@ from fedapp.trees.model import LEAF
 from fedapp.trees.structure import Structure
 
 N_ROWS = 5
-Asked = list[tuple[int, bool]]  # records on a row's way in a tree, and its sides
 
 
 @dataclass
@@ -26,15 +23,15 @@ class Model:
     sides: np.ndarray  # bool, (n_records, n_rows)
 
     @property
-    def n_records(self) -> int:
+    def n_records(self):
         return len(self.sides)
 
     @property
-    def nesting(self) -> Nesting:
+    def nesting(self):
         return Nesting.of(zip(self.lefts, self.records, strict=True), self.n_records)
 
 
-def made(seed: int) -> Model:
+def made(seed):
     rng = np.random.default_rng(seed)
     all_lefts, all_records, n_records = [], [], 0
     for _ in range(rng.integers(1, 4)):
@@ -55,7 +52,7 @@ def made(seed: int) -> Model:
     return Model(all_lefts, all_records, rng.random((n_records, N_ROWS)) < 0.5)
 
 
-def may_follow(model: Model, record: int, row: int, asked: dict[tuple[int, int], Asked]) -> bool:
+def may_follow(model, record, row, asked):
     """Whether others' sides exist by which a walk of the row now asks about the record."""
     for tree, records in enumerate(model.records):
         for node in np.flatnonzero(records == record).tolist():
@@ -65,18 +62,16 @@ def may_follow(model: Model, record: int, row: int, asked: dict[tuple[int, int],
     raise AssertionError
 
 
-def tree_of(model: Model, record: int) -> int:
+def tree_of(model, record):
     return next(tree for tree, records in enumerate(model.records) if record in records)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.data())
-def test_what_a_walk_asks_is_answered_and_nothing_that_no_walk_could_ask(
-    seed: int, data: st.DataObject
-) -> None:
+def test_what_a_walk_asks_is_answered_and_nothing_that_no_walk_could_ask(seed, data):
     model, rng = made(seed), np.random.default_rng(seed)
     nodes = np.zeros((len(model.lefts), N_ROWS), dtype=int)
-    asked: dict[tuple[int, int], Asked] = {}
+    asked = {}
     last = None
     for _ in range(10):
         questions = []
@@ -118,7 +113,7 @@ def test_what_a_walk_asks_is_answered_and_nothing_that_no_walk_could_ask(
     [([1, 3], [0, 0]), ([1, 1], [0, 0]), ([2, 1], [0, 0]), ([1, 2], [0, 2]), ([1, 2, 2], [0] * 3)],
     ids=["not open", "split twice", "out of order", "of no party", "more than there are"],
 )
-def test_splits_that_cannot_be_of_a_level_are_refused(nodes: list[int], owners: list[int]) -> None:
+def test_splits_that_cannot_be_of_a_level_are_refused(nodes, owners):
     zero = np.zeros(1, np.int32)
     structure = Structure.roots(1).split(zero, zero, zero)
     trees = np.zeros(len(nodes), np.int32)
@@ -132,7 +127,7 @@ TRAINED = Nesting.of([(TREE, np.array([0, 1, 2, *[-1] * 4])), (TREE[:3] * 0 + [1
                       np.array([3, -1, -1]))], 4)  # fmt: skip
 
 
-def test_a_nesting_has_the_nearest_split_above_and_its_side() -> None:
+def test_a_nesting_has_the_nearest_split_above_and_its_side():
     assert TRAINED.under.tolist() == [NONE, 1, 0, NONE]
     assert TRAINED.trees.tolist() == [0, 0, 0, 1]
     other = Nesting.of([(TREE, np.array([-1, 0, 1, *[-1] * 4]))], 2)
@@ -155,7 +150,7 @@ STUMP = np.array([1, LEAF, LEAF])
         ([[-1, 0, 3]], False),  # of two trees
     ],
 )
-def test_a_structure_is_of_whole_trained_trees(sent: list[list[int]], fits: bool) -> None:
+def test_a_structure_is_of_whole_trained_trees(sent, fits):
     trees = [
         (TREE, np.array([*records, *[-1] * 4])) if len(records) == 3 else
         (STUMP, np.array([*records, -1, -1]))

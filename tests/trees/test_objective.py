@@ -1,7 +1,5 @@
 """Objectives: XGBoost's intercepts, links that undo each other, labels in their range."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -33,7 +31,7 @@ from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
 from strategies.fedxgbllr import FedXGBllr
 from tests.claims import claims
-from tests.pooled import write_rows
+from tests.tables import write_rows
 
 NAMED = [objective for objective in LOSSES if objective != CUSTOM]
 NUMBERS = [one for one in NAMED if is_regression(one)]
@@ -331,7 +329,7 @@ def test_every_method_that_can_learns_claims(settings, tmp_path, strategy, objec
     assert scores.keys() == pooled.keys()
 
 
-def test_the_first_margin_is_xgboosts_to_the_last_bit() -> None:
+def test_the_first_margin_is_xgboosts_to_the_last_bit():
     rows = xgboost.DMatrix(np.zeros((2, 1)), np.array([0, 1]))
     # The first is one whose logarithm the C library does not round correctly.
     for score in np.float32([0.503802955, *np.random.default_rng(1).uniform(0.01, 0.99, 30)]):
@@ -341,7 +339,7 @@ def test_the_first_margin_is_xgboosts_to_the_last_bit() -> None:
         assert (margins == base_margin("binary:logistic", score[None])).all()
 
 
-def test_exponentials_are_those_of_the_c_library() -> None:
+def test_exponentials_are_those_of_the_c_library():
     powers = np.float32([[0.0, 1.0, -2.5], [0.1, 88.0, -80.0]])
     found = c_math.exp32(powers)
     assert found.dtype == np.float32

@@ -1,10 +1,7 @@
 """Models as ONNX predict what they predict, in another runtime."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.runs.predict import load_model
-from tests.conftest import WriteTable
 
 ort = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -21,27 +17,27 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
-def table(write_table: WriteTable) -> Path:
+def table(write_table):
     """Rows with missing values."""
     rng = np.random.default_rng(2)
     a = [value if value > -1 else "" for value in rng.normal(size=80).round(3)]
     return write_table(n_rows=80, a=a, three=rng.integers(0, 3, 80), size=rng.exponential(size=80))
 
 
-def answers(model: bytes, rows: Any) -> dict[str, Any]:
+def answers(model, rows):
     """What the runtime says of rows."""
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, {"rows": rows}), strict=True))
 
 
-def rows_of(run: fedapp.Run, data: Path) -> Any:
+def rows_of(run, data):
     return run._rows(str(data), "").table.values
 
 
 @pytest.mark.by_default("three")
 @pytest.mark.parametrize("label", ["y", "three"])
-def test_classes_of_a_boosted_model(table: Path, label: str) -> None:
+def test_classes_of_a_boosted_model(table, label):
     run = fedapp.run("pax", data=table, label=label, parties=2, num_boost_round=4, max_depth=3)
     found = answers(run.to_onnx(), rows_of(run, table))
     expected = run.predict_proba(table)
@@ -54,7 +50,7 @@ def test_classes_of_a_boosted_model(table: Path, label: str) -> None:
     ("objective", "label"),
     [("reg:squarederror", "size"), ("reg:gamma", "size"), ("binary:hinge", "y")],
 )
-def test_numbers_of_a_boosted_model(table: Path, objective: str, label: str) -> None:
+def test_numbers_of_a_boosted_model(table, objective, label):
     run = fedapp.run(
         "pax", data=table, label=label, parties=2, objective=objective, num_boost_round=4
     )
@@ -64,7 +60,7 @@ def test_numbers_of_a_boosted_model(table: Path, objective: str, label: str) -> 
 
 @pytest.mark.by_default("three", "size")
 @pytest.mark.parametrize("label", ["y", "three", "size"])
-def test_forests(table: Path, label: str) -> None:
+def test_forests(table, label):
     forest = {"trees": 5, "max_depth": 4, "master_keeps_model": True}
     given = {"federated_forest": forest, "allow_export": True, "align": "ordered", "parties": 2}
     run = fedapp.run("federated-forest", data=table, label=label, **given)
@@ -75,7 +71,7 @@ def test_forests(table: Path, label: str) -> None:
         assert np.allclose(found["probabilities"], run.predict_proba(table), atol=1e-5)
 
 
-def test_the_command_writes_the_file(table: Path) -> None:
+def test_the_command_writes_the_file(table):
     run = fedapp.run("pax", data=table, label="y", parties=2, num_boost_round=1)
     done = CliRunner().invoke(cli, ["export", str(run.path), "--output", "out.onnx"])
     assert done.exit_code == 0, done.output
@@ -88,7 +84,7 @@ def test_the_command_writes_the_file(table: Path) -> None:
 
 
 @pytest.fixture
-def towns(write_table: WriteTable) -> Path:
+def towns(write_table):
     """Rows with categories, some missing, that say something of the label."""
     rng = np.random.default_rng(5)
     town = rng.choice([*"ABCDEFGHIJKL", ""], 150)
@@ -98,8 +94,8 @@ def towns(write_table: WriteTable) -> Path:
 
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "federated-forest"])
-def test_categories_in_sets_and_one_from_the_rest(towns: Path, strategy: str) -> None:
-    given: dict[str, Any] = {"num_boost_round": 4, "max_depth": 4}
+def test_categories_in_sets_and_one_from_the_rest(towns, strategy):
+    given = {"num_boost_round": 4, "max_depth": 4}
     if strategy != "pax":
         forest = {"trees": 6, "max_depth": 4, "master_keeps_model": True, "max_features": "all"}
         given = {"federated_forest": forest, "allow_export": True, "align": "ordered"}
@@ -122,13 +118,13 @@ def test_categories_in_sets_and_one_from_the_rest(towns: Path, strategy: str) ->
 
 
 @pytest.mark.slow
-def test_adult_with_all_its_categories(real_data: Path) -> None:
+def test_adult_with_all_its_categories(real_data):
     run = fedapp.run("pax", data="adult", parties=2, num_boost_round=20, max_depth=6)
     found = answers(run.to_onnx(), rows_of(run, Path("adult")))["probabilities"]
     assert np.abs(found - run.predict_proba("adult")).max() < 1e-5
 
 
-def test_what_onnx_cannot_say_is_refused(table: Path) -> None:
+def test_what_onnx_cannot_say_is_refused(table):
     linear = fedapp.run("fedavg-linear", data=table, label="y", parties=2)
     with pytest.raises(fedapp.ConfigError, match="got a model of fedavg-linear"):
         linear.to_onnx()

@@ -1,11 +1,6 @@
 """Trees of limited leaves, grown level by level, are those of XGBoost's queue."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +14,12 @@ from fedapp.records.document import load
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import load_settings
 from fedapp.trees.grow import leaves_under
-from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees
+from fedapp.trees.model import LEAF, Ensemble, check_trees
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.queue import Queue, without_padding
 from fedapp.trees.size import n_levels
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
-from tests.conftest import MakeSettings, Simulate
 from tests.network import die, resumed
 from tests.network import run as run_network
 from tests.random_tables import differences, random_case, seeds
@@ -36,7 +30,7 @@ POLICIES = "depthwise", "lossguide"
 # The queue itself
 
 
-def slow_queue(gains: Mapping[str, int], policy: str, max_leaves: int, max_depth: int) -> list[str]:
+def slow_queue(gains, policy, max_leaves, max_depth):
     """Paths of the split nodes in XGBoost's order: one at a time, from all that are evaluated."""
     order, queue, number = list[str](), ["r"], {"r": 0}
     while queue:
@@ -53,9 +47,7 @@ def slow_queue(gains: Mapping[str, int], policy: str, max_leaves: int, max_depth
     return order
 
 
-def level_by_level(
-    gains: Mapping[str, int], queue: Queue, max_depth: int
-) -> tuple[list[str], Tree, Any, Any, list[int]]:
+def level_by_level(gains, queue, max_depth):
     """Paths of the split nodes of a tree that grows as parties are asked; and its pieces."""
     tree, paths, open_nodes, asked = leaves_under([-1]), ["r"], [0], list[int]()
     for level in range(max_depth):
@@ -87,7 +79,7 @@ def level_by_level(
     return by_child, finished, numbers, places, asked
 
 
-def _at(path: str, tree: Tree) -> int:
+def _at(path, tree):
     """The node that a path from the root leads to."""
     node = 0
     for side in path[1:]:
@@ -106,9 +98,7 @@ PATHS = ["r" + format(number, f"0{depth}b") for depth in range(1, 6) for number 
     max_depth=st.integers(1, 6),
 )
 @examples(max_examples=100, deadline=None)
-def test_level_by_level_ends_in_the_tree_of_the_queue(
-    gains: list[int], policy: Any, max_leaves: int, max_depth: int
-) -> None:
+def test_level_by_level_ends_in_the_tree_of_the_queue(gains, policy, max_leaves, max_depth):
     by_path = dict(zip(["r", *PATHS], gains, strict=True))  # few gains, many of them equal
     expected = slow_queue(by_path, policy, max_leaves, max_depth)
     split, tree, numbers, places, _ = level_by_level(by_path, Queue(policy, max_leaves), max_depth)
@@ -122,7 +112,7 @@ def test_level_by_level_ends_in_the_tree_of_the_queue(
         assert tree["left"][tree["parent"][node]] in (node, node - 1)
 
 
-def test_no_more_nodes_are_asked_for_than_may_be_split() -> None:
+def test_no_more_nodes_are_asked_for_than_may_be_split():
     gains = {path: 100 - len(path) for path in ["r", *PATHS]}
     *_, asked = level_by_level(gains, Queue("lossguide", 4), 6)
     # Three splits: the root, and both its children, below which nothing can be.
@@ -134,17 +124,17 @@ def test_no_more_nodes_are_asked_for_than_may_be_split() -> None:
 @pytest.mark.parametrize(
     ("limits", "levels"), [((6, 0), 6), ((6, 4), 3), ((2, 9), 2), ((0, 9), 8), ((3, 1), 1)]
 )
-def test_a_tree_has_no_more_levels_than_leaves_allow(limits: Any, levels: int) -> None:
+def test_a_tree_has_no_more_levels_than_leaves_allow(limits, levels):
     assert n_levels(*limits) == levels
 
 
 # Runs
 
 
-def growth_of(seed: int) -> dict[str, Any]:
+def growth_of(seed):
     """Draws of settings for ``random_case``."""
     rng = np.random.default_rng([7, seed])
-    drawn: dict[str, Any] = {"grow-policy": str(rng.choice(POLICIES))}
+    drawn = {"grow-policy": str(rng.choice(POLICIES))}
     drawn["max-leaves"] = int(rng.choice([0, 1, 2, 3, 5, 8, 20]))
     no_depth = {"max-depth": 0} if drawn["max-leaves"] and rng.random() < 0.5 else {}
     return {**drawn, **no_depth}
@@ -152,15 +142,13 @@ def growth_of(seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", seeds(240, (0, 1, 2, 150, 210)))
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_random_tables_grow_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, strategy: str, seed: int
-) -> None:
+def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, strategy, seed):
     case = random_case(tmp_path / "random.csv", seed, strategy)
     run = vertical(strategy=strategy, **{**case, **growth_of(seed)})
     assert differences(run, run_local(run)) == []
 
 
-LIMITS: list[dict[str, Any]] = [
+LIMITS = [
     {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0},
     {"grow_policy": "lossguide", "max_depth": 4},
     {"max_leaves": 11, "max_depth": 5},
@@ -170,18 +158,11 @@ LIMITS: list[dict[str, Any]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [CREDIT, DEFAULT])
 @pytest.mark.parametrize(("strategy", "limits"), [("pax", LIMITS[0]), ("secureboost", LIMITS[0])])
-def test_real_rows_grow_xgboosts_trees(
-    real_data: Path,
-    vertical: MakeSettings,
-    tmp_path: Path,
-    source: Any,
-    strategy: str,
-    limits: dict[str, Any],
-) -> None:
+def test_real_rows_grow_xgboosts_trees(real_data, vertical, tmp_path, source, strategy, limits):
     name, label, drop = source
     data = first_rows(real_data / name, 1000, tmp_path / "rows.csv", drop)
     of_method = {"parties": 1, "max_bin": 64} if strategy == "pax" else {"parties": 2}
-    given: dict[str, Any] = {"label": label, "num_boost_round": 4}
+    given = {"label": label, "num_boost_round": 4}
     run = vertical(strategy=strategy, data=data, **given, **of_method, **limits)
     folder = run_local(run)
     assert differences(run, folder) == []
@@ -195,7 +176,7 @@ def test_real_rows_grow_xgboosts_trees(
     np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
 
 
-def _depth(tree: Tree) -> int:
+def _depth(tree):
     depths = np.zeros(len(tree), dtype=int)
     for node in range(1, len(tree)):
         depths[node] = depths[tree["parent"][node]] + 1
@@ -204,14 +185,12 @@ def _depth(tree: Tree) -> int:
 
 @pytest.mark.by_default("limits0")
 @pytest.mark.parametrize("limits", LIMITS)
-def test_three_parties_grow_the_tree_of_one_in_the_clear_and_under_masks(
-    boosted: MakeSettings, limits: dict[str, Any]
-) -> None:
-    more: dict[str, Any] = {"num_boost_round": 3, "max_bin": 64, "test_fraction": 0.0}
+def test_three_parties_grow_the_tree_of_one_in_the_clear_and_under_masks(made, limits):
+    more = {"num_boost_round": 3, "max_bin": 64, "test_fraction": 0.0}
     trees = []
     for parties, aggregation in ((1, "plain"), (3, "plain"), (1, "secure"), (3, "secure")):
         how = {"pax__aggregation": aggregation, "pax__bins": "equal", "parties": parties}
-        folder = run_local(boosted("pax", "multi:softprob", **{**more, **how, **limits}))
+        folder = run_local(made("pax", "multi:softprob", **{**more, **how, **limits}))
         trees.append(load(folder.path / "model.json", Ensemble).trees)
     assert sum(map(len, trees[0])) > 80
     for one, three in (trees[:2], trees[2:]):
@@ -222,9 +201,9 @@ def test_three_parties_grow_the_tree_of_one_in_the_clear_and_under_masks(
             np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-5, atol=1e-7)
 
 
-def test_rounds_are_scored_by_the_leaves_of_the_model(boosted: MakeSettings) -> None:
+def test_rounds_are_scored_by_the_leaves_of_the_model(made):
     # What parties have added up is what the finished model predicts.
-    folder = run_local(boosted("pax", parties=2, num_boost_round=4, **LIMITS[0]))
+    folder = run_local(made("pax", parties=2, num_boost_round=4, **LIMITS[0]))
     last = json.loads((folder.path / "rounds.jsonl").read_text().splitlines()[-1])
     assert last["valid"]["logloss"] == pytest.approx(
         folder.summary["metrics"]["valid"]["logloss"], rel=1e-6
@@ -242,14 +221,12 @@ def test_rounds_are_scored_by_the_leaves_of_the_model(boosted: MakeSettings) -> 
         ({"grow-policy": "leafwise"}, "grow-policy must be one of 'depthwise' or 'lossguide'"),
     ],
 )
-def test_limits_that_no_tree_has_are_refused(
-    strategy: str, limits: dict[str, Any], rule: str
-) -> None:
+def test_limits_that_no_tree_has_are_refused(strategy, limits, rule):
     with pytest.raises(ConfigError, match=rule):
         load_settings({"strategy": strategy, **limits})
 
 
-def test_noise_has_no_gains_to_order_splits_by() -> None:
+def test_noise_has_no_gains_to_order_splits_by():
     private = {"strategy": "pax", "pax.aggregation": "secure", "privacy.epsilon": 1.0}
     for limits in ({"grow-policy": "lossguide"}, {"max-leaves": 7}):
         with pytest.raises(
@@ -258,8 +235,8 @@ def test_noise_has_no_gains_to_order_splits_by() -> None:
             PAX.section_settings(load_settings({**private, **limits}))
 
 
-def test_exchanges_are_planned_by_the_leaves() -> None:
-    limits: dict[str, Any] = {"grow_policy": "lossguide", "max_leaves": 9, "max_depth": 0}
+def test_exchanges_are_planned_by_the_leaves():
+    limits = {"grow_policy": "lossguide", "max_leaves": 9, "max_depth": 0}
     settings = load_settings({"strategy": "pax", **limits})
     assert (settings.n_levels, PAX.exchanges_a_round(settings)) == (8, 9)
     assert PAX.planned(settings)["levels"] == 8
@@ -268,16 +245,14 @@ def test_exchanges_are_planned_by_the_leaves() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_engines_grow_the_same_bytes(
-    boosted: MakeSettings, simulate: Simulate, strategy: str
-) -> None:
+def test_engines_grow_the_same_bytes(made, simulate, strategy):
     small = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
     of_method = {
         "pax": {"num_parallel_tree": 2, "subsample": 0.5},
         "secureboost": {**small, "align": "ordered", "allow_export": True},
     }[strategy]
-    more: dict[str, Any] = {"parties": 2, **LIMITS[0], **of_method}
-    folders = run_local(boosted(strategy, **more)), simulate(boosted(strategy, **more))
+    more = {"parties": 2, **LIMITS[0], **of_method}
+    folders = run_local(made(strategy, **more)), simulate(made(strategy, **more))
     local, simulated = ((folder.path / "model.json").read_bytes() for folder in folders)
     assert local == simulated
 
@@ -285,26 +260,26 @@ def test_engines_grow_the_same_bytes(
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_a_server_that_dies_resumes_to_the_same_trees(boosted: MakeSettings, strategy: str) -> None:
+def test_a_server_that_dies_resumes_to_the_same_trees(made, strategy):
     of_method = {
         "pax": {"num_parallel_tree": 2},
         "secureboost": {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True},
     }[strategy]
     of_method |= {} if strategy == "pax" else {"align": "ordered", "allow_export": True}
-    more: dict[str, Any] = {"parties": 2, "num_boost_round": 3, **LIMITS[0], **of_method}
-    whole = run_local(boosted(strategy, **more))
+    more = {"parties": 2, "num_boost_round": 3, **LIMITS[0], **of_method}
+    whole = run_local(made(strategy, **more))
     n_steps = whole.summary["exchanges"]
     for step in (n_steps // 2, n_steps - 3):
-        run = boosted(strategy, **more)
+        run = made(strategy, **more)
         die(run, dies_before_reading=step)
         folder = run_network(resumed(run), simulated_contexts(run))
         model = (folder.path / "model.json").read_bytes()
         assert model == (whole.path / "model.json").read_bytes()
 
 
-def test_parties_that_merge_bins_grow_by_gain_too(boosted: MakeSettings) -> None:
+def test_parties_that_merge_bins_grow_by_gain_too(made):
     # Each node reports its own sums, as a child's do not follow from its parent's.
-    run = boosted("pax", parties=2, least_bin_rows=5, **{**LIMITS[0], "max_leaves": 6})
+    run = made("pax", parties=2, least_bin_rows=5, **{**LIMITS[0], "max_leaves": 6})
     model = load(run_local(run).path / "model.json", Ensemble)
     assert {len(tree) for tree in model.trees} == {11}
     assert all(((tree["gain"] > 0) == (tree["left"] != LEAF)).all() for tree in model.trees)

@@ -1,9 +1,5 @@
 """Random tables and settings grow XGBoost's trees: node for node, and every bit of the gains."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,33 +8,26 @@ from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
 from fedapp.trees.sets import NO_SET
-from tests.conftest import MakeSettings
-from tests.pooled import write_rows
 from tests.random_tables import differences, random_case, seeds
 from tests.reference import compare_trees, xgboost_trees
+from tests.tables import write_rows
 
 DEFAULT = (*range(4), 150, 151, 152, 210)
 
 
 @pytest.mark.parametrize("seed", seeds(240, DEFAULT))
-def test_pax_with_one_party_grows_xgboosts_trees(
-    settings: MakeSettings, tmp_path: Path, seed: int
-) -> None:
+def test_pax_with_one_party_grows_xgboosts_trees(settings, tmp_path, seed):
     run = settings(**random_case(tmp_path / "random.csv", seed, "pax"))
     assert differences(run, run_local(run)) == []
 
 
 @pytest.mark.parametrize("seed", seeds(240, DEFAULT))
-def test_secureboost_grows_xgboosts_trees(
-    vertical: MakeSettings, tmp_path: Path, seed: int
-) -> None:
+def test_secureboost_grows_xgboosts_trees(vertical, tmp_path, seed):
     run = vertical(**random_case(tmp_path / "random.csv", 1000 + seed, "secureboost"))
     assert differences(run, run_local(run)) == []
 
 
-def test_a_leaf_without_penalty_is_split_as_by_xgboost(
-    settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_leaf_without_penalty_is_split_as_by_xgboost(settings, tmp_path):
     values = [
         3,
         4,
@@ -84,8 +73,8 @@ def test_a_leaf_without_penalty_is_split_as_by_xgboost(
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_categories_that_no_training_row_has_go_where_xgboost_sends_them(
-    vertical: MakeSettings, tmp_path: Path, strategy: str
-) -> None:
+    vertical, tmp_path, strategy
+):
     rng = np.random.default_rng(2)
     kinds, x = rng.integers(0, 120, 300), rng.normal(size=300).round(1)
     is_missing = rng.random(300) < 0.2

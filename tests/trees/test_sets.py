@@ -1,10 +1,7 @@
 """Categorical splits: sets, and trees that have them, on their way to disk, messages and rows."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +33,7 @@ NAMES = ("number", "few", "many", "other")
 
 
 @pytest.fixture(scope="module")
-def boosted() -> tuple[Any, Ensemble, np.ndarray]:
+def boosted():
     """A booster of stock XGBoost on categories and numbers, its trees as a model, and the rows."""
     rng = np.random.default_rng(5)
     values = rng.normal(size=(600, 4)).astype(np.float32)
@@ -60,14 +57,14 @@ def boosted() -> tuple[Any, Ensemble, np.ndarray]:
     return booster, model, values
 
 
-def test_the_model_of_these_tests_has_sets_of_both_columns(boosted: Any) -> None:
+def test_the_model_of_these_tests_has_sets_of_both_columns(boosted):
     _, model, _ = boosted
     assert {3, 11} == set(model.sets.widths.tolist())
     assert len(model.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees) > 20
     assert any((tree["column"][tree["left"] != LEAF] == 0).any() for tree in model.trees)
 
 
-def test_sets_say_what_they_hold() -> None:
+def test_sets_say_what_they_hold():
     sets = CategorySets.of_codes(((0, 2), (), (9, 8))).widened(np.array([3, 5, 10]))
     assert sets.codes() == [[0, 2], [], [8, 9]]
     assert sets.bits.tolist() == [0b10100000, 0, 0, 0b11000000]
@@ -85,7 +82,7 @@ def test_sets_say_what_they_hold() -> None:
         ([255, 0b01000000], [9], "sets must contain only categories of the column"),
     ],
 )
-def test_bits_that_are_no_sets_are_refused(bits: list[int], widths: list[int], rule: str) -> None:
+def test_bits_that_are_no_sets_are_refused(bits, widths, rule):
     with pytest.raises(ValueError, match=f"^{rule}$"):
         CategorySets(np.array(bits, np.uint8), np.array(widths))
 
@@ -98,12 +95,12 @@ def test_bits_that_are_no_sets_are_refused(bits: list[int], widths: list[int], r
         ([[0], [65_535]], "sets must be of categories < 65535, got 65535"),
     ],
 )
-def test_codes_that_no_column_has_are_refused(codes: list[list[Any]], rule: str) -> None:
+def test_codes_that_no_column_has_are_refused(codes, rule):
     with pytest.raises(ValueError, match=f"^{rule}$"):
         CategorySets.of_codes(codes).widened(np.array([3, 3]))
 
 
-def test_trees_of_a_booster_are_its_own_with_their_sets(boosted: Any) -> None:
+def test_trees_of_a_booster_are_its_own_with_their_sets(boosted):
     booster, model, values = boosted
     assert compare_trees(model, booster).differing == 0
     matrix = xgboost.DMatrix(values, **typed_columns(WIDTHS))
@@ -111,7 +108,7 @@ def test_trees_of_a_booster_are_its_own_with_their_sets(boosted: Any) -> None:
     np.testing.assert_allclose(predict_margins(model, values)[:, 0], theirs, atol=1e-6)
 
 
-def test_a_code_that_no_category_has_goes_the_way_of_a_missing_value(boosted: Any) -> None:
+def test_a_code_that_no_category_has_goes_the_way_of_a_missing_value(boosted):
     _, model, values = boosted
     missing = values.copy()
     missing[:, 2] = np.nan
@@ -122,7 +119,7 @@ def test_a_code_that_no_category_has_goes_the_way_of_a_missing_value(boosted: An
         np.testing.assert_array_equal(found, predict_margins(model, missing))
 
 
-def test_a_model_with_categories_survives_the_disk(boosted: Any) -> None:
+def test_a_model_with_categories_survives_the_disk(boosted):
     _, model, _ = boosted
     again = from_text(to_text(model), Ensemble)
     assert again.categories == CATEGORIES
@@ -132,7 +129,7 @@ def test_a_model_with_categories_survives_the_disk(boosted: Any) -> None:
     assert to_text(again) == to_text(model)
 
 
-def test_a_model_without_categories_says_nothing_of_them(boosted: Any) -> None:
+def test_a_model_without_categories_says_nothing_of_them(boosted):
     _, model, _ = boosted
     empty = Ensemble("binary:logistic", model.base_score, NAMES, ("0", "1"), ())
     assert not {"categories", "sets"} & json.loads(to_text(empty)).keys()
@@ -152,15 +149,13 @@ def test_a_model_without_categories_says_nothing_of_them(boosted: Any) -> None:
         ({"categories": [None, ["a"], ["b"], None]}, "sets must contain only categories"),
     ],
 )
-def test_categories_that_do_not_fit_the_trees_are_refused(
-    boosted: Any, change: dict[str, Any], rule: str
-) -> None:
+def test_categories_that_do_not_fit_the_trees_are_refused(boosted, change, rule):
     document = {**json.loads(to_text(boosted[1])), **change}
     with pytest.raises(DataError, match=rule):
         from_text(json.dumps(document), Ensemble)
 
 
-def test_sets_travel_in_a_bit_a_category(boosted: Any) -> None:
+def test_sets_travel_in_a_bit_a_category(boosted):
     _, model, _ = boosted
     packed = pack_trees(model.trees, EXPLAINED, model.sets)
     assert len(packed["sets"]) == sum(-(-width // 8) for width in model.sets.widths.tolist())
@@ -174,7 +169,7 @@ def test_sets_travel_in_a_bit_a_category(boosted: Any) -> None:
         unpack_trees(packed, np.array([0, 3, 20, 0]))
 
 
-def test_some_of_the_trees_keep_their_own_sets(boosted: Any) -> None:
+def test_some_of_the_trees_keep_their_own_sets(boosted):
     _, model, _ = boosted
     shorter = model.first_rounds(2)
     assert len(shorter.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees[:2])
@@ -189,7 +184,7 @@ def test_some_of_the_trees_keep_their_own_sets(boosted: Any) -> None:
     assert concatenated([]) == Grown((), concatenated([]).sets)
 
 
-def test_all_ways_to_move_rows_agree(boosted: Any) -> None:
+def test_all_ways_to_move_rows_agree(boosted):
     _, model, values = boosted
     tree = model.trees[0]
     leaves = np.zeros(len(values), np.int32)
@@ -222,7 +217,7 @@ def test_all_ways_to_move_rows_agree(boosted: Any) -> None:
         np.testing.assert_array_equal(nodes[0], leaves)
 
 
-def coded(values: np.ndarray) -> tuple[np.ndarray, Any]:
+def coded(values):
     """A bin for every distinct value, and the first bin of a column at or above a threshold."""
     points = [np.unique(column[~np.isnan(column)]) for column in values.T]
     codes = np.stack(
@@ -235,8 +230,8 @@ def coded(values: np.ndarray) -> tuple[np.ndarray, Any]:
     return codes, lambda column, threshold: np.searchsorted(points[column], threshold)
 
 
-def test_growth_goes_on_with_its_sets_where_it_was_kept() -> None:
-    def growth() -> Growth:
+def test_growth_goes_on_with_its_sets_where_it_was_kept():
+    def growth():
         cuts = Cuts(np.float32([1, 2, 3, 4, 5]), np.array([0, 5]), np.zeros(1, np.float32))
         penalties = Penalties(1.0, 0.0, 0.0, *[0.0] * (len(fields(Penalties)) - 3))
         shape = Shape(2, 0.5, penalties, CategoryRules(4, 64))

@@ -1,12 +1,7 @@
 """What a finished model shows of few rows."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +15,12 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.categories import RARE
 from fedapp.trees.shown import few_rows
-from tests.transcript import summary_of
+from tests.federated import summary_of
 
 LEAST = 10
 N_ROWS = 600
 SMALL = {"key-bits": 512, "insecure-small-key": True}
-METHODS: dict[str, dict[str, Any]] = {
+METHODS = {
     "pax": {"num-boost-round": 3},
     "pax, masked": {"num-boost-round": 3, "pax.aggregation": "secure"},
     "bagging": {"num-boost-round": 3},
@@ -39,7 +34,7 @@ VERTICAL = ("secureboost", "federated-forest")
 
 @examples(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 30))
-def test_counts_are_those_of_a_loop_over_names_and_cuts(seed: int, least: int) -> None:
+def test_counts_are_those_of_a_loop_over_names_and_cuts(seed, least):
     rng = np.random.default_rng(seed)
     numbers = rng.integers(-4, 5, 80).astype(np.float32)
     codes = rng.integers(0, 4, 80).astype(np.float32)
@@ -50,7 +45,7 @@ def test_counts_are_those_of_a_loop_over_names_and_cuts(seed: int, least: int) -
     none = np.empty(0, np.float32)
     got = few_rows(np.array_split(values, 3), [cuts, none], (None, names), least)
 
-    def few(rows: Any) -> bool:
+    def few(rows):
         return 0 < int(rows.sum()) < least
 
     column = values[:, 0]
@@ -63,7 +58,7 @@ def test_counts_are_those_of_a_loop_over_names_and_cuts(seed: int, least: int) -
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     """Two names of 4 rows each; two rows are far from all others."""
     rng = np.random.default_rng(1)
     city = np.array(["lima", "oslo", "warsaw"])[rng.integers(0, 3, N_ROWS)]
@@ -81,8 +76,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def train(table: Path) -> Callable[..., Any]:
-    def run(method: str, **more: Any) -> Any:
+def train(table):
+    def run(method, **more):
         asked = {"strategy": method.partition(",")[0], "data": str(table), "label": "y"}
         asked |= {"parties": 2, "objective": "binary:logistic", **METHODS[method], **more}
         if method in VERTICAL:
@@ -94,7 +89,7 @@ def train(table: Path) -> Callable[..., Any]:
 
 @pytest.mark.by_default("pax, masked")
 @pytest.mark.parametrize("method", METHODS)
-def test_names_of_few_rows_are_counted_and_merged(train: Any, method: str) -> None:
+def test_names_of_few_rows_are_counted_and_merged(train, method):
     folder = train(method)
     summary = summary_of(folder)
     assert summary["few"]["names of categories"] >= 2
@@ -110,17 +105,17 @@ def test_names_of_few_rows_are_counted_and_merged(train: Any, method: str) -> No
     assert f"of fewer than {LEAST} rows" in card
 
 
-def test_a_cut_that_sets_two_rows_apart_is_counted(train: Any) -> None:
+def test_a_cut_that_sets_two_rows_apart_is_counted(train):
     few = summary_of(train("pax", **{"max-depth": 6, "min-child-weight": 0.0}))["few"]
     assert few["cut points"] >= 1
 
 
-def test_nothing_is_counted_where_noise_protects_rows(train: Any) -> None:
+def test_nothing_is_counted_where_noise_protects_rows(train):
     private = {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "num-boost-round": 1}
     assert summary_of(train("pax", **private))["few"] == {}
 
 
-def test_a_part_that_stays_at_its_party_is_not_counted(table: Path) -> None:
+def test_a_part_that_stays_at_its_party_is_not_counted(table):
     asked = {"strategy": "secureboost", "data": str(table), "label": "y", "parties": 2}
     asked |= {"align": "ordered", "objective": "binary:logistic", **METHODS["secureboost"]}
     assert summary_of(run_local(load_settings(asked)))["few"] == {}

@@ -1,7 +1,5 @@
 """Rows of nodes that are split: which go left, and where that leaves them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedapp.trees.predict import move_rows, rows_of, sides_of, slots_of
@@ -17,7 +15,7 @@ SPLITS = {
 }
 
 
-def arrays() -> tuple[np.ndarray, ...]:
+def arrays():
     places, cuts = (
         np.array(list(SPLITS), dtype=np.int32).T,
         list(zip(*SPLITS.values(), strict=True)),
@@ -26,14 +24,14 @@ def arrays() -> tuple[np.ndarray, ...]:
     return (*places, *(np.array(cut, kind) for cut, kind in zip(cuts, kinds, strict=True)))
 
 
-def test_slots_are_the_places_of_the_splits_in_whatever_order() -> None:
+def test_slots_are_the_places_of_the_splits_in_whatever_order():
     trees, split, *_ = arrays()
     slots, sizes = slots_of(NODES, trees, split)
     assert slots.tolist() == [[-1, 1, 1, -1, -1, 1], [0, 0, 2, 0, 2, 0]]
     assert sizes.tolist() == [4, 3, 2, 0]
 
 
-def test_rows_are_moved_one_split_at_a_time_or_all_at_once() -> None:
+def test_rows_are_moved_one_split_at_a_time_or_all_at_once():
     trees, split, columns, thresholds, defaults, lefts = arrays()
     expected = NODES.copy()
     for (tree, node), (column, threshold, default, left) in SPLITS.items():

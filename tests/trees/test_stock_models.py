@@ -1,11 +1,7 @@
 """Runs that continue a model of stock XGBoost, and files of XGBoost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,20 +17,19 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.records.document import load, to_document
 from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
-from fedapp.trees.objective import LossParameters, Objective
+from fedapp.trees.objective import LossParameters
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stock_xgboost import from_ubj, is_xgboost, stock_ensemble
-from tests.conftest import MakeSettings
-from tests.pooled import made_columns, write_rows
 from tests.reference import compare_trees
+from tests.tables import made_columns, write_rows
 from tests.trees.test_exactness import assert_exact, made_table, pooled_booster
 
-BINARY: dict[str, Any] = {"objective": "binary:logistic", "max_depth": 3}
+BINARY = {"objective": "binary:logistic", "max_depth": 3}
 LOSS = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
 ONE_PARTY = {"parties": 1, "max_depth": 5, "max_bin": 64, "lambda": 0.5, "min_child_weight": 5.0}
 
 
-def bare(objective: Objective = "binary:logistic", n_columns: int = 3, **more: Any) -> Ensemble:
+def bare(objective="binary:logistic", n_columns=3, **more):
     """The model of a run without trees."""
     columns = tuple("abcdefgh"[:n_columns])
     classes = {"binary:logistic": ("no", "yes"), "multi:softprob": ("x", "y", "z")}
@@ -43,7 +38,7 @@ def bare(objective: Objective = "binary:logistic", n_columns: int = 3, **more: A
     return replace(Ensemble(objective, score, columns, names, (), parameters=LOSS), **more)
 
 
-def rows(n_columns: int = 3, seed: int = 0) -> tuple[Any, Any]:
+def rows(n_columns=3, seed=0):
     """Values with missing ones, and labels 0 and 1."""
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(300, n_columns)).astype(np.float32)
@@ -52,22 +47,22 @@ def rows(n_columns: int = 3, seed: int = 0) -> tuple[Any, Any]:
     return values, labels
 
 
-def booster(n_rounds: int = 2, labels: Any = None, **more: Any) -> xgboost.Booster:
+def booster(n_rounds=2, labels=None, **more):
     values, two = rows()
     matrix = xgboost.DMatrix(values, two if labels is None else labels)
     return xgboost.train({**BINARY, **more}, matrix, n_rounds)
 
 
-def read(source: xgboost.Booster, run: Ensemble, kind: str = "json") -> tuple[Ensemble, list[str]]:
+def read(source, run, kind="json"):
     """The model of a booster's file, and the warnings."""
-    warnings: list[str] = []
+    warnings = []
     return stock_ensemble(bytes(source.save_raw(kind)), run, warnings.append), warnings
 
 
 # Runs
 
 
-def real(name: str, folder: Path) -> dict[str, Any]:
+def real(name, folder):
     if name != "breast-cancer":
         objective = "reg:squarederror" if name == "abalone" else "binary:logistic"
         return {"data": name, "objective": objective}
@@ -89,8 +84,8 @@ def real(name: str, folder: Path) -> dict[str, Any]:
     ],
 )
 def test_rounds_of_xgboost_and_rounds_here_are_those_of_xgboost(
-    real_data: Path, tmp_path: Path, settings: MakeSettings, name: str, strategy: str, kind: str
-) -> None:
+    real_data, tmp_path, settings, name, strategy, kind
+):
     common = {"strategy": strategy, **real(name, tmp_path), **ONE_PARTY}
     first = pooled_booster(settings(num_boost_round=3, **common))
     path = tmp_path / f"first.{kind}"
@@ -109,9 +104,7 @@ def test_rounds_of_xgboost_and_rounds_here_are_those_of_xgboost(
         np.testing.assert_allclose(tree["hessian"], due, rtol=1e-6)
 
 
-def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(
-    tmp_path: Path, settings: MakeSettings
-) -> None:
+def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(tmp_path, settings):
     common = real("breast-cancer", tmp_path) | ONE_PARTY
     few, many = ({**common, "max_bin": n} for n in (16, 128))
     path = tmp_path / "first.ubj"
@@ -134,10 +127,8 @@ def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(
 
 @pytest.mark.by_default("secure")
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_several_parties_continue_as_xgboost_on_all_rows(
-    settings: MakeSettings, tmp_path: Path, aggregation: str
-) -> None:
-    common: dict[str, Any] = {"objective": "binary:logistic", "label": "y", "max_depth": 4}
+def test_several_parties_continue_as_xgboost_on_all_rows(settings, tmp_path, aggregation):
+    common = {"objective": "binary:logistic", "label": "y", "max_depth": 4}
     common |= {"data": str(made_table(tmp_path / "few.csv", "binary:logistic", 12)), "parties": 3}
     common |= {"valid-fraction": 0.0, "pax.bins": "equal", "pax.aggregation": aggregation}
     path = tmp_path / "first.ubj"
@@ -147,9 +138,9 @@ def test_several_parties_continue_as_xgboost_on_all_rows(
     assert_exact(compare_trees(load(folder.path / "model.json", Ensemble), once), 5)
 
 
-def without_leaf_weights(path: Path) -> dict[str, Any]:
+def without_leaf_weights(path):
     """A model's document. XGBoost has a leaf's weight times the learning rate, as its value."""
-    document: dict[str, Any] = to_document(load(path, Ensemble))
+    document = to_document(load(path, Ensemble))
     for tree in document["trees"]:
         pairs = zip(tree["weight"], tree["left"], strict=True)
         tree["weight"] = [weight for weight, left in pairs if left != -1]
@@ -160,11 +151,9 @@ def without_leaf_weights(path: Path) -> dict[str, Any]:
 @pytest.mark.by_default("pax-multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_an_exported_model_is_continued_as_the_model(
-    settings: MakeSettings, tmp_path: Path, strategy: str, objective: str
-) -> None:
+def test_an_exported_model_is_continued_as_the_model(settings, tmp_path, strategy, objective):
     data = write_rows(tmp_path / "rows.csv", made_columns(objective))
-    common: dict[str, Any] = {"strategy": strategy, "data": str(data), "label": "y"}
+    common = {"strategy": strategy, "data": str(data), "label": "y"}
     common |= {
         "objective": objective,
         "parties": 3,
@@ -182,7 +171,7 @@ def test_an_exported_model_is_continued_as_the_model(
         assert models[0] == models[1]
 
 
-def test_categories_are_recoded_to_those_of_the_run(tmp_path: Path) -> None:
+def test_categories_are_recoded_to_those_of_the_run(tmp_path):
     rng, n_rows = np.random.default_rng(0), 500
     frame = pd.DataFrame(
         {
@@ -199,7 +188,7 @@ def test_categories_are_recoded_to_those_of_the_run(tmp_path: Path) -> None:
     once = xgboost.train(parameters, matrix, 5)
     xgboost.train(parameters, matrix, 3).save_model(tmp_path / "first.ubj")
     table = frame.assign(zone=frame.zone.astype(str), y=labels.astype(int))
-    settings: dict[str, Any] = {"num_boost_round": 2, "max_depth": 3, "max_bin": 256, "eta": 0.3}
+    settings = {"num_boost_round": 2, "max_depth": 3, "max_bin": 256, "eta": 0.3}
     settings |= {"lambda": 1.0, "min_child_weight": 1.0, "test_fraction": 0, "valid_fraction": 0}
     settings |= {"label": "y", "parties": 1, "init_model": tmp_path / "first.ubj"}
     run = fedapp.run("pax", data=table, **settings)
@@ -220,13 +209,11 @@ def test_categories_are_recoded_to_those_of_the_run(tmp_path: Path) -> None:
     st.integers(1, 3),
     st.sampled_from(["json", "ubj"]),
 )
-def test_a_file_of_xgboost_predicts_as_xgboost_does(
-    objective: str, more: dict[str, Any], n_rounds: int, kind: str
-) -> None:
+def test_a_file_of_xgboost_predicts_as_xgboost_does(objective, more, n_rounds, kind):
     values, labels = rows()
     if objective.startswith("multi"):
         labels, more = np.arange(len(labels)) % 3, {**more, "num_class": 3}
-    run = bare(objective.replace("softmax", "softprob"))  # type: ignore[arg-type]
+    run = bare(objective.replace("softmax", "softprob"))
     source = booster(n_rounds, labels, objective=objective, **more)
     model, warnings = read(source, run, kind)
     rule = "init-model has no names of columns: they must be the table's, in their order"
@@ -245,7 +232,7 @@ def test_a_file_of_xgboost_predicts_as_xgboost_does(
         ]
 
 
-def test_deleted_nodes_are_left_out() -> None:
+def test_deleted_nodes_are_left_out():
     source = booster(3, tree_method="exact", gamma=2.0)
     fields = json.loads(source.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
     deleted = [int(tree["tree_param"]["num_deleted"]) for tree in fields]
@@ -256,7 +243,7 @@ def test_deleted_nodes_are_left_out() -> None:
     ]
 
 
-def test_rounds_after_the_best_one_are_continued_and_named() -> None:
+def test_rounds_after_the_best_one_are_continued_and_named():
     source = booster(5)
     source.set_attr(best_iteration="2")
     model, warnings = read(source, bare())
@@ -270,7 +257,7 @@ def test_rounds_after_the_best_one_are_continued_and_named() -> None:
     assert further.num_boosted_rounds() == 6
 
 
-def test_a_base_score_of_one_number_is_that_of_every_class() -> None:
+def test_a_base_score_of_one_number_is_that_of_every_class():
     source = booster(1, np.arange(300) % 3, objective="multi:softprob", num_class=3)
     document = json.loads(source.save_raw("json"))
     document["learner"]["learner_model_param"]["base_score"] = "5E-1"  # before XGBoost 3.1
@@ -291,13 +278,13 @@ def test_a_base_score_of_one_number_is_that_of_every_class() -> None:
         ),
     ],
 )
-def test_a_model_that_no_run_grows_is_refused_by_name(more: dict[str, Any], rule: str) -> None:
+def test_a_model_that_no_run_grows_is_refused_by_name(more, rule):
     with pytest.raises(ConfigError, match=f"^{rule}$"):
         read(booster(**more, verbosity=0), bare())
 
 
 @pytest.mark.parametrize("place", ["booster", "model"])
-def test_dropped_trees_of_later_versions_are_refused_by_name(place: str) -> None:
+def test_dropped_trees_of_later_versions_are_refused_by_name(place):
     """XGBoost 3.3 saves dart as a gbtree with weights beside its model, 3.4 within."""
     document = json.loads(booster(3).save_raw("json"))
     fields = document["learner"]["gradient_booster"]
@@ -309,7 +296,7 @@ def test_dropped_trees_of_later_versions_are_refused_by_name(place: str) -> None
         stock_ensemble(json.dumps(document).encode(), bare(), print)
 
 
-def test_trees_of_several_outputs_are_refused_by_name() -> None:
+def test_trees_of_several_outputs_are_refused_by_name():
     values, _ = rows()
     matrix = xgboost.DMatrix(values, np.nan_to_num(values[:, :2]))
     source = xgboost.train({"multi_strategy": "multi_output_tree"}, matrix, 1)
@@ -328,7 +315,7 @@ def test_trees_of_several_outputs_are_refused_by_name() -> None:
         ),
     ],
 )
-def test_a_model_of_another_shape_is_refused(run: Ensemble, rule: str) -> None:
+def test_a_model_of_another_shape_is_refused(run, rule):
     with pytest.raises(ConfigError, match=f"^{rule}"):
         read(booster(), run)
 
@@ -340,9 +327,7 @@ def test_a_model_of_another_shape_is_refused(run: Ensemble, rule: str) -> None:
         (["b", "a", "x"], "columns of init-model must be the run's, number 1 being 'a', got 'b'"),
     ],
 )
-def test_names_of_columns_must_be_the_tables(
-    settings: MakeSettings, tmp_path: Path, names: list[str], rule: str
-) -> None:
+def test_names_of_columns_must_be_the_tables(settings, tmp_path, names, rule):
     values, labels = rows()
     data = write_rows(tmp_path / "t.csv", {**dict(zip("abc", values.T, strict=True)), "y": labels})
     matrix = xgboost.DMatrix(values, labels, feature_names=names)
@@ -359,7 +344,7 @@ def test_names_of_columns_must_be_the_tables(
         (["é", "x"], "init-model must have names of its categories in ASCII, got others or none"),
     ],
 )
-def test_categories_must_have_names(column: list[str] | None, rule: str) -> None:
+def test_categories_must_have_names(column, rule):
     values, labels = rows(1)
     codes = np.nan_to_num(values[:, :1] > 0).astype(int)
     matrix = xgboost.DMatrix(codes, labels, feature_types=["c"], enable_categorical=True)
@@ -381,9 +366,7 @@ RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
     st.floats(0, 1, exclude_max=True),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
 )
-def test_a_damaged_file_is_one_error(
-    kind: str, share: float, changes: list[tuple[float, int]]
-) -> None:
+def test_a_damaged_file_is_one_error(kind, share, changes):
     content = bytearray(RAW[kind])
     for place, byte in changes:
         content[int(place * len(content))] = byte
@@ -398,20 +381,20 @@ def test_a_damaged_file_is_one_error(
 
 
 @pytest.mark.parametrize("kind", ["json", "ubj"])
-def test_half_a_file_is_refused(kind: str) -> None:
+def test_half_a_file_is_refused(kind):
     rule = "^init-model must be a whole file of XGBoost's save_model, got a damaged one$"
     with pytest.raises(DataError, match=rule):
         stock_ensemble(RAW[kind][: len(RAW[kind]) // 2], bare(), print)
 
 
-def test_numbers_that_are_not_finite_are_refused() -> None:
+def test_numbers_that_are_not_finite_are_refused():
     text = RAW["json"].decode()
     gain = text.split('"loss_changes":[')[1].split(",")[0]
     with pytest.raises(DataError, match=r"got a damaged one: .*numbers of trees must be finite"):
         stock_ensemble(text.replace(gain, "Infinity", 1).encode(), bare(), print)
 
 
-def test_a_model_of_xgboost_cannot_be_divided(vertical: MakeSettings, tmp_path: Path) -> None:
+def test_a_model_of_xgboost_cannot_be_divided(vertical, tmp_path):
     path = tmp_path / "first.json"
     booster().save_model(path)
     data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic"))

@@ -1,13 +1,10 @@
 """Stock XGBoost predicts what fedapp predicts: by ``encode``, and by the documentation's lines."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.csv
@@ -17,9 +14,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
-from fedapp.messages.handshake import HelloReply
 from strategies.common_table import joint_kinds
-from tests.conftest import WriteTable
 from tests.strategies.test_meeting import REPLY
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +24,7 @@ KINDS = {"a": "number", "b": "number", "member": "boolean", "since": "date", "to
 
 
 @pytest.fixture
-def loans(write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def loans(write_table, tmp_path, monkeypatch):
     """A table of numbers, yes and no, dates and names, with missing values."""
     monkeypatch.chdir(tmp_path)
     rng, n_rows = np.random.default_rng(3), 120
@@ -46,7 +41,7 @@ def loans(write_table: WriteTable, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return write_table("new-loans", n_rows=n_rows, **given)
 
 
-def margins(run: fedapp.Run, table: Path) -> Any:
+def margins(run, table):
     """Of fedapp's own predictions."""
     found = run.predict_proba(str(table))
     return np.log(found[:, 1] / found[:, 0])
@@ -55,8 +50,8 @@ def margins(run: fedapp.Run, table: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
-def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy: str, loans: Path) -> None:
-    given: dict[str, Any] = {"num_boost_round": 8, "max_depth": 4, "eta": 0.3}
+def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
+    given = {"num_boost_round": 8, "max_depth": 4, "eta": 0.3}
     if strategy == "secureboost":
         given |= {"align": "ordered", "secureboost": {"key_bits": 512, "insecure_small_key": True}}
         given["allow_export"] = True
@@ -73,23 +68,23 @@ def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy: str, lo
     assert {"member", "since", "town"} <= split_on
 
 
-def splits(booster: Any) -> list[str]:
+def splits(booster):
     """Lines of the dump that split."""
     return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
 
 
 @pytest.mark.by_default("## Columns*")
 @pytest.mark.parametrize("heading", [WITH_FEDAPP, WITHOUT])
-def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading: str, loans: Path) -> None:
+def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading, loans):
     folder = "runs/20261121-101500-pax"
     known = loans.with_name("loans.csv")
     known.write_text(loans.read_text().replace("Oslo", "Bergen"))
-    given: dict[str, Any] = {"label": "y", "num_boost_round": 4, "run_dir": folder}
+    given = {"label": "y", "num_boost_round": 4, "run_dir": folder}
     run = fedapp.run("pax", data=str(known), parties=2, **given)
     part = PAGE.read_text().partition(heading)[2]
     lines = re.search(r"```python\n(.*?)```", part, re.DOTALL)
     assert lines
-    names: dict[str, Any] = {}
+    names = {}
     unknown = "values of 'town' are no category of the model"
     with pytest.warns(UserWarning, match=unknown) if heading == WITH_FEDAPP else nullcontext():
         exec(lines[1], names)
@@ -104,7 +99,7 @@ def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading: str, loans: P
         np.testing.assert_allclose(sums, margin, atol=1e-5)
 
 
-def test_explanations_name_their_columns_and_classes(loans: Path, write_table: WriteTable) -> None:
+def test_explanations_name_their_columns_and_classes(loans, write_table):
     run = fedapp.run("pax", data=str(loans), label="y", parties=2, num_boost_round=2)
     assert list(run.explain(str(loans)).columns) == [*KINDS, "bias"]
     many = write_table("many", n_rows=60, y=["low", "mid", "high"] * 20)
@@ -127,7 +122,7 @@ def test_explanations_name_their_columns_and_classes(loans: Path, write_table: W
         np.testing.assert_allclose(found[name].sum(axis=1), due[:, place], atol=1e-5)
 
 
-def test_a_model_of_parties_cannot_be_encoded_for(write_table: WriteTable, tmp_path: Path) -> None:
+def test_a_model_of_parties_cannot_be_encoded_for(write_table, tmp_path):
     given = {"parties": 2, "align": "ordered", "federated_forest": {"trees": 2}}
     run = fedapp.run("federated-forest", data=str(write_table()), label="y", **given)
     with pytest.raises(
@@ -136,12 +131,12 @@ def test_a_model_of_parties_cannot_be_encoded_for(write_table: WriteTable, tmp_p
         run.encode(str(write_table()))
 
 
-def told(*kinds: tuple[str, ...]) -> dict[str, HelloReply]:
+def told(*kinds):
     """Parties with one column each, of these kinds."""
     return {f"p{place}": replace(REPLY, kinds=each) for place, each in enumerate(kinds)}
 
 
-def test_a_column_has_the_kind_of_all_parties_that_have_values() -> None:
+def test_a_column_has_the_kind_of_all_parties_that_have_values():
     assert joint_kinds(told(("date",), ("date",), ("",))) == ("date",)
     assert joint_kinds(told(("boolean",), ("binary",))) == ("boolean",)
     assert joint_kinds(told(("number",), ("binary",))) == ("number",)

@@ -1,10 +1,7 @@
 """Sums over rows that several hold, and splits from them, beside a slow, obvious search."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +32,7 @@ NODES = np.array([0, 0], dtype=np.int32), np.array([1, 2], dtype=np.int32)
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> dict[str, Any]:
+def tables(draw):
     """Codes with missing ones, labels, weights, draws and nodes of a few rows."""
     n = draw(st.integers(2, 14))
     n_classes = draw(st.sampled_from([0, 2, 3]))
@@ -57,14 +54,14 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def sums_of(table: dict[str, Any], rows: Any, powers: Any, layout: CellLayout) -> Any:
+def sums_of(table, rows, powers, layout):
     weighted = table["labels"][rows], table["weights"][rows], table["n_classes"], powers
     where = table["draws"][:, rows], table["nodes"][:, rows]
     codes = np.ascontiguousarray(table["codes"][rows])
     return sum_cells(codes, MISSING, layout, row_terms(*weighted), *where, NODES)
 
 
-def impurity(rows: list[tuple[Fraction, int]], criterion: str) -> float:
+def impurity(rows, criterion):
     """Weight times impurity of rows, each a weight and a label."""
     total = sum((weight for weight, _ in rows), Fraction(0))
     if not total:
@@ -81,7 +78,7 @@ def impurity(rows: list[tuple[Fraction, int]], criterion: str) -> float:
     return float(total) * -sum(float(share) * np.log2(float(share)) for share in shares if share)
 
 
-def sides(table: dict[str, Any], rows: Any, column: int) -> list[set[int]]:
+def sides(table, rows, column):
     """Every set of codes that may go left; missing values are code ``MISSING``.
 
     No set of categories is better than one of those that cut them in the order of their mean
@@ -104,7 +101,7 @@ def sides(table: dict[str, Any], rows: Any, column: int) -> list[set[int]]:
     return [left for left in both if left & every and every - left]
 
 
-def terms_of(table: dict[str, Any], rows: Any) -> list[tuple[Fraction, int]]:
+def terms_of(table, rows):
     """Weight, as often as the row is drawn, and label of each row."""
     return [
         (
@@ -115,13 +112,13 @@ def terms_of(table: dict[str, Any], rows: Any) -> list[tuple[Fraction, int]]:
     ]
 
 
-def mean_label(table: dict[str, Any], rows: Any) -> Fraction:
+def mean_label(table, rows):
     terms = terms_of(table, rows)
     total = sum((weight for weight, _ in terms), Fraction(0))
     return sum((weight * label for weight, label in terms), Fraction(0)) / total
 
 
-def best(table: dict[str, Any], rows: Any, columns: Any) -> float:
+def best(table, rows, columns):
     """The largest improvement of all allowed cuts of a node; -inf without any."""
     _, min_leaf = table["fewest"]
     terms = terms_of(table, rows)
@@ -145,7 +142,7 @@ def best(table: dict[str, Any], rows: Any, columns: Any) -> float:
 
 @examples(max_examples=60, deadline=None)
 @given(tables())
-def test_splits_from_sums_are_the_best_of_all(table: dict[str, Any]) -> None:
+def test_splits_from_sums_are_the_best_of_all(table):
     n_classes, n = table["n_classes"], len(table["labels"])
     bounds, weighted = Bounds(4 * n, 2, 3), bool((table["weights"] != 1).any())
     powers, layout = exponents(n_classes, bounds, weighted), CellLayout(COLUMNS, WIDTHS)
@@ -172,7 +169,7 @@ def test_splits_from_sums_are_the_best_of_all(table: dict[str, Any]) -> None:
         check_children(table, rows, result.splits, int(split), powers)
 
 
-def check_children(table: dict[str, Any], rows: Any, splits: Any, split: int, powers: Any) -> None:
+def check_children(table, rows, splits, split, powers):
     """The split sends rows where it says, and its sums are of those."""
     column = int(splits.columns[split])
     codes = table["codes"][rows, column]
@@ -199,7 +196,7 @@ def check_children(table: dict[str, Any], rows: Any, splits: Any, split: int, po
         assert value[0] == pytest.approx(weights @ truth / weights.sum())
 
 
-def test_a_cut_between_present_and_missing_values_has_the_lowest_threshold() -> None:
+def test_a_cut_between_present_and_missing_values_has_the_lowest_threshold():
     codes = np.array([[1, 0, 0], [1, 0, 0], [MISSING, 0, 0]], dtype=np.uint8)
     layout = CellLayout(np.array([[0]], dtype=np.int32), WIDTHS)
     powers = exponents(2, Bounds(3), False)
@@ -214,7 +211,7 @@ def test_a_cut_between_present_and_missing_values_has_the_lowest_threshold() -> 
     assert not may_split(splits.sums, rules).any()  # both are pure
 
 
-def test_cells_of_a_party_are_found_among_those_of_all() -> None:
+def test_cells_of_a_party_are_found_among_those_of_all():
     columns = np.array([[1, 0]], dtype=np.int32)
     local, joint = CellLayout(columns, np.array([2, 1])), CellLayout(columns, np.array([3, 2]))
     # Bins 0 and 1 of column 0 are bins 0 and 2 of all; bin 0 of column 1 is its bin 1.

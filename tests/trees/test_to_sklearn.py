@@ -1,10 +1,6 @@
 """A forest as scikit-learn's own predicts what it predicts."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
-from typing import Any
 
 import joblib
 import numpy as np
@@ -14,24 +10,23 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
-from tests.conftest import WriteTable
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 FOREST = {"trees": 6, "max_depth": 5, "master_keeps_model": True}
 
 
-def forest(data: Any, label: str, **more: Any) -> fedapp.Run:
+def forest(data, label, **more):
     given = {"allow_export": True, "align": "ordered", "parties": 2, "label": label}
     given |= {"federated_forest": FOREST, **more}
     return fedapp.run("federated-forest", data=data, **given)
 
 
-def rows_of(run: fedapp.Run, data: Any) -> Any:
+def rows_of(run, data):
     return run._rows(str(data), "").table.values
 
 
 @pytest.fixture
-def table(write_table: WriteTable) -> Path:
+def table(write_table):
     """Rows with missing values, and values at thresholds."""
     rng = np.random.default_rng(2)
     a = [value if value > -1 else "" for value in rng.normal(size=120).round(1)]
@@ -43,7 +38,7 @@ def table(write_table: WriteTable) -> Path:
 @pytest.mark.parametrize(
     ("label", "drop"), [("y", "kind,three"), ("three", "kind,y"), ("kind", "y,three")]
 )
-def test_classes(table: Path, label: str, drop: str) -> None:
+def test_classes(table, label, drop):
     run = forest(table, label, drop_columns=drop)
     found, rows = run.to_sklearn(), rows_of(run, table)
     assert isinstance(found, RandomForestClassifier)
@@ -54,7 +49,7 @@ def test_classes(table: Path, label: str, drop: str) -> None:
     assert found.classes_.tolist() == np.unique(run.predict(table)).tolist()
 
 
-def test_numbers_and_splits_at_the_values_themselves(table: Path) -> None:
+def test_numbers_and_splits_at_the_values_themselves(table):
     run = forest(table, "size", drop_columns="kind")
     found, rows = run.to_sklearn(), rows_of(run, table)
     assert isinstance(found, RandomForestRegressor)
@@ -66,12 +61,12 @@ def test_numbers_and_splits_at_the_values_themselves(table: Path) -> None:
     assert np.allclose(found.predict(_frame(run, at)), expected, rtol=1e-12)
 
 
-def _frame(run: fedapp.Run, rows: Any) -> Any:
+def _frame(run, rows):
     pandas = pytest.importorskip("pandas")
     return pandas.DataFrame(rows, columns=run.model.columns)
 
 
-def test_the_command_writes_a_file_that_joblib_reads(table: Path) -> None:
+def test_the_command_writes_a_file_that_joblib_reads(table):
     run = forest(table, "y", drop_columns="kind")
     done = CliRunner().invoke(cli, ["export", str(run.path), "--to", "sklearn"])
     assert done.exit_code == 0, done.output
@@ -84,7 +79,7 @@ def test_the_command_writes_a_file_that_joblib_reads(table: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_no_forest_of_numbers_is_refused(table: Path) -> None:
+def test_what_is_no_forest_of_numbers_is_refused(table):
     with pytest.raises(fedapp.ConfigError, match=r"no splits by sets of categories, got .* kind$"):
         forest(table, "y").to_sklearn()
     boosted = fedapp.run("pax", data=table, label="y", parties=2, num_boost_round=1)
@@ -98,7 +93,7 @@ def test_what_is_no_forest_of_numbers_is_refused(table: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["give-me-some-credit", "breast-cancer"])
-def test_real_rows(data: str, real_data: Path) -> None:
+def test_real_rows(data, real_data):
     run = forest(data, "")
     rows = rows_of(run, data)
     found = run.to_sklearn().predict_proba(_frame(run, rows))

@@ -1,12 +1,9 @@
 """Runs that go on from the model of a finished one."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +12,8 @@ from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.records.document import load, to_text
-from fedapp.run_folder import RunFolder
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import Settings
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
@@ -28,12 +23,12 @@ from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
 from strategies.run import check_read
-from tests.conftest import MakeSettings
+from tests.federated import lines_of, summary_of
 from tests.network import die, resumed, run
-from tests.pooled import Pooled, assert_xgboosts, made_columns, write_rows
+from tests.pooled import Pooled, assert_xgboosts
 from tests.reference import compare_trees
+from tests.tables import made_columns, write_rows
 from tests.texts import adult
-from tests.transcript import lines_of, summary_of
 from tests.trees.test_exactness import assert_exact, pooled_booster
 
 DRAWS = {"subsample": 0.7, "colsample_bytree": 0.7, "colsample_bynode": 0.8}
@@ -43,10 +38,10 @@ OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
 @pytest.fixture
-def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
+def made(settings, tmp_path):
     """Settings of a short run over a small table, which draws rows and columns."""
 
-    def make(strategy: str = "pax", objective: str = "binary:logistic", **more: Any) -> Settings:
+    def make(strategy="pax", objective="binary:logistic", **more):
         data = write_rows(tmp_path / f"{objective}.csv", made_columns(objective))
         given = {"num_boost_round": 2, "max_depth": 3, "max_bin": 32, **DRAWS, **more}
         return settings(
@@ -56,7 +51,7 @@ def made(settings: MakeSettings, tmp_path: Path) -> MakeSettings:
     return make
 
 
-def text_of(folder: RunFolder) -> str:
+def text_of(folder):
     return (folder.path / "model.json").read_text()
 
 
@@ -72,9 +67,7 @@ def text_of(folder: RunFolder) -> str:
         ("cyclic", ""),
     ],
 )
-def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
-    made: MakeSettings, strategy: str, objective: str
-) -> None:
+def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(made, strategy, objective):
     objective = objective or "binary:logistic"
     first = run_local(made(strategy, objective, num_boost_round=2))
     more = {"num_boost_round": 3, "init_model": str(first.path)}
@@ -103,9 +96,7 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(
         ("cyclic", "abalone", "reg:squarederror"),
     ],
 )
-def test_one_party_goes_on_as_xgboost_does(
-    settings: MakeSettings, real_data: Path, strategy: str, data: str, objective: str
-) -> None:
+def test_one_party_goes_on_as_xgboost_does(settings, real_data, strategy, data, objective):
     """``xgb_model`` of ``xgboost.train``, on real rows."""
     given = {"strategy": strategy, "data": data, "objective": objective, "parties": 1}
     given |= {"max_depth": 4, "max_bin": 64, "lambda": 0.5, "min_child_weight": 5.0}
@@ -117,9 +108,7 @@ def test_one_party_goes_on_as_xgboost_does(
 
 
 @pytest.mark.slow
-def test_columns_of_text_go_on_as_they_were(
-    settings: MakeSettings, real_data: Path, tmp_path: Path
-) -> None:
+def test_columns_of_text_go_on_as_they_were(settings, real_data, tmp_path):
     short = {"data": str(adult(tmp_path, real_data, 600)), "label": "income", "max_depth": 3}
     first = run_local(settings(num_boost_round=1, **short))
     path = str(first.path / "model.json")
@@ -131,7 +120,7 @@ def test_columns_of_text_go_on_as_they_were(
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: str) -> None:
+def test_early_stopping_looks_at_the_new_rounds(made, strategy):
     first = run_local(made(strategy))
     given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 20}
     second = run_local(made(strategy, init_model=str(first.path), **given))
@@ -146,7 +135,7 @@ def test_early_stopping_looks_at_the_new_rounds(made: MakeSettings, strategy: st
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "cyclic"])
-def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) -> None:
+def test_a_run_that_goes_on_can_be_resumed(made, strategy):
     first = run_local(made(strategy, num_boost_round=1))
     settings = made(strategy, num_boost_round=3, init_model=str(first.path))
     die(settings, dies_before_sending=5)
@@ -160,10 +149,10 @@ def test_a_run_that_goes_on_can_be_resumed(made: MakeSettings, strategy: str) ->
 
 
 @pytest.fixture
-def joined(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
+def joined(vertical, tmp_path):
     """Settings of a short run of SecureBoost over a small table, which draws rows and columns."""
 
-    def make(objective: str = "binary:logistic", **more: Any) -> Settings:
+    def make(objective="binary:logistic", **more):
         data = write_rows(tmp_path / f"{objective[:5]}.csv", made_columns(objective))
         given = {"num_boost_round": 2, "max_depth": 3, "max_bin": 16, **DRAWS, **more}
         return vertical(data=str(data), label="y", objective=objective, **given)
@@ -181,8 +170,8 @@ def joined(vertical: MakeSettings, tmp_path: Path) -> MakeSettings:
     ],
 )
 def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
-    joined: MakeSettings, objective: str, parties: int
-) -> None:
+    joined, objective, parties
+):
     more = {"objective": objective, "parties": parties, "secureboost__first_trees": 1}
     first = run_local(joined(**more, allow_export=False))
     second = run_local(joined(**more, init_model=str(first.path)))
@@ -202,7 +191,7 @@ def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
     "objective",
     ["binary:logistic", pytest.param("reg:squarederror", marks=pytest.mark.slow)],
 )
-def test_parts_are_gone_on_from_as_xgboost_does(joined: MakeSettings, objective: str) -> None:
+def test_parts_are_gone_on_from_as_xgboost_does(joined, objective):
     plain = {"objective": objective, **dict.fromkeys(DRAWS, 1.0)}
     begun = joined(**plain)
     first = run_local(begun)
@@ -212,9 +201,7 @@ def test_parts_are_gone_on_from_as_xgboost_does(joined: MakeSettings, objective:
 
 
 @pytest.mark.slow
-def test_parts_of_columns_of_text_and_base_margins_go_on(
-    vertical: MakeSettings, real_data: Path, tmp_path: Path
-) -> None:
+def test_parts_of_columns_of_text_and_base_margins_go_on(vertical, real_data, tmp_path):
     few = {"label": "income", "max_depth": 3, "max_bin": 8, "base_margin": "age"}
     few |= {"data": str(adult(tmp_path, real_data, 600))}
     first = run_local(vertical(num_boost_round=1, **few))
@@ -233,7 +220,7 @@ def test_parts_of_columns_of_text_and_base_margins_go_on(
 
 
 @pytest.mark.slow
-def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> None:
+def test_parts_that_are_gone_on_from_are_stopped_early(joined):
     first = run_local(joined())
     given = {"early_stopping_rounds": 1, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 9}
     second = run_local(joined(init_model=str(first.path), **given))
@@ -243,7 +230,7 @@ def test_parts_that_are_gone_on_from_are_stopped_early(joined: MakeSettings) -> 
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> None:
+def test_a_run_that_goes_on_from_parts_can_be_resumed(joined):
     few = {"max_depth": 2, "max_bin": 8}
     first = run_local(joined(**few, num_boost_round=1))
     settings = joined(num_boost_round=1, init_model=str(first.path), **few)
@@ -253,7 +240,7 @@ def test_a_run_that_goes_on_from_parts_can_be_resumed(joined: MakeSettings) -> N
 
 
 @pytest.mark.slow
-def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> None:
+def test_a_part_that_has_changed_is_not_gone_on_from(joined):
     first = run_local(joined())
     model = summary_of(first)["model_id"]
     part = home() / "sites" / "party-2" / model / "part.json"
@@ -275,26 +262,22 @@ def test_a_part_that_has_changed_is_not_gone_on_from(joined: MakeSettings) -> No
         ),
     ],
 )
-def test_parts_that_are_not_of_the_run_are_refused(
-    joined: MakeSettings, change: dict[str, Any], rule: str
-) -> None:
+def test_parts_that_are_not_of_the_run_are_refused(joined, change, rule):
     first = run_local(joined(num_boost_round=1))
     run = joined(num_boost_round=1, init_model=str(first.path))
     with pytest.raises(PartyError, match=rule):
         run_local(run.model_copy(update=change))
 
 
-def test_a_model_to_go_on_from_is_named_by_its_id_alone() -> None:
+def test_a_model_to_go_on_from_is_named_by_its_id_alone():
     plain = {"multi_strategy": "one_output_per_tree", "calibration": "none"}
-    request: Any = SimpleNamespace(init_model="../../../../x", **plain)
+    request = SimpleNamespace(init_model="../../../../x", **plain)
     party = Passive.load(Site(SiteConfig("bank", "rows.csv"), Store(Path())))
     with pytest.raises(ProtocolError, match=r"^bank: SetupRequest.init_model must be 16 hex"):
         party.accept(request)
 
 
-def test_parts_of_another_method_are_not_gone_on_from(
-    joined: MakeSettings, made: MakeSettings, tmp_path: Path
-) -> None:
+def test_parts_of_another_method_are_not_gone_on_from(joined, made, tmp_path):
     first = run_local(made(num_boost_round=1))
     rule = "^init-model must be a run of secureboost, .*, got one of pax$"
     with pytest.raises(ConfigError, match=rule):
@@ -303,9 +286,7 @@ def test_parts_of_another_method_are_not_gone_on_from(
         run_local(joined(init_model=str(tmp_path / "nowhere")))
 
 
-def test_no_server_makes_a_party_go_on_from_a_forest(
-    joined: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_server_makes_a_party_go_on_from_a_forest(joined, monkeypatch):
     forest = run_local(joined(strategy="federated-forest", federated_forest__trees=2))
     model_id = summary_of(forest)["model_id"]
     monkeypatch.setattr("strategies.secureboost.init_model_id", lambda _: model_id)
@@ -319,9 +300,7 @@ def test_no_server_makes_a_party_go_on_from_a_forest(
 @pytest.mark.by_default("pax-own", "pax-xgboost")
 @pytest.mark.parametrize("model", ["own", "xgboost"])
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_columns_are_matched_by_name_in_any_order(
-    settings: MakeSettings, tmp_path: Path, strategy: str, model: str
-) -> None:
+def test_columns_are_matched_by_name_in_any_order(settings, tmp_path, strategy, model):
     columns = made_columns("binary:logistic")
     if model == "own":  # what fedapp exports has no names of categories
         columns["town"] = [
@@ -346,9 +325,7 @@ def test_columns_are_matched_by_name_in_any_order(
 
 
 @pytest.mark.parametrize("file", ["model.json", "model.xgb.json"])
-def test_rows_that_lack_a_class_are_trained_on_where_the_objective_is_set(
-    settings: MakeSettings, tmp_path: Path, file: str
-) -> None:
+def test_rows_that_lack_a_class_are_trained_on_where_the_objective_is_set(settings, tmp_path, file):
     columns = {name: np.asarray(each) for name, each in made_columns("multi:softprob").items()}
     few = columns["y"] != 1
     data = [
@@ -380,9 +357,7 @@ def test_rows_that_lack_a_class_are_trained_on_where_the_objective_is_set(
         ("categories", (None,) * 5 + (("x",),), "0 in number, got 6"),
     ],
 )
-def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
-    made: MakeSettings, tmp_path: Path, field: str, value: Any, rule: str
-) -> None:
+def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(made, tmp_path, field, value, rule):
     model = load(run_local(made(num_boost_round=1)).path / "model.json", Ensemble)
     trees = tuple(tree[:1].copy() for tree in model.trees)
     for tree in trees:
@@ -394,51 +369,51 @@ def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
         run_local(made(init_model=str(path)))
 
 
-def test_parameters_of_the_objective_must_be_the_models(made: MakeSettings) -> None:
+def test_parameters_of_the_objective_must_be_the_models(made):
     first = run_local(made(num_boost_round=1))
     with pytest.raises(ConfigError, match=r"^parameters of init-model must be the run's"):
         run_local(made(init_model=str(first.path), scale_pos_weight=2.0))
 
 
-def test_a_file_that_is_not_there_is_named(made: MakeSettings, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(made, tmp_path):
     settings = made(init_model=str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match=r"init-model must be a run's folder, .*, got .*nowhere"):
         read_init_model(settings, NO_MODEL, log.warning)
 
 
-def test_a_model_in_parts_is_refused(made: MakeSettings, tmp_path: Path) -> None:
+def test_a_model_in_parts_is_refused(made, tmp_path):
     (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
     with pytest.raises(DataError, match=r"^model must be"):
         read_init_model(made(init_model=str(tmp_path)), NO_MODEL, log.warning)
 
 
-def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made: MakeSettings) -> None:
+def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made):
     first = run_local(made("pax", num_boost_round=2))
     with pytest.raises(ConfigError, match="must have whole rounds of 3 trees, got 2 trees"):
         run_local(made("bagging", init_model=str(first.path)))
 
 
 @pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
-def test_methods_that_cannot_go_on_say_so(settings: MakeSettings, strategy: str) -> None:
+def test_methods_that_cannot_go_on_say_so(settings, strategy):
     usual = dict.fromkeys(("eta", "early_stopping_rounds", "num_boost_round"), "auto")
     run = settings(strategy=strategy, init_model="runs/pax", **usual)
     with pytest.raises(ConfigError, match=f"init-model must be omitted for {strategy}"):
         check_read(run)
 
 
-def test_a_comparison_begins_without_a_model(made: MakeSettings) -> None:
+def test_a_comparison_begins_without_a_model(made):
     with pytest.raises(ConfigError, match="init-model must be empty in a comparison"):
         check_comparable([made(init_model="runs/pax")], 1)
 
 
-def test_turns_go_on_where_they_stopped() -> None:
+def test_turns_go_on_where_they_stopped():
     names, turn = ["a", "b", "c"], ""
     for n_rounds in range(7):
         assert last_turn(names, n_rounds) == turn
         turn = next_turn(names, turn)
 
 
-def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
+def test_rounds_are_counted_by_their_trees(made):
     model = load(run_local(made(objective="multi:softprob")).path / "model.json", Ensemble)
     assert InitialModel.with_model(model, 3) == InitialModel(2, 6)
     with pytest.raises(ConfigError, match="must have whole rounds of 4 trees, got 6 trees"):
@@ -457,11 +432,11 @@ def test_rounds_are_counted_by_their_trees(made: MakeSettings) -> None:
     ],
 )
 def test_trees_that_do_not_fit_the_table_are_refused_by_a_party(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch, field: str, value: int, rule: str
-) -> None:
+    made, monkeypatch, field, value, rule
+):
     first = run_local(made(num_boost_round=1))
 
-    def changed(*given: Any, **more: Any) -> dict[str, Any]:
+    def changed(*given, **more):
         arrays = pack_trees(*given, **more)
         array = arrays[field]
         return {**arrays, field: np.append(array[:-1], np.array([value], array.dtype))}
@@ -471,9 +446,7 @@ def test_trees_that_do_not_fit_the_table_are_refused_by_a_party(
         run_local(made(init_model=str(first.path)))
 
 
-def test_trees_of_half_a_round_are_refused_by_a_party(
-    made: MakeSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees_of_half_a_round_are_refused_by_a_party(made, monkeypatch):
     first = run_local(made(objective="multi:softprob", num_boost_round=1))
     monkeypatch.setattr(pax, "pack_trees", lambda trees, sets: pack_trees(trees[:2], sets=sets))
     with pytest.raises(PartyError, match=r"InitRequest.trees must be a multiple of 3, got 2$"):

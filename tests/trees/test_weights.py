@@ -1,10 +1,7 @@
 """Weights of rows whose columns lie at several parties: whose they are, and what they weight."""
 
-from __future__ import annotations
-
 import csv
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,8 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import DataError, PartyError
 from fedapp.runs.local import run_local
-from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_columns
-from tests.conftest import MakeSettings, MakeSites, WriteTable
 
 N_ROWS = 80
 IDS = [f"p{row}" for row in range(N_ROWS)]
@@ -26,13 +21,11 @@ WEIGHTS = [1 + row % 4 for row in range(N_ROWS)]
 
 
 @pytest.fixture
-def files(write_table: WriteTable) -> Callable[..., dict[str, Path]]:
+def files(write_table):
     """``files(bank=..., insurer=...)``: a table of each, with these weights where there are any;
     the bank has the labels."""
 
-    def make(
-        bank: Iterable[object] | None = None, insurer: Iterable[object] | None = None
-    ) -> dict[str, Path]:
+    def make(bank=None, insurer=None):
         c = np.random.default_rng(4).normal(size=N_ROWS).round(3)
         others = {"a": None, "b": None, "y": None, "c": c}
         return {
@@ -44,25 +37,23 @@ def files(write_table: WriteTable) -> Callable[..., dict[str, Path]]:
 
 
 @pytest.fixture
-def weighted(vertical: MakeSettings) -> MakeSettings:
+def weighted(vertical):
     """``weighted(files, ...)``: a run of these tables with the weights w."""
 
-    def make(files: dict[str, Path], **more: object) -> Settings:
+    def make(files, **more):
         data = ",".join(f"{party}={path}" for party, path in files.items())
         return vertical(data=data, label="y", id="id", weight="w", **more)
 
     return make
 
 
-def test_weights_in_a_file_without_labels_are_refused(weighted, files) -> None:
+def test_weights_in_a_file_without_labels_are_refused(weighted, files):
     rule = r"^insurer .*weight column 'w' must be in the table with the labels, got it in one with"
     with pytest.raises(PartyError, match=rf"{rule}.*party that has the labels; .*drop-columns=w"):
         run_local(weighted(files(insurer=WEIGHTS)))
 
 
-def test_weights_of_a_site_without_labels_are_refused_without_their_name(
-    vertical: MakeSettings, sites: MakeSites, files
-) -> None:
+def test_weights_of_a_site_without_labels_are_refused_without_their_name(vertical, sites, files):
     tables = files(bank=WEIGHTS, insurer=WEIGHTS)
     nodes = [{"name": name, "data": path, "id": "id"} for name, path in tables.items()]
     nodes[0]["weight"] = "w"
@@ -72,7 +63,7 @@ def test_weights_of_a_site_without_labels_are_refused_without_their_name(
         run_local(vertical(), sites(*nodes))
 
 
-def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files) -> None:
+def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files):
     """Those beside the labels count all the same."""
     alone = run_local(weighted(files(bank=WEIGHTS), num_boost_round=1))
     both = run_local(
@@ -82,7 +73,7 @@ def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files) -> 
     assert models[0] == models[1]
 
 
-def test_a_site_is_told_of_lone_weights_by_their_name(files) -> None:
+def test_a_site_is_told_of_lone_weights_by_their_name(files):
     node = {"name": "insurer", "data": str(files(insurer=WEIGHTS)["insurer"]), "id": "id"}
     with pytest.raises(DataError, match="weight column 'w' must be in the table with the labels"):
         read_columns(site_config({**node, "weight": "w"}, {}), seed=0)
@@ -94,14 +85,12 @@ def test_a_site_is_told_of_lone_weights_by_their_name(files) -> None:
 
 
 @pytest.fixture
-def predicted(
-    weighted, files, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[str, str]]:
+def predicted(weighted, files, monkeypatch, tmp_path):
     """``predicted(whole, bank=..., insurer=...)``: what the command says of tables with these
     weights, under a model that was trained with all of them at the bank; and the exact log loss."""
     monkeypatch.chdir(tmp_path)
 
-    def make(whole: bool, **weights: Iterable[object]) -> tuple[str, str]:
+    def make(whole, **weights):
         shares = {"allow_export": whole, "share_column_names": whole}
         folder = run_local(weighted(files(bank=WEIGHTS), num_boost_round=1, **shares))
         tables = files(**weights)
@@ -118,7 +107,7 @@ def predicted(
     return make
 
 
-def test_weights_of_another_table_than_the_labels_weight_the_scores(predicted) -> None:
+def test_weights_of_another_table_than_the_labels_weight_the_scores(predicted):
     text, exact = predicted(True, insurer=WEIGHTS)
     assert "unweighted" not in text
     assert exact in text
@@ -127,7 +116,7 @@ def test_weights_of_another_table_than_the_labels_weight_the_scores(predicted) -
 @pytest.mark.slow
 @pytest.mark.by_default("in parts")
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "in parts"])
-def test_scores_without_weights_are_told_as_such_and_why(predicted, whole: bool) -> None:
+def test_scores_without_weights_are_told_as_such_and_why(predicted, whole):
     text, exact = predicted(whole, bank=["", "", *WEIGHTS[2:]])
     name = "'w'" if whole else r"\S+"
     assert re.search(rf"unweighted: weight column {name} has no value in 2 of 80 rows", text)
@@ -147,12 +136,8 @@ NO_SPLIT = (
 @pytest.mark.parametrize("weight", [1e-6, 1.0])
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "secureboost"])
 def test_weights_so_small_that_no_tree_splits_are_warned_of(
-    settings: MakeSettings,
-    vertical: MakeSettings,
-    write_table: WriteTable,
-    method: str,
-    weight: float,
-) -> None:
+    settings, vertical, write_table, method, weight
+):
     make = vertical if method == "secureboost" else settings
     data = str(write_table(n_rows=200, w=[weight] * 200))
     given = {"label": "y", "weight": "w", "num_boost_round": 2, "min_child_weight": 1.0}

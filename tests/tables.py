@@ -1,0 +1,82 @@
+"""Tables of tests: columns, files of rows, and their parts by rows and by columns."""
+
+import numpy as np
+
+
+def write_rows(path, columns):
+    """A CSV of these columns, NaN as nothing."""
+    rows = zip(*columns.values(), strict=True)
+    lines = [",".join("" if value != value else str(value) for value in row) for row in rows]
+    path.write_text("\n".join([",".join(columns), *lines]) + "\n")
+    return path
+
+
+def made_columns(objective, n_rows=400, seed=3):
+    """Six columns with ties and missing values, all of which say something of the label y."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 40, (n_rows, 6)).astype(np.float64)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    signal = np.nan_to_num(values) @ [1, -1, 1, -1, 1, 1] - 39 + rng.normal(0, 3, n_rows)
+    labels = {
+        "binary:logistic": (signal > 0).astype(int),
+        "multi:softprob": np.digitize(signal, [-12, 12]),
+        "reg:squarederror": signal.round(3),
+    }[objective]
+    return {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
+
+
+def trial(path, n_rows=500, seed=5):
+    """A trial: Weibull times of two arms, a fixed end of follow-up, and weights."""
+    rng = np.random.default_rng(seed)
+    columns = {
+        "age": rng.integers(40, 80, n_rows).astype(float),
+        "stage": rng.integers(1, 5, n_rows).astype(float),
+        "treated": rng.integers(0, 2, n_rows).astype(float),
+        "marker": rng.normal(0, 1, n_rows).round(1),
+    }
+    columns["marker"][rng.random(n_rows) < 0.15] = np.nan
+    signal = 0.03 * (columns["age"] - 60) + 0.5 * columns["stage"] - 0.8 * columns["treated"]
+    years = 2.5 * (-np.log(rng.random(n_rows)) / np.exp(signal)) ** (1 / 1.4)
+    seen = years < 2
+    years = np.minimum(years, 2).round(3) + 0.001
+    weights = rng.choice([0.5, 1.0, 2.0], n_rows)
+    return write_rows(path, {**columns, "time": years, "died": seen.astype(int), "w": weights})
+
+
+def registry(path, n_rows=600, seed=6):
+    """A registry: log-normal times in whole months, so with ties; most rows are censored."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 9, (n_rows, 6)).astype(float)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    signal = np.nan_to_num(values) @ [0.2, -0.2, 0.1, -0.1, 0.1, 0]
+    times = np.exp(3.5 + signal + 0.7 * rng.normal(size=n_rows))
+    ends = rng.uniform(1, 40, n_rows)
+    columns = {**dict(zip("abcdef", values.T, strict=True)), "w": rng.uniform(0.2, 3, n_rows)}
+    columns["time"] = np.maximum(np.minimum(times, ends).round(), 1)
+    return write_rows(path, {**columns, "died": (times <= ends).astype(int)})
+
+
+def csv_columns(path, drop=""):
+    """Columns of a CSV as texts, but for one."""
+    names, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    return {name: [row[at] for row in rows] for at, name in enumerate(names) if name != drop}
+
+
+def deal_rows(columns, folder, names=("bank", "clinic", "shop")):
+    """Files of a table's rows, dealt to sites in turn, by site."""
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return {
+        name: write_rows(
+            folder / f"{name}.csv",
+            {key: values[at :: len(names)] for key, values in arrays.items()},
+        )
+        for at, name in enumerate(names)
+    }
+
+
+def deal_columns(columns, folder, shares):
+    """Files of a table's columns, ``shares[site]`` of which each site has, by site."""
+    return {
+        name: write_rows(folder / f"{name}.csv", {key: columns[key] for key in share})
+        for name, share in shares.items()
+    }
