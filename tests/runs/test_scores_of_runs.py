@@ -14,7 +14,7 @@ from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import PLAIN
 from fedapp.trees.objective import margins_of
 from fedapp.trees.survival import concordance
-from tests.strategies.test_survival import counted
+from tests.strategies.test_times import counted
 from tests.tables import write_rows
 
 OBJECTIVES = tuple(objective for objective in NAMES if objective != CUSTOM)
