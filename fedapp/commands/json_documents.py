@@ -214,7 +214,7 @@ class TableDocument(TypedDict):
 
 
 class ReadTable(TypedDict):
-    source: str  # where it is; empty if unknown
+    source: str | None  # where it is; null if unknown
     rows: int  # number of rows
     columns: int  # number of columns
 

@@ -246,7 +246,8 @@ def _loss_parameters(objective: Mapping[str, Any], run: Ensemble) -> LossParamet
     others = dict[str, Any]()
     for name in names:
         due = getattr(run.parameters, name)
-        value = type(due)(objective.get(block, {}).get(name, due))
+        text = str(objective.get(block, {}).get(name, due))
+        value = type(due)(text.strip("[]"))  # of quantiles XGBoost has a list
         is_text = isinstance(due, str)
         if value != due if is_text else np.float32(value) != np.float32(due):
             others[name] = value

@@ -128,13 +128,6 @@ def test_every_command_of_a_page_exists_with_its_options():
     assert checked > 20
 
 
-def test_an_unknown_option_would_be_found():
-    with pytest.raises(click.UsageError):
-        parsed(["fedapp", "run", "pax", "--no-such-option"])
-    with pytest.raises(click.UsageError):
-        parsed(["fedapp", "site", "no-such-command"])
-
-
 # Links and words
 
 

@@ -105,9 +105,3 @@ def test_a_method_as_the_page_adds_it_is_one(app_with_method):
     chosen = f"every_method_has or (equal-bagging and ({which}))"
     n_passed = passed(app_with_method, *files, "-k", f"test_layout or test_equal or {chosen}")
     assert n_passed >= 50 + 2 + 5
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
-def test_a_method_as_the_page_adds_it_passes_the_whole_contract(app_with_method):
-    assert passed(app_with_method, "tests/contract", "-k", "equal-bagging", "-m", "") > 30

@@ -1,17 +1,14 @@
 """Cyclic training: turns in the order of the names, the full step at each."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedapp.records.document import load
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.trees.model import Ensemble
 from strategies.local_boosting import next_turn
 from tests.federated import lines_of, model_of, summary_of
-from tests.network import fails_from, resumed, run
+from tests.network import fails_from, resumed, run, step_of
 from tests.transcript import arrays_of, listen
 
 
@@ -33,17 +30,11 @@ def test_turns_go_by_name_and_begin_anew():
 
 def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns):
     _, app = listen(turns("multi:softprob", num_boost_round=4))
-    heard = [
-        (context, request, reply)
-        for kind, request, reply in app.heard
-        for context in [request.metadata.dst_node_id]
-        if kind == "train.cyclic_turn"
-    ]
     steps = {}
-    for party, request, reply in heard:
-        step = int(request.content.config_records["envelope"]["step"])
+    for request, reply in app.of_kind("cyclic_turn"):
         told, grown = (len(arrays_of(message)["sizes"]) for message in (request, reply))
-        steps.setdefault(step, []).append((party, told, grown))
+        party = request.metadata.dst_node_id
+        steps.setdefault(step_of(request), []).append((party, told, grown))
     for turn, replies in enumerate(steps[step] for step in sorted(steps)):
         assert len(replies) == 3
         assert {told for _, told, _ in replies} == {3 if turn else 0}
@@ -53,15 +44,9 @@ def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns):
 
 
 def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns):
-    settings = turns(num_boost_round=3)
-    for n_rounds in (1, 2):
-        run_local(turns(num_boost_round=n_rounds, run_dir=f"{settings.run_dir}-{n_rounds}"))
-    run_local(settings)
-    whole = model_of(settings)
-    for n_rounds in (1, 2):
-        shorter = load(Path(f"{settings.run_dir}-{n_rounds}") / "model.json", Ensemble)
-        for tree, other in zip(shorter.trees, whole.trees, strict=False):
-            np.testing.assert_array_equal(tree, other)
+    shorter, whole = (model_of(run_local(turns(num_boost_round=n))) for n in (2, 3))
+    for tree, other in zip(shorter.trees, whole.trees, strict=False):
+        np.testing.assert_array_equal(tree, other)
     roots = [float(tree["hessian"][0]) for tree in whole.trees]
     assert 3 * max(roots) < 400 / 4  # a third of the rows, hessians of 1/4 at most
 
@@ -81,7 +66,11 @@ def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns):
     settings, whole = turns(num_boost_round=3, min_parties=2), turns(num_boost_round=3)
     run(settings, app=fails_from(5))
     run_local(whole)
-    for tree, other in zip(model_of(settings).trees, model_of(whole).trees, strict=True):
+    assert_same(settings, whole)
+
+
+def assert_same(first, second):
+    for tree, other in zip(model_of(first).trees, model_of(second).trees, strict=True):
         np.testing.assert_array_equal(tree, other)
 
 
@@ -93,5 +82,4 @@ def test_a_resumed_run_goes_on_with_the_turns(turns, loss):
     with pytest.raises(KeyboardInterrupt):
         run(settings, app=fails_from(loss), dies_before_sending=7)
     run(resumed(settings), simulated_contexts(settings), app=fails_from(loss))
-    for tree, other in zip(model_of(settings).trees, model_of(whole).trees, strict=True):
-        np.testing.assert_array_equal(tree, other)
+    assert_same(settings, whole)

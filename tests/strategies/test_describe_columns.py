@@ -1,7 +1,5 @@
 """Descriptions of columns of the same rows, and what they say about labels that stay encrypted."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -23,11 +21,11 @@ from tests.federated import summary_of
 from tests.network import fails_from
 from tests.network import run as run_on_network
 from tests.stored import with_arrays
-from tests.tables import made_columns, write_rows
+from tests.strategies.test_describe_rows import OBJECTIVES, document_of
+from tests.tables import deal_columns, made_columns, write_rows
 from tests.tampering import rewrite_letters
 from tests.transcript import ORDERED, check_declared, check_no_rows, listen
 
-OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SMALL = {"describe_columns__key_bits": 512, "describe_columns__insecure_small_key": True}
 N_ROWS = 300
 
@@ -39,22 +37,15 @@ def columns_of(objective):
 
 
 @pytest.fixture
-def made(settings, tmp_path):
+def made(made):
     """``made(objective, **overrides)``: a description of columns that are split among parties."""
 
     def make(objective="binary:logistic", **more):
-        data = tmp_path / f"{objective[:5]}.csv"
-        if not data.exists():
-            write_rows(data, columns_of(objective))
-        usual = {"strategy": "describe-columns", "data": str(data), "label": "y", "parties": 3}
-        usual |= {"align": "ordered", "share_column_names": True, **SMALL}
-        return settings(**{**usual, "objective": objective, **more})
+        usual = {"parties": 3, "align": "ordered", "share_column_names": True, **SMALL}
+        columns = columns_of(objective)
+        return made("describe-columns", objective, columns=columns, **{**usual, **more})
 
     return make
-
-
-def document_of(folder):
-    return json.loads((folder.path / "description.json").read_text())
 
 
 def by_name(folder):
@@ -83,7 +74,6 @@ def test_columns_are_described_as_in_one_place_bit_for_bit(made, settings, objec
         assert by_name(run_local(made(objective, parties=parties))) == pooled
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_labels_that_come_in_blocks_give_the_same(made, monkeypatch, objective):
@@ -107,20 +97,11 @@ def test_matched_rows_are_described(settings, tmp_path, made):
     summary = summary_of(folder := run_local(made(**given)))
     n_rows = summary["matched_rows"]["train"]
     assert 100 < n_rows < 210
-    assert {sum([one["missing"], *one["counts"]]) for one in document_of(folder)["columns"]} == {
-        n_rows
-    }
-    assert [one["name"] for one in document_of(folder)["columns"] if one["party"] == "bank"] == [
-        *("a", "b", "label")
-    ]
+    columns = document_of(folder)["columns"]
+    assert {sum([one["missing"], *one["counts"]]) for one in columns} == {n_rows}
+    assert [one["name"] for one in columns if one["party"] == "bank"] == ["a", "b", "label"]
 
 
-@pytest.mark.slow
-def test_flowers_simulation_describes_the_same(made, simulate):
-    assert document_of(simulate(made())) == document_of(run_local(made()))
-
-
-@pytest.mark.slow
 def test_randomised_labels_are_described(made):
     plain = by_name(run_local(made()))["label"]["counts"]
     folder = run_local(made(label_epsilon=1.0))
@@ -146,22 +127,17 @@ def test_names_leave_only_where_their_owner_shares_them(made):
 
 
 def of_sites(sites, tmp_path, **more):
-    columns, nodes = columns_of("binary:logistic"), []
-    ids = [f"c{row}" for row in range(N_ROWS)]
-    for name, mine in (("bank", "aby"), ("shop", "cdef")):
-        path = tmp_path / f"{name}.csv"
-        if not path.exists():
-            write_rows(path, {"id": ids, **{one: columns[one] for one in mine}})
-        node = {"name": name, "data": path, "id": "id", **more.get(name, {})}
-        nodes.append({**node, "label": "y" if name == "bank" else ""})
-    return sites(*nodes)
+    columns = {"id": [f"c{row}" for row in range(N_ROWS)], **columns_of("binary:logistic")}
+    tables = deal_columns(columns, tmp_path, {"bank": ["id", *"aby"], "shop": ["id", *"cdef"]})
+    nodes = [{"name": name, "data": tables[name], "id": "id"} for name in tables]
+    labels = [{"label": "y"}, {"label": "", **more}]
+    return sites(*(node | own for node, own in zip(nodes, labels, strict=True)))
 
 
 def at_sites(settings):
     return settings(strategy="describe-columns", parties=2, objective="auto", **SMALL)
 
 
-@pytest.mark.by_default("off", "shared", "too many columns")
 @pytest.mark.parametrize(
     ("n_columns", "is_shared", "leaves"),
     [(1, False, False), (1, True, True), (2, True, False)],
@@ -173,12 +149,11 @@ def test_figures_over_labels_leave_only_if_shared_rounded_and_few(
     n_rows, rng = 420, np.random.default_rng(3)  # of which 302 train: 30 bits, and a column has 28
     labels, ids = rng.integers(0, 2, n_rows), np.arange(n_rows)
     columns = {f"c{one}": labels + rng.normal(size=n_rows) for one in range(n_columns)}
-    bank = {
-        "data": write_rows(tmp_path / "bank.csv", {"id": ids, "a": rng.random(n_rows), "y": labels})
-    }
-    bank |= {"name": "bank", "id": "id", "share-label-figures": is_shared}
-    shop = {"data": write_rows(tmp_path / "shop.csv", {"id": ids, **columns})}
-    shop |= {"name": "shop", "id": "id", "label": ""}
+    every = {"id": ids, "a": rng.random(n_rows), "y": labels, **columns}
+    shares = {"bank": ("id", "a", "y"), "shop": ("id", *columns)}
+    tables = deal_columns(every, tmp_path, shares)
+    bank, shop = ({"name": name, "data": tables[name], "id": "id"} for name in shares)
+    bank, shop = {**bank, "share-label-figures": is_shared}, {**shop, "label": ""}
     folder = run_local(at_sites(settings), sites(bank, shop))
     figures = [one["label"] for one in document_of(folder)["columns"] if not one.get("is_label")]
     says = [
@@ -194,7 +169,6 @@ def test_figures_over_labels_leave_only_if_shared_rounded_and_few(
     assert (is_logged in caplog.text) == (n_columns == 2)
 
 
-@pytest.mark.slow
 def test_sites_share_no_names_unless_they_say_so(settings, sites, tmp_path):
     columns = document_of(run_local(at_sites(settings), of_sites(sites, tmp_path)))["columns"]
     assert [one["name"] for one in columns] == [
@@ -203,10 +177,9 @@ def test_sites_share_no_names_unless_they_say_so(settings, sites, tmp_path):
     ]
     assert all(one["categories"] == [] for one in columns)
     assert columns[2]["is_label"]
-    more = {"shop": {"share-column-names": True, "share-categories": 60}}
-    columns = document_of(run_local(at_sites(settings), of_sites(sites, tmp_path, **more)))[
-        "columns"
-    ]
+    more = {"share-column-names": True, "share-categories": 60}
+    folder = run_local(at_sites(settings), of_sites(sites, tmp_path, **more))
+    columns = document_of(folder)["columns"]
     assert [one["name"] for one in columns[3:]] == ["c", "d", "e", "f"]
     counts = dict(zip(columns[3]["categories"], columns[3]["counts"], strict=False))
     assert {name for name, count in counts.items() if name != " (rare)"} <= {"oslo", "rome", "bonn"}
@@ -214,18 +187,15 @@ def test_sites_share_no_names_unless_they_say_so(settings, sites, tmp_path):
 
 
 def test_no_cell_has_fewer_rows_than_the_site_allows(settings, sites, tmp_path):
-    more = {"shop": {"min-rows": 20}}
-    columns = document_of(run_local(at_sites(settings), of_sites(sites, tmp_path, **more)))[
-        "columns"
-    ]
-    for column in columns:
+    contexts = of_sites(sites, tmp_path, **{"min-rows": 20})
+    for column in document_of(run_local(at_sites(settings), contexts))["columns"]:
         counts = np.array([column["missing"], *column["counts"]])
         if column["party"] == "shop":
             assert not ((counts > 0) & (counts < 20)).any()
 
 
 def test_a_site_that_merges_bins_refuses(settings, sites, tmp_path):
-    more = {"shop": {"least-bin-rows": 5}}
+    more = {"least-bin-rows": 5}
     with pytest.raises(FedappError, match=r"least-bin-rows must be 0 in the node config, or"):
         run_local(at_sites(settings), of_sites(sites, tmp_path, **more))
     config = SiteConfig("bank", "rows.csv", allowed=frozenset({"describe-columns"}))

@@ -1,56 +1,38 @@
-"""Fed-EINI: the predictions of the interactive way, in one encrypted round."""
+"""Fed-EINI: interactive predictions in one encrypted round, and who breaks its rules."""
 
 import itertools
+import json
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from clients import eini as client
-from fedapp.commands import cli
+from fedapp.client_app import SiteApp
 from fedapp.crypto.paillier import decrypt, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key
+from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sealed import unseal
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import Workers
-from fedapp.errors import PartyError
+from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
+from fedapp.messages import eini
 from fedapp.messages.wire import from_records, parcels_of
 from fedapp.runs.local import run_local
 from fedapp.site import mail
-from fedapp.trees.divided import Lookup, candidates, skeleton
+from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
+from fedapp.trees.divided import PARTS, Lookup, candidates, skeleton
 from fedapp.trees.model import check_trees
-from tests.deployed import write_csv
-from tests.encrypted import KINDS_OF_MODELS, SMALL, encrypted
+from strategies.eini import Eini
+from tests.encrypted import EINI, KINDS_OF_MODELS, encrypted, scored, written
 from tests.federated import summary_of
-from tests.strategies.test_interactive import inference, written
-from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
-from tests.transcript import listen
-
-
-class Letters:
-    """Every letter that a run's sites open, with its receiver."""
-
-    def __init__(self, monkeypatch):
-        self.opened = []
-
-        def read(name, *given):
-            found = mail.open_mail(name, *given)
-            for sender, content in found._letters:
-                self.opened.append((sender, name, content))
-            return found
-
-        monkeypatch.setattr("fedapp.site.answer.open_mail", read)
-
-    def ciphertexts(self, sender, receiver):
-        return [
-            row.tobytes()
-            for origin, end, content in self.opened
-            if (origin, end) == (sender, receiver) and "ciphertexts" in content.arrays
-            for row in content.arrays["ciphertexts"]
-        ]
-
+from tests.forests import move_thresholds, without_salt
+from tests.letters import letters_sent
+from tests.network import run
+from tests.tables import write_rows
+from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
+from tests.transcript import arrays_of, listen, rewrite
 
 # The predictions
 
@@ -58,7 +40,6 @@ class Letters:
 FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("binary:logistic-2-*")
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("strategy", KINDS_OF_MODELS, indirect=True)
@@ -74,42 +55,12 @@ FEWER = {"multi:softprob": {"num_boost_round": 2}}  # trees of each class
 )
 def test_predictions_are_those_of_the_interactive_way(train, settings, objective, parties):
     trained, _ = train(objective, parties=parties, **FEWER.get(objective, {}))
-    plain = inference(settings, trained, align="ordered")
-    interactive = written(summary_of(run_local(plain)))
-    summary = summary_of(run_local(encrypted(settings, trained, eini__batch_rows=25)))
+    interactive = scored(settings, trained)
+    summary = run_local(encrypted(settings, trained, eini__batch_rows=25)).summary
     np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
     assert summary["batches"] == 3
     # hello, three to align; the first step of all, one more a party and a batch
     assert summary["exchanges"] == 5 + parties + summary["batches"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "strategy", "parties"),
-    [
-        (CREDIT, "secureboost", 3),
-        pytest.param(DEFAULT, "federated-forest", 3, marks=pytest.mark.slow),
-        pytest.param(CREDIT, "secureboost", 2, marks=pytest.mark.slow),
-        pytest.param(CREDIT, "secureboost", 4, marks=pytest.mark.slow),
-        pytest.param(CREDIT, "federated-forest", 3, marks=pytest.mark.slow),
-        pytest.param(DEFAULT, "secureboost", 2, marks=pytest.mark.slow),
-        pytest.param(DEFAULT, "secureboost", 3, marks=pytest.mark.slow),
-        pytest.param(DEFAULT, "secureboost", 4, marks=pytest.mark.slow),
-    ],
-    indirect=["strategy"],
-)
-def test_predictions_of_real_rows_are_those_of_the_interactive_way(
-    real_data, train, settings, tmp_path, source, parties
-):
-    name, label, numbers = source
-    data = first_rows(real_data / name, 200, tmp_path / "rows.csv", drop=numbers)
-    trained, _ = train(data=data, label=label, parties=parties, max_depth=4)
-    plain = inference(settings, trained, align="ordered", columns=trained.columns)
-    interactive = written(summary_of(run_local(plain)))
-    assert len(np.unique(interactive)) > 30
-    summary = summary_of(run_local(encrypted(settings, trained)))
-    assert summary["entries"] > 10
-    np.testing.assert_allclose(written(summary), interactive, rtol=0, atol=1e-9)
 
 
 def test_a_skeleton_keeps_what_passive_parties_split():
@@ -130,14 +81,14 @@ def test_a_skeleton_keeps_what_passive_parties_split():
 # What crosses the wire
 
 
-@pytest.mark.slow
-def test_no_ciphertext_comes_twice_or_unchanged(train, settings, monkeypatch):
+def test_no_ciphertext_comes_twice_or_unchanged(train, settings):
     trained, _ = train(parties=3)
-    letters = Letters(monkeypatch)
-    run_local(encrypted(settings, trained))
-    first = letters.ciphertexts("party-1", "party-2")
-    second = letters.ciphertexts("party-2", "party-3")
-    sums = letters.ciphertexts("party-3", "party-1")
+    _, app = listen(encrypted(settings, trained))
+    sent = {1: [], 2: [], 3: []}
+    for letter in letters_sent(app):
+        if "ciphertexts" in letter.content.arrays:
+            sent[int(letter.sender[-1])] += [row.tobytes() for row in letter["ciphertexts"]]
+    first, second, sums = sent.values()  # each party's to the next one
     every = [*first, *second, *sums]
     assert len(first) == len(second) > 1000
     assert 0 < len(sums) < len(first)
@@ -145,7 +96,6 @@ def test_no_ciphertext_comes_twice_or_unchanged(train, settings, monkeypatch):
     assert not any(int.from_bytes(each, "big") in (0, 1) for each in every)
 
 
-@pytest.mark.slow
 def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(train, settings, monkeypatch):
     trained, _ = train()
     real, found = client.Passive._totals, list[tuple[bytes, ...]]()
@@ -174,7 +124,6 @@ def test_what_is_not_chosen_becomes_a_fresh_zero():
     assert len(found) == 9
 
 
-@pytest.mark.slow
 def test_the_active_party_cannot_open_what_passive_parties_send_each_other(train, settings):
     trained, _ = train(parties=3)
     _, app = listen(encrypted(settings, trained))
@@ -197,29 +146,37 @@ def test_the_active_party_cannot_open_what_passive_parties_send_each_other(train
 # The guard
 
 
-def test_rows_with_few_ways_through_the_trees_are_refused(train, settings):
-    trained, _ = train(data="breast-cancer", label="", num_boost_round=4, max_depth=3)
-    match = r"rows must have 1e\+06 ways through .*, got 569 of 569 .* eini.unguarded=true predicts"
-    with pytest.raises(PartyError, match=match):
-        run_local(
-            encrypted(
-                settings, trained, eini__unguarded=False, eini__least_possibilities=1_000_000.0
-            )
-        )
+def flagged(path):
+    """One column of 0 and 1 at the passive party: many trees, each with two ways, but the same."""
+    rng = np.random.default_rng(3)
+    columns, flag = rng.normal(size=(3, 120)).round(2), rng.integers(0, 2, 120)
+    label = (columns.sum(axis=0) + 2 * flag > 1).astype(int)
+    return str(write_rows(path, dict(zip("abcfy", [*columns, flag, label], strict=True))))
 
 
-def test_trees_of_one_passive_party_are_refused(train, settings):
-    trained, _ = train(data="breast-cancer", label="", columns="sizes:1,29", num_boost_round=3)
-    match = r"trees must have splits of two parties, got \d with all splits at one"
-    with pytest.raises(PartyError, match=match):
-        run_local(encrypted(settings, trained, eini__unguarded=False))
+SKEWED = {"data": "breast-cancer", "label": "", "columns": "sizes:1,29"}
 
 
-@pytest.mark.slow
-def test_a_model_of_many_ways_passes_the_guard(train, settings):
-    trained, _ = train(data="breast-cancer", label="", num_boost_round=6, max_depth=3)
-    guarded = encrypted(settings, trained, eini__unguarded=False, eini__least_possibilities=2.0)
-    assert len(written(summary_of(run_local(guarded)))) == 569
+@pytest.mark.parametrize(
+    ("trees", "least", "rule"),
+    [
+        ({}, 1e6, r"rows must have 1e\+06 ways through .*, got 120 of 120 .* eini.unguar"),
+        (SKEWED, 2.0, r"trees must have splits of two parties, got \d with all"),
+        (
+            {"columns": "sizes:3,1"},
+            3.0,
+            "party-2 .*columns of this party must have 3 ways .*, got f",
+        ),
+        ({"columns": "sizes:3,1"}, 2.0, ""),
+    ],
+)
+def test_rows_columns_and_trees_with_few_ways_are_refused(
+    train, settings, tmp_path, trees, least, rule
+):
+    trained, _ = train(**{"data": flagged(tmp_path / "flag.csv"), **trees})
+    guarded = {"eini__unguarded": False, "eini__least_possibilities": least}
+    with pytest.raises(PartyError, match=rule) if rule else nullcontext():
+        assert len(scored(settings, trained, "eini", **guarded)) == 120
 
 
 @pytest.mark.parametrize(
@@ -248,27 +205,6 @@ def test_ways_through_splits_are_the_answers_that_some_values_give(splits, missi
     assert len({tuple(lookup.sides(records, grid, row)) for row in range(len(grid))}) == ways
 
 
-@pytest.mark.slow
-def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
-    train, settings, tmp_path
-):
-    # One column of 0 and 1 at the passive party: many trees, each with two ways, but the same two.
-    rng = np.random.default_rng(3)
-    columns = rng.normal(size=(3, 120)).round(2)
-    flag = rng.integers(0, 2, 120)
-    label = (columns.sum(axis=0) + 2 * flag > 1).astype(int)
-    data = write_csv(
-        tmp_path / "flag.csv", dict(zip("abcfy", [*columns, flag, label], strict=True))
-    )
-    trained, _ = train(data=data, columns="sizes:3,1", max_depth=3)
-    given = {"eini__unguarded": False, "eini__least_possibilities": 3.0}
-    match = r"party-2 .*columns of this party must have 3 ways .*, got fewer; eini.ung"
-    with pytest.raises(PartyError, match=match):
-        run_local(encrypted(settings, trained, **given))
-    given["eini__least_possibilities"] = 2.0
-    assert len(written(summary_of(run_local(encrypted(settings, trained, **given))))) == 120
-
-
 @pytest.mark.parametrize(
     "lefts",
     [
@@ -282,42 +218,222 @@ def test_columns_whose_values_have_few_ways_through_their_splits_are_refused(
 def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts):
     tree = [1, -1, 3, -1, -1]
     check_trees(np.array([*tree, -1, *tree]), np.array([0, 5, 6, 11]))
-    for broken, offsets in (
-        (lefts, [0, len(lefts)]),
-        ([*tree, *lefts], [0, 5, 5 + len(lefts)]),
-        (tree, [0, 4]),
-        (tree, [0, 0, 5]),
-        (tree, [1, 5]),
-        (tree, []),
-    ):
+    cases = [(lefts, [0, len(lefts)]), ([*tree, *lefts], [0, 5, 5 + len(lefts)])]
+    for broken, offsets in (*cases, *((tree, ends) for ends in ([0, 4], [0, 0, 5], [1, 5], []))):
         with pytest.raises(ValueError, match=r"^(lefts|trees) must "):
             check_trees(np.array(broken), np.array(offsets, dtype=np.int64))
 
 
-def test_keys_come_back_from_their_arrays():
-    key = generate_key(256, insecure_small_key=True)
-    assert PrivateKey.from_array(key.to_array()) == key
-    assert PublicKey.from_array(key.public.to_array()) == key.public
-    assert key.public.to_array().shape == (32,)
+# What is refused
 
 
-def test_the_command_predicts_under_encryption(train, settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_part_of_another_model_is_refused(train, settings):
     trained, folder = train()
-    small = [
-        f"-ceini.{name.replace('_', '-')}={str(value).lower()}" for name, value in SMALL.items()
+    path = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / PART_FILE
+    move_thresholds(path.parent)
+    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
+        run_local(encrypted(settings, trained))
+
+
+class Tampering(SiteApp):
+    """A relay that changes the messages of one party that have parcels."""
+
+    def __init__(self, change, node):
+        super().__init__()
+        self._change, self._node = change, node
+        self.first = None
+
+    def __call__(self, message, context):
+        is_step = message.metadata.message_type.endswith("eini_step")
+        if is_step and context.node_id == self._node and len(arrays_of(message)["parcels"]):
+            self._change(self, message)
+        return super().__call__(message, context)
+
+
+def flip(relay, message):
+    parcels = arrays_of(message)["parcels"].copy()
+    parcels[len(parcels) // 2] ^= 1
+    rewrite(message, parcels=parcels)
+
+
+def replay(relay, message):
+    """Send a content again in the place of later ones."""
+    if relay.first is None:
+        relay.first = message.content
+    else:
+        message.content = relay.first
+        message.content.config_records["envelope"]["step"] += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "node", "rule"),
+    [
+        (flip, 2, r"parcel.content must be sealed by party-. for party-. in this run"),
+        (flip, 3, r"parcel.content must be sealed by party-. for party-. in this run"),
+        (replay, 3, r"parcel\.step must be a new one, got one seen before"),
+    ],
+)
+def test_a_parcel_that_a_relay_changes_or_repeats_is_refused(train, settings, change, node, rule):
+    trained, _ = train()
+    settings = encrypted(settings, trained, eini__batch_rows=30)
+    with pytest.raises(PartyError, match=rule):
+        run(settings, app=Tampering(change, node))
+
+
+def test_a_structure_that_another_passive_party_sends_is_refused(train, settings, monkeypatch):
+    trained, _ = train(parties=3)
+    keep, seen = client.Passive._keep_structure, list[eini.Structure]()
+
+    def keep_and_remember(party, part, letter, asked):
+        if party.name == "party-2":
+            seen.append(letter)
+        keep(party, part, letter, asked)
+
+    def write_more(sender, letters):
+        # Beside a letter of its own: after its last one it has no key to seal any.
+        lies = sender == "party-2" and letters
+        return [*letters, *(("party-3", letter) for letter in seen if lies)]
+
+    monkeypatch.setattr(client.Passive, "_keep_structure", keep_and_remember)
+    rewrite_all_letters(monkeypatch, write_more)
+    with pytest.raises(
+        PartyError, match=r"party-2.*: Structure\.letter must come only from party-1"
+    ):
+        run(encrypted(settings, trained))
+
+
+def again(keep):
+    return lambda *given: [keep(*given) for _ in range(2)]
+
+
+def with_one_split(keep):
+    def kept(party, part, letter, asked):
+        keep(party, part, replace(letter, records=np.minimum(letter.records, 0)), asked)
+
+    return kept
+
+
+def with_other(field, change):
+    def wrap(choose):
+        def chosen(party, sender, letter):
+            return choose(party, sender, replace(letter, **{field: change(getattr(letter, field))}))
+
+        return chosen
+
+    return wrap
+
+
+def without_letters(begin):
+    def nothing(*given):
+        begin(*given)
+        return []
+
+    return nothing
+
+
+OF_MODEL = r"Structure\.lefts must be trees of this model, sent once"
+NEXT, FEWER_SENT = with_other("first_row", lambda _: 0), with_other("ciphertexts", lambda c: c[:-1])
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "fault", "rule"),
+    [
+        (client.Passive, "_keep_structure", again, OF_MODEL),
+        (client.Passive, "_keep_structure", with_one_split, OF_MODEL),
+        (client.Passive, "_choose", NEXT, r"Elements\.first_row must be the next batch's"),
+        (client.Passive, "_choose", FEWER_SENT, r"Elements\.ciphertexts must be \d+ for each"),
+        (client.Active, "_begin", without_letters, r"Elements\.letter must come after the st"),
+    ],
+)
+def test_structures_and_batches_that_do_not_fit_are_refused(
+    train, settings, monkeypatch, role, method, fault, rule
+):
+    trained, _ = train()
+    monkeypatch.setattr(role, method, fault(getattr(role, method)))
+    refuses(rule, encrypted(settings, trained, eini__batch_rows=30))
+
+
+def of_three(write_table):
+    """Node configs of three sites with columns of the same rows."""
+    tables = {
+        "bank": {"b": None},
+        "shop": {"a": None, "b": None, "y": None, "c": range(40)},
+        "clinic": {"a": None, "y": None},
+    }
+    return [
+        {"name": name, "data": write_table(name, **table), "label": "y" if name == "bank" else ""}
+        for name, table in tables.items()
     ]
-    arguments = ["predict", str(folder.path), "--data", trained.data, "--output", "out.parquet"]
-    result = CliRunner().invoke(
-        cli, [*arguments, "--inference", "eini", "-ceini.unguarded=true", *small]
-    )
-    assert result.exit_code == 0, result.output
-    assert "60 rows written to out.parquet" in result.output
-    table = pq.read_table("out.parquet")
-    assert table.column_names[0] == "row"
-    found = np.column_stack([table[name].to_numpy() for name in table.column_names[1:]])
-    (place,) = (home() / "sites" / "party-1").glob("*/predictions.parquet")
-    assert pq.read_table(place) == table
-    interactive = inference(settings, trained, align="ordered")
-    expected = written(summary_of(run_local(interactive)))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_site_refuses_a_small_key_no_guard_and_too_few_parties(settings, sites, write_table):
+    contexts = sites(*of_three(write_table))
+    given = {"align": "ordered", "federated_forest__trees": 2, "federated_forest__max_depth": 2}
+    trained = run(settings(strategy="federated-forest", parties=3, **given), contexts)
+    how = {"strategy": "eini", "model": trained.summary["model_id"], "align": "ordered"}
+    rule = r"^bank .*: parties must be those of the model, got none named clinic$"
+    with pytest.raises(PartyError, match=rule):
+        run(settings(**how, **EINI, parties=2), contexts[:2])
+    for context in contexts:
+        context.node_config["allow-insecure"] = "false"
+    large = {**EINI, "eini__key_bits": 2048, "eini__insecure_small_key": False}
+    for more, rule in (
+        (EINI, "insecure-small-key must be false"),
+        (large, "unguarded must be false"),
+        (
+            {**large, "eini__unguarded": False, "eini__least_possibilities": 999.0},
+            "least-possibilities must be >= 1000",
+        ),
+    ):
+        rule = rf"^bank \(step \d+\): {rule}, or allow-insecure true in the node config, got"
+        with pytest.raises(PartyError, match=rule):
+            run(settings(**how, **more, parties=3), contexts)
+
+
+def test_the_digest_of_a_part_says_nothing_of_what_is_in_it(train):
+    _, folder = train()
+    model = summary_of(folder)["model_id"]
+    site = home() / "sites" / "party-2" / model
+    first = part_digest(site)
+    document = json.loads((site / PART_FILE).read_text())
+    assert len(document["salt"]) == 64
+    write_part(site, read_part(site, *PARTS))
+    assert without_salt(json.loads((site / PART_FILE).read_text())) == without_salt(document)
+    assert part_digest(site) != first
+
+
+@pytest.mark.by_default("first-*", "last-*")
+@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
+@pytest.mark.parametrize("place", range(3), ids=["active", "first", "last"])
+def test_a_run_ends_when_the_server_keeps_letters_back(train, settings, monkeypatch, place):
+    trained, _ = train(parties=3)
+    keep_letters_back(monkeypatch, eini.StepRequest, f"party-{place + 1}", first=1)
+    rule = r"^party-3 .*: Totals\.letter must reach party-1 by now$"
+    refuses(rule, encrypted(settings, trained))
+
+
+@pytest.mark.by_default("zero-*", "too large-*", "one too few-*")
+@pytest.mark.parametrize("strategy", ["secureboost"], indirect=True)
+@pytest.mark.parametrize("change", FALSE)
+def test_false_sums_of_the_last_party_are_refused(train, settings, monkeypatch, change):
+    trained, _ = train()
+    how, rule = FALSE[change]
+    rewrite_letters(monkeypatch, "Totals", "ciphertexts", how)
+    refuses(rf"^party-2 .*: Totals\.ciphertexts .*{rule}", encrypted(settings, trained))
+
+
+def test_a_small_key_is_refused(settings):
+    given = {"strategy": "eini", "model": "0" * 16, "eini__key_bits": 512}
+    with pytest.raises(ConfigError, match=r"^eini.key-bits must be >= 2048 without eini.insecure"):
+        Eini.section_settings(settings(**given))
+    with pytest.raises(ConfigError, match="model must be the id of a trained model"):
+        Eini.section_settings(settings(strategy="eini"))
+
+
+@pytest.mark.parametrize("strategy", ["federated-forest"], indirect=True)
+def test_a_key_too_small_for_the_classes_of_a_leaf_is_refused(train, settings):
+    small = {"federated_forest__trees": 2, "federated_forest__max_depth": 2, "columns": "even"}
+    trained, _ = train("multi:softprob", data="digits", label="", **small)
+    match = r"eini.key-bits must be > 5[56]0 for 10 outputs of 5[56] bits, got 512"
+    with pytest.raises(PartyError, match=match):
+        run_local(encrypted(settings, trained))

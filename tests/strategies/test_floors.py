@@ -8,14 +8,12 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.groups import cell_starts, group, merge_sketch_bins
 from fedapp.histograms.sketch import sketch_and_code, sketch_cuts
-from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import site_config
-from fedapp.trees.model import Ensemble
 from strategies.run import check_read
-from tests.federated import summary_of
-from tests.tables import made_columns, write_rows
+from tests.federated import model_bytes, model_of
+from tests.tables import made_columns
 from tests.transcript import arrays_of, listen, scalars_of
 
 RNG = np.random.default_rng(3)
@@ -23,20 +21,12 @@ LEAST = 5
 
 
 @pytest.fixture
-def made(settings, tmp_path):
+def made(made):
     """Squared errors, whose hessians count rows."""
-
-    def make(**more):
-        columns = made_columns("reg:squarederror")
-        columns = {name: one[:160] for name, one in columns.items()}
-        columns["c"] = RNG.choice(["oslo", "rome", "bonn", "york", "lima"], 160)
-        data = tmp_path / "rows.csv"
-        if not data.exists():
-            write_rows(data, columns)
-        given = {"objective": "reg:squarederror", "max_depth": 4, "subsample": 1.0, "parties": 2}
-        return settings(**{"data": str(data), "label": "y", "max_bin": 64, **given, **more})
-
-    return make
+    columns = {name: one[:160] for name, one in made_columns("reg:squarederror").items()}
+    columns["c"] = RNG.choice(["oslo", "rome", "bonn", "york", "lima"], 160)
+    given = {"objective": "reg:squarederror", "max_depth": 4, "parties": 2, "max_bin": 64}
+    return lambda **more: made(**{"columns": columns, **given, **more})
 
 
 # Groups
@@ -115,20 +105,18 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(made, monkey
     assert not any(told)
     for _, reply in app.of_kind("pax_sketch"):
         assert (arrays_of(reply)["masses"] >= LEAST).all()
-    model = load(folder.path / "model.json", Ensemble)
-    assert all(len(tree) > 3 for tree in model.trees)
-    assert np.isfinite(summary_of(folder)["metrics"]["test"]["rmse"])
+    assert all(len(tree) > 3 for tree in model_of(folder).trees)
+    assert np.isfinite(folder.summary["metrics"]["test"]["rmse"])
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("reg:squarederror")
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
 def test_a_floor_of_one_row_changes_nothing_under_masks(made, objective):
     more = {"pax__aggregation": "secure", "subsample": 0.8}
     if objective == "multi:softprob":
         more |= {"objective": objective, "label": "c"}
-    runs = [run_local(made(least_bin_rows=least, **more)) for least in (0, 1, LEAST)]
-    models = [(folder.path / "model.json").read_bytes() for folder in runs]
+    floors = (0, 1, LEAST)
+    models = [model_bytes(run_local(made(least_bin_rows=least, **more))) for least in floors]
     assert models[0] == models[1] != models[2]
 
 
@@ -147,7 +135,7 @@ def test_both_children_are_asked_for_where_a_party_merges_bins(made, floor):
 def test_a_nodes_sums_are_those_told_of_it(made):
     """Not those that its parent was split into, between bins that rows were not told in."""
     folder, app = listen(made(least_bin_rows=LEAST, parties=1, num_boost_round=1))
-    (tree,) = load(folder.path / "model.json", Ensemble).trees
+    (tree,) = model_of(folder).trees
     n_held = 0
     for message, reply in app.of_kind("pax_grow"):
         told, nodes = arrays_of(reply), arrays_of(message)["wanted_nodes"]
@@ -162,8 +150,7 @@ def test_a_nodes_sums_are_those_told_of_it(made):
 
 
 def test_a_party_of_fewer_rows_tells_nothing_of_its_gradients(made):
-    run_settings = made(least_bin_rows=20, partition="sizes:0.9,0.1", pax__aggregation="plain")
-    _, app = listen(run_settings)
+    _, app = listen(made(least_bin_rows=20, partition="sizes:0.9,0.1"))
     small = [
         arrays_of(reply)
         for message, reply in app.of_kind("pax_grow")

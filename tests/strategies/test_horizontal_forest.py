@@ -7,37 +7,28 @@ import pytest
 
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.horizontal_forest import CellsReply
-from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.summed import CellLayout
 from strategies import horizontal_forest
 from strategies.horizontal_forest import check_cells
-from tests.contract.methods import model_bytes
-from tests.federated import summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.network import fails_from, run
-from tests.row_forests import assert_pooled, pooled_rows
-from tests.tables import made_columns, write_rows
-from tests.trees.test_cart import Limits, theirs
+from tests.row_forests import assert_pooled
+from tests.tables import made_columns
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 
 
 @pytest.fixture
-def make(settings, tmp_path):
+def make(made):
     """``make(objective, **more)``: settings of a forest whose bins are the values; words after
     ``own_`` are the method's own."""
 
     def of(objective="binary:logistic", columns=None, **more):
-        n_tables = len(list(tmp_path.glob("*.csv")))
-        data = tmp_path / f"{n_tables}.csv"
-        write_rows(data, made_columns(objective, 240) if columns is None else columns)
-        n_runs = len(list(tmp_path.glob("run-*")))
-        (run_dir := tmp_path / f"run-{n_runs}").mkdir()
         given = {"own_trees": 5, "own_max_depth": 4, "own_bins": "equal", "max_bin": 256, **more}
-        values = {name.replace("own_", "horizontal-forest__", 1): v for name, v in given.items()}
-        own = {"data": str(data), "label": "y", "objective": objective, "run_dir": str(run_dir)}
-        return settings(strategy="horizontal-forest", **{"parties": 3, **own, **values})
+        values = {name.replace("own_", "horizontal_forest__", 1): v for name, v in given.items()}
+        return made("horizontal-forest", objective, 240, columns, **{"parties": 3, **values})
 
     return of
 
@@ -71,7 +62,6 @@ def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(make, ob
     assert model_bytes(masked) == model_bytes(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("plain-multi:softprob", "secure-reg:squarederror")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
@@ -94,93 +84,40 @@ def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_pla
         {"own_min_samples_split": 30, "own_max_features": "all"},
         {"own_min_samples_leaf": 12, "own_bootstrap": False},
         {"own_min_impurity_decrease": 0.01, "own_max_features": 0.5},
+        {"own_max_features_per": "tree", "own_max_features": 0.3},
+        {"own_trees": 1, "own_max_features": 1.0, "own_bootstrap": False, "weight": "w"},
     ],
 )
 def test_rules_of_splits_are_those_of_the_pooled_forest(make, own):
-    given = make("multi:softprob", **own)
-    assert_pooled(given, run_local(given))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_columns_drawn_for_each_tree_split_all_of_its_nodes(make, aggregation):
-    columns = sparse_columns("binary:logistic")
-    own = {"own_aggregation": aggregation, "own_max_features_per": "tree", "own_max_features": 0.3}
-    given = make(columns=columns, **own)
+    columns = made_columns("multi:softprob", 240)
+    if "weight" in own:
+        columns["w"] = np.random.default_rng(0).integers(0, 5, 240) / 4
+    given = make("multi:softprob", columns, **own)
     model = assert_pooled(given, run_local(given))
     used = [{*tree["column"][tree["left"] >= 0].tolist()} for tree in model.trees]
-    assert all(1 <= len(each) <= 3 for each in used)
+    assert own.get("own_max_features_per") != "tree" or all(len(each) <= 2 for each in used)
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("binary:logistic-plain", "reg:squarederror-secure")
-@pytest.mark.parametrize("aggregation", ["plain", "secure"])
-@pytest.mark.parametrize("objective", ["binary:logistic", "reg:squarederror"])
-def test_rows_count_by_their_weights(make, objective, aggregation):
-    columns = made_columns(objective, 240)
-    columns["w"] = np.random.default_rng(0).integers(0, 5, 240) / 4
-    given = make(objective, columns, weight="w", own_aggregation=aggregation)
-    assert_pooled(given, run_local(given))
-
-
-@pytest.mark.slow
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(make, objective):
+def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
+    make, monkeypatch, objective
+):
     own = {"own_aggregation": "secure", "own_bootstrap": False, "max_bin": 6}
     splits = {"parties": 1}, {"parties": 3}, {"parties": 2, "partition": "sizes:120,53"}
     models = {model_bytes(run_local(make(objective, **own, **more))) for more in splits}
+    monkeypatch.setattr(horizontal_forest, "PART_CELLS", 60)  # a level is asked for in parts
+    models.add(model_bytes(run_local(make(objective, **own))))
     assert len(models) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("wine-*", "diabetes-*")
-@pytest.mark.parametrize(
-    ("data", "limits"),
-    [
-        ("breast-cancer", Limits(max_depth=2)),
-        ("wine", Limits("entropy", 2)),
-        ("diabetes", Limits("variance", 4, min_samples_leaf=5)),
-    ],
-)
-def test_a_tree_of_all_columns_and_rows_is_scikit_learns(settings, data, limits):
-    own = {f"horizontal_forest__{name}": value for name, value in vars(limits).items()}
-    own |= {"horizontal_forest__max_features": 1.0, "horizontal_forest__bootstrap": False}
-    objective = {"wine": OBJECTIVES[1], "diabetes": OBJECTIVES[2]}.get(data, OBJECTIVES[0])
-    given = settings(
-        strategy="horizontal-forest",
-        data=data,
-        objective=objective,
-        parties=3,
-        **{"max_bin": 1024, "horizontal_forest__trees": 1, **own},
-        horizontal_forest__aggregation="secure",
-    )
-    model = load(run_local(given).path / "model.json", BaggedForest)
-    values, labels, *_ = pooled_rows(given)
-    expected = theirs(values, labels, limits, None, values)
-    np.testing.assert_allclose(model.predictions(model.leaves(values)), expected, 1e-6, 1e-6)
-    assert len(model.trees[0]) > 4
-
-
-@pytest.mark.slow
-def test_a_level_that_is_asked_for_in_parts_is_the_same(make, monkeypatch):
-    whole = run_local(make(own_trees=6))
-    monkeypatch.setattr(horizontal_forest, "PART_CELLS", 300)
-    parts = run_local(make(own_trees=6))
-    assert summary_of(parts)["exchanges"] > summary_of(whole)["exchanges"]
-    assert model_bytes(parts) == model_bytes(whole)
-    masked = run_local(make(own_trees=6, own_aggregation="secure"))
-    assert model_bytes(masked) == model_bytes(whole)
-
-
-@pytest.mark.slow
 def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make):
     given = make(own_aggregation="secure", min_parties=2)
     folder = run(given, app=fails_from(12))
     summary = summary_of(folder)
     assert [one["party"] for one in summary["left_out"]] == ["party-2"]
-    model = load(folder.path / "model.json", BaggedForest)
-    whole = load(run_local(make(own_aggregation="secure")).path / "model.json", BaggedForest)
+    model = model_of(folder, BaggedForest)
+    whole = model_of(run_local(make(own_aggregation="secure")), BaggedForest)
     for lost, grown in zip(model.trees, whole.trees, strict=True):  # split as far as they grew
         is_split = lost["left"] >= 0
         assert 1 < len(lost) < len(grown)
@@ -193,14 +130,8 @@ def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make):
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
-        (
-            {"privacy__epsilon": 1.0},
-            r"privacy\.epsilon must be 0 for horizontal-forest: .* pax has",
-        ),
-        (
-            {"own_criterion": "variance"},
-            r"horizontal-forest\.criterion must be gini or entropy for",
-        ),
+        ({"privacy__epsilon": 1.0}, r"privacy\.epsilon must be 0 for horizontal-forest: .* pax"),
+        ({"own_criterion": "variance"}, r"horizontal-forest\.criterion must be gini or entropy f"),
         ({"own_max_depth": 16}, r"horizontal-forest\.max-depth must be <= 15, got 16"),
         ({"own_trees": 0}, r"horizontal-forest\.trees must be >= 1, got 0"),
         ({"own_aggregation": "secure", "min_parties": 1}, "min-parties must be 0 or >= 2 of 3"),

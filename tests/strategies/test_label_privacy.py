@@ -1,6 +1,7 @@
 """Labels that a site randomises: nothing of a run sees the others."""
 
 import json
+from hashlib import blake2b
 
 import numpy as np
 import pytest
@@ -13,33 +14,26 @@ from fedapp.site import labels as site_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig, label_bounds
 from simulations.bench.sites import Sites
-from tests.federated import summary_of
+from tests.federated import model_bytes
 from tests.serve.standing import tables
-from tests.tables import made_columns, write_rows
+from tests.tables import made_columns
 
-FEW = {"num_boost_round": 3, "max_depth": 3, "early_stopping_rounds": 0}
+FOREST = {"trees": 4, "max_depth": 4, "master_keeps_model": True}
 METHODS = {
-    "secureboost": FEW,
-    "federated-forest": {"federated_forest__trees": 4, "federated_forest__max_depth": 4},
+    "secureboost": {"num_boost_round": 3},
+    "federated-forest": {f"federated_forest__{name}": value for name, value in FOREST.items()},
 }
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 
 
 @pytest.fixture
-def train(vertical, settings, tmp_path):
+def train(made):
     """``train(method, columns, ...)``: the whole model, and the summary."""
 
     def make(method, columns, **more):
-        name = f"rows-{len(list(tmp_path.glob('*.csv')))}.csv"
-        given = {"data": str(write_rows(tmp_path / name, columns)), "label": "y", "parties": 2}
-        given |= {"align": "ordered", "allow_export": True, **METHODS[method], **more}
-        if method == "secureboost":
-            run = vertical(**given)
-        else:
-            given["federated_forest__master_keeps_model"] = True
-            run = settings(strategy=method, **given)
-        folder = run_local(run)
-        return (folder.path / "model.json").read_bytes(), summary_of(folder)
+        given = {"columns": columns, "parties": 2, "align": "ordered", "allow_export": True}
+        folder = run_local(made(method, **{**given, **METHODS[method], **more}))
+        return model_bytes(folder), folder.summary
 
     return make
 
@@ -72,8 +66,6 @@ def test_a_model_is_that_of_the_randomised_labels_node_for_node(train, method, o
 
 
 def party_key(name):
-    from hashlib import blake2b
-
     return blake2b(name.encode(), digest_size=site_labels.KEY_BYTES).digest()
 
 
@@ -104,10 +96,9 @@ def sites(tmp_path):
     return Sites(tmp_path / "sites", tables("binary:logistic", 2, 120), "y")
 
 
-BOOSTED = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
+BOOSTED = {"num-boost-round": 1, "max-depth": 1, "early-stopping-rounds": 0}
 
 
-@pytest.mark.slow
 def test_a_site_draws_by_a_secret_of_its_own_once(sites):
     sites.configure("bank", {"label-epsilon": 1.0})
     sites.train(**BOOSTED)
@@ -124,11 +115,9 @@ def test_a_site_draws_by_a_secret_of_its_own_once(sites):
     assert not (home() / "sites" / "insurer" / "labels.json").exists()
 
 
-def test_a_site_without_ids_cannot_draw(tmp_path):
-    every = tables("binary:logistic", 2, 120)
-    sites = Sites(tmp_path / "sites", every, "y", **{"label-epsilon": 1.0})
+def test_a_site_without_ids_cannot_draw(sites):
     for name in sites.names:
-        sites.configure(name, {"id": "", "drop-columns": "id"})
+        sites.configure(name, {"id": "", "drop-columns": "id", "label-epsilon": 1.0})
     with pytest.raises(PartyError, match="id in the node config of bank must name the column"):
         sites.train(**BOOSTED, align="ordered")
 
@@ -148,15 +137,15 @@ def test_ranges_that_are_none_are_refused(text):
         label_bounds(text)
 
 
-@pytest.mark.parametrize("labels", ["reg:squarederror", "binary:logistic"])
-def test_measures_need_a_range(train, labels):
-    columns = made_columns(labels, n_rows=100)
-    with pytest.raises(PartyError, match="label-range must be low,high, as 0,100, got none"):
-        train("secureboost", columns, objective="reg:squarederror", label_epsilon=1.0)
-
-
-def test_classes_have_no_range(train):
-    columns, more = made_columns("binary:logistic", n_rows=100), {"label_range": "0,1"}
-    rule = "label-range must be empty for binary:logistic in the node config of party-1: it is for"
-    with pytest.raises(PartyError, match=rule):
-        train("secureboost", columns, objective="binary:logistic", label_epsilon=1.0, **more)
+@pytest.mark.parametrize(
+    ("labels", "objective", "bounds", "rule"),
+    [
+        ("reg:squarederror", "reg:squarederror", "", "must be low,high, as 0,100, got none"),
+        ("binary:logistic", "reg:squarederror", "", "must be low,high, as 0,100, got none"),
+        ("binary:logistic", "binary:logistic", "0,1", "must be empty for binary:logistic in the"),
+    ],
+)
+def test_measures_need_a_range_and_classes_have_none(train, labels, objective, bounds, rule):
+    how = {"objective": objective, "label_range": bounds, "label_epsilon": 1.0}
+    with pytest.raises(PartyError, match=f"label-range {rule}"):
+        train("secureboost", made_columns(labels, n_rows=100), **how)

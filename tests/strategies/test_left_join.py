@@ -5,13 +5,12 @@ import pytest
 
 from fedapp.errors import ConfigError
 from fedapp.messages.vertical import ABSENT, OpenRequest
-from fedapp.records.document import load, to_text
+from fedapp.records.document import to_text
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import load_model, predict_table
+from fedapp.runs.predict import load_model
 from fedapp.site.table import common_order, secret_order
-from fedapp.trees.model import Ensemble
 from strategies.run import load_strategy
-from tests.federated import summary_of
+from tests.encrypted import EINI, SMALL_KEY
 from tests.forests import joined, pooled
 from tests.letters import letters_sent
 from tests.network import run
@@ -21,7 +20,6 @@ from tests.tampering import refuses, rewrite_letters
 from tests.transcript import listen, predicted_rows
 
 N_PEOPLE = 300
-SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 # Of the people 0 to 299, those that each party has. One row of the bank nobody else has.
 ALL_BUT_ONE = {"bank": (0, 240), "shop": (1, 300)}
 TWO = {"bank": (0, 240), "shop": (100, 300)}
@@ -55,19 +53,32 @@ def left(settings, tmp_path):
     return make
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("three")
-@pytest.mark.parametrize("people", [ALL_BUT_ONE, TWO, THREE], ids=["one row", "two", "three"])
-def test_a_model_is_that_of_the_left_joined_table(left, people):
-    given = left(people, num_boost_round=4)
-    folder, whole = run_local(given), Pooled(given)
+@pytest.mark.by_default("interactive-*")
+@pytest.mark.parametrize(
+    ("way", "people"), [("one-round", ALL_BUT_ONE), ("eini", TWO), ("interactive", THREE)]
+)
+def test_a_model_is_that_of_the_left_joined_table_and_predicts_its_rows(left, way, people):
+    trained = left(people)
+    folder, whole = run_local(trained), Pooled(trained)
     assert len(whole.values) == 240
     assert np.isnan(whole.values[:, 2:]).all(axis=1).any()
     assert_xgboosts(folder, whole)
-    assert sum(summary_of(folder)["matched_rows"].values()) == 240
+    assert sum(folder.summary["matched_rows"].values()) == 240
+    if people is THREE:  # rows that all have, and those that the party with the labels has too
+        assert folder.summary["matching"] == {
+            "party-1": {"rows": 240, "matched": 110},
+            "party-2": {"rows": 240, "matched": 200},
+            "party-3": {"rows": 170, "matched": 110},
+        }
+    own = EINI if way == "eini" else {}
+    how = {"strategy": way, "model": folder.summary["model_id"], **own}
+    predicted = run_local(left(people, **how))
+    model, predict = load_model(folder.path / "model.json")
+    due = predict(model, whole.values, None)
+    assert np.allclose(predicted_rows(predicted), due, rtol=0, atol=1e-6)
+    assert predicted.summary["matched_rows"] == {"predicted": 240}
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("own0")
 @pytest.mark.parametrize("own", [{}, {"labels": "paillier", "key_bits": 256}])
 def test_a_forest_is_that_of_the_left_joined_table(left, own):
@@ -87,73 +98,16 @@ def nodes_of(given, names):
     return [{**node, "label": y, **more} for node, y in zip(nodes, labels, strict=True)]
 
 
-@pytest.mark.slow
-def test_sites_grow_the_trees_of_a_simulation(left, sites):
-    given = left(THREE)
-    contexts = sites(*nodes_of(given, ["bank", "clinic", "shop"]))
-    models = [run_local(given), run(left(THREE), contexts)]
-    first, second = (load(folder.path / "model.json", Ensemble) for folder in models)
-    for tree, other in zip(first.trees, second.trees, strict=True):
-        assert tree.tobytes() == other.tobytes()
-
-
-@pytest.mark.slow
-def test_rows_that_a_site_lacks_are_not_among_its_fewest(left, sites):
-    given = left(TWO, valid_fraction=0.0, test_fraction=0.0)
+@pytest.mark.parametrize(("fewest", "rule"), [(140, ""), (141, "141 training rows in common at")])
+def test_rows_that_a_site_lacks_are_not_among_its_fewest(left, sites, fewest, rule):
+    given = left(TWO, valid_fraction=0.0, test_fraction=0.0, num_boost_round=1)
     nodes = nodes_of(given, ["bank", "shop"])
-    for fewest, refused in ((140, False), (141, True)):
-        nodes[1]["min-rows"] = fewest
-        settings = left(TWO, valid_fraction=0.0, test_fraction=0.0, num_boost_round=1)
-        if refused:
-            rule = r"ids must have 141 training rows in common at least .*, got 140$"
-            refuses(rf"^shop \(step \d\): {rule}", settings, sites(*nodes))
-        else:
-            assert run(settings, sites(*nodes)).path.exists()
-
-
-@pytest.mark.slow
-def test_rates_are_of_each_partys_rows(left):
-    summary = summary_of(run_local(left(THREE, num_boost_round=1)))
-    assert summary["matching"] == {
-        # Those that all have, and those that the party with the labels has too.
-        "party-1": {"rows": 240, "matched": 110},
-        "party-2": {"rows": 240, "matched": 200},
-        "party-3": {"rows": 170, "matched": 110},
-    }
-    inner = summary_of(run_local(left(THREE, num_boost_round=1, join="inner")))
-    assert {name: one["matched"] for name, one in inner["matching"].items()} == dict.fromkeys(
-        ("party-1", "party-2", "party-3"), 110
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("interactive")
-@pytest.mark.parametrize("strategy", ["interactive", "one-round", "eini"])
-def test_every_row_of_the_active_party_is_predicted(left, strategy):
-    trained = left(THREE)
-    folder, whole = run_local(trained), Pooled(trained)
-    more = {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
-    how = {"strategy": strategy, "model": summary_of(folder)["model_id"]}
-    predicted = run_local(left(THREE, **how, **more if strategy == "eini" else {}))
-    model, predict = load_model(folder.path / "model.json")
-    due = predict(model, whole.values, None)
-    assert np.allclose(predicted_rows(predicted), due, rtol=0, atol=1e-6)
-    assert summary_of(predicted)["matched_rows"] == {"predicted": 240}
-
-
-@pytest.mark.slow
-def test_a_whole_model_predicts_rows_that_others_lack(left, tmp_path):
-    trained = left(TWO)
-    folder, whole = run_local(trained), Pooled(trained)
-    names = ["party-1", "party-2"]
-    data = ",".join(map("=".join, zip(names, trained.data.split(","), strict=True)))
-    result = predict_table(folder.path, data, "id", tmp_path / "out.csv")
-    assert (result.n_rows, list(result.unmatched)) == (240, [])
-    lines = (tmp_path / "out.csv").read_text().splitlines()[1:]
-    found = np.array([float(line.split(",")[1]) for line in lines])
-    model, predict = load_model(folder.path / "model.json")
-    due = predict(model, whole.values, None)
-    assert np.allclose(found, due[:, 0], rtol=0, atol=1e-7)
+    nodes[1]["min-rows"] = fewest
+    if rule:
+        rule = rf"^shop \(step \d\): ids must have {rule} least .*, got 140$"
+        refuses(rule, given, sites(*nodes))
+    else:
+        assert run(given, sites(*nodes)).path.exists()
 
 
 # What others learn
@@ -165,17 +119,6 @@ def places_of(given):
     letters = [letter for letter in letters_sent(app) if letter.name == "CommonRows"]
     assert all(not len(letter["common"]) for letter in letters)
     return {letter.receiver: letter["places"] for letter in letters}
-
-
-@pytest.mark.slow
-def test_a_passive_party_gets_its_own_rows_and_a_count_of_others(left):
-    places = places_of(left(THREE, num_boost_round=1))
-    for party, n_rows, n_matched in (("party-2", 240, 200), ("party-3", 170, 110)):
-        entries = places[party]
-        assert len(entries) == 240
-        present = entries[entries != ABSENT]
-        assert len(present) == len(set(present.tolist())) == n_matched
-        assert present.max() < n_rows
 
 
 def test_where_rows_without_partner_are_does_not_follow_from_ids(left):
@@ -201,29 +144,28 @@ def test_where_rows_without_partner_are_does_not_follow_from_ids(left):
         assert (other == order).mean() < 0.1
 
 
-@pytest.mark.slow
-def test_other_ids_of_rows_without_partner_change_no_count(left):
-    """Rows 0 to 49 are the bank's only; with other ids the shop gets as many entries, and the same
-    of its rows."""
-    first, second = (places_of(left(TWO, suffix, num_boost_round=1)) for suffix in ("", "x"))
-    for party, entries in first.items():
-        assert (entries == ABSENT).sum() == (second[party] == ABSENT).sum() == 100
+def test_a_passive_party_gets_its_own_rows_and_a_count_of_others_whatever_their_ids(left):
+    """Rows 0 to 39 are the bank's only; with other ids others get as many entries."""
+    first, second = (places_of(left(THREE, suffix, num_boost_round=1)) for suffix in ("", "x"))
+    for party, n_rows, n_matched in (("party-2", 240, 200), ("party-3", 170, 110)):
+        assert (second[party] == ABSENT).sum() == 240 - n_matched
+        assert len(first[party]) == 240
+        present = first[party][first[party] != ABSENT]
+        assert len(present) == len(set(present.tolist())) == n_matched
+        assert present.max() < n_rows
 
 
 # What is refused
 
 
 def test_other_ways_to_match_and_to_predict_are_refused(settings):
-    cases = [
-        ({"align": "ordered"}, r"^join must be inner with align=ordered.*, got left$"),
-        (
-            {"strategy": "standing", "model": "0" * 16, "standing__service": "s"},
-            r"^join must be inner with standing, which needs rows that all parties have, got left$",
-        ),
-    ]
-    for more, rule in cases:
+    standing = {"strategy": "standing", "model": "0" * 16, "standing__service": "s"}
+    for more, rule in (
+        ({"align": "ordered"}, r"align=ordered.*, got left$"),
+        (standing, r"standing, which needs rows that all parties have, got left$"),
+    ):
         given = settings(**{"strategy": "secureboost", "join": "left", "parties": 2, **more})
-        with pytest.raises(ConfigError, match=rule):
+        with pytest.raises(ConfigError, match=rf"^join must be inner with {rule}"):
             load_strategy(given.strategy)(given)
 
 

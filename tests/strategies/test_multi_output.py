@@ -8,53 +8,35 @@ import pytest
 import xgboost
 from pyarrow import csv, table
 
-from clients.secureboost.passive import Passive
 from clients.secureboost.round import draw_rows
 from fedapp.api import load as load_run
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.errors import ConfigError, DataError, PartyError
-from fedapp.home import home
 from fedapp.records.document import from_text, to_text
 from fedapp.report.tree import first_tree, tree_html
-from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.settings import load_settings
-from fedapp.site.answer import Site
-from fedapp.site.settings import SiteConfig
-from fedapp.site.store import STATE, Store
+from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF, Ensemble, importance
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.rounds import Sampling
 from fedapp.trees.stock_xgboost import stock_ensemble
 from strategies.run import check_read
-from tests.encrypted import encrypted
-from tests.federated import model_of, summary_of
+from tests.encrypted import scored
+from tests.federated import model_bytes, model_of
 from tests.letters import letters_sent
-from tests.network import die, resumed
-from tests.network import run as run_over_network
-from tests.pooled import Pooled, assert_xgboosts
-from tests.random_tables import differences, random_column
+from tests.pooled import Pooled
+from tests.random_tables import differences, random_column, seeds
 from tests.reference import compare_trees
-from tests.strategies.test_interactive import written
-from tests.strategies.test_one_round import prediction
 from tests.tables import made_columns, write_rows
-from tests.texts import kddcup
 from tests.transcript import listen
 
 ONE_TREE = {"multi_strategy": "multi_output_tree", "objective": "multi:softprob"}
-N_DEFAULT, N_ALL = 10, 20
 
 
 @pytest.fixture
-def made(vertical, tmp_path):
+def made(made):
     """Settings of a run of two rounds on a small table with three classes."""
-
-    def make(**more):
-        data = write_rows(tmp_path / "made.csv", made_columns("multi:softprob", n_rows=240))
-        small = {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "secureboost__key_bits": 256}
-        return vertical(**{"data": str(data), "label": "y", **small, **ONE_TREE, **more})
-
-    return make
+    small = {"n_rows": 240, "max_bin": 8, "secureboost__key_bits": 256}
+    return lambda **more: made("secureboost", **{**small, **ONE_TREE, **more})
 
 
 # The same trees
@@ -103,10 +85,7 @@ def random_case(path, seed):
     return settings
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [pytest.param(n, marks=() if n < N_DEFAULT else pytest.mark.slow) for n in range(N_ALL)],
-)
+@pytest.mark.parametrize("seed", seeds(20, default=range(8)))
 def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, seed):
     run = vertical(**random_case(tmp_path / "random.csv", seed))
     folder = run_local(run)
@@ -117,47 +96,6 @@ def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, seed):
     matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
     ours = predict_margins(model, values)
     np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
-
-
-@pytest.mark.parametrize(
-    ("name", "n_rows"),
-    [
-        ("wine", 0),
-        pytest.param("waveform", 0, marks=pytest.mark.slow),
-        pytest.param("kddcup99", 2000, marks=pytest.mark.slow),
-    ],
-)
-def test_real_rows_grow_xgboosts_trees(vertical, tmp_path, request, name, n_rows):
-    more = {"data": name, "max_depth": 3}
-    if name != "wine":
-        real_data = request.getfixturevalue("real_data")
-    if name == "kddcup99":
-        texts = "protocol_type,service,flag"
-        data = str(kddcup(tmp_path, real_data, n_rows))
-        more |= {"data": data, "label": "label", "drop_columns": texts, "max_depth": 4}
-    run = vertical(**ONE_TREE, **more, parties=3)
-    folder = run_local(run)
-    assert differences(run, folder) == []
-    model = model_of(folder)
-    assert len(model.trees) == 2
-    assert importance(model)["total_gain"]
-
-
-@pytest.mark.slow
-def test_three_parties_grow_xgboosts_tree(made):
-    run = made(parties=3, num_boost_round=3)
-    assert_xgboosts(run_local(run), Pooled(run))
-
-
-@pytest.mark.slow
-def test_a_first_tree_has_only_splits_of_the_active_party(made):
-    run = made(secureboost__first_trees=1, num_boost_round=3)
-    folder, whole = run_local(run), Pooled(run)
-    is_active = whole.owners(np.arange(6)) == 0
-    of_active = np.where(is_active, whole.values, np.float32(np.nan))
-    first = xgboost.train(whole.parameters, whole.matrix(of_active), 1)
-    later = xgboost.train(whole.parameters, whole.matrix(whole.values), 2, xgb_model=first)
-    assert_xgboosts(folder, whole, later)
 
 
 def drawn_booster(run, model):
@@ -180,7 +118,7 @@ def drawn_booster(run, model):
     return xgboost.train(parameters, matrix, run.num_boost_round, obj=objective)
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("more1")
 @pytest.mark.parametrize(
     "more", [{"subsample": 0.6}, {"secureboost__goss": True, "secureboost__top_rate": 0.4}]
 )
@@ -191,27 +129,6 @@ def test_drawn_rows_grow_the_tree_of_their_gradients(made, more):
     agreement = compare_trees(model, booster)
     assert (agreement.n_trees, agreement.differing) == (3, 0)
     assert agreement.leaf_error < 1e-6
-
-
-@pytest.mark.slow
-def test_a_tree_splits_only_the_columns_drawn_for_it(made):
-    run = made(colsample_bytree=0.5, num_boost_round=4)
-    model = model_of(run_local(run))
-    for number, tree in enumerate(model.trees):
-        (allowed,) = Sampling(run.seed, 0.5).columns(number, 1, 6)
-        assert allowed[tree["column"][tree["left"] != LEAF]].all()
-
-
-@pytest.mark.slow
-def test_a_run_stops_early_at_xgboosts_round(made):
-    more = {"num_boost_round": 30, "early_stopping_rounds": 2, "eta": 1.0, "valid_fraction": 0.3}
-    run = made(**more)
-    folder, whole = run_local(run), Pooled(run)
-    valid = xgboost.DMatrix(whole.values[whole.valid], whole.labels[whole.valid])
-    stopped = whole.booster(evals=[(valid, "valid")], early_stopping_rounds=2, verbose_eval=False)
-    best = summary_of(folder)["best_round"]
-    assert 1 <= best == stopped.best_iteration + 1 < 28
-    assert_xgboosts(folder, whole, stopped[:best])
 
 
 # What is sent
@@ -235,25 +152,6 @@ def test_a_node_is_summed_once_for_all_classes(made):
     assert not any(letter["trees"].any() for letter in letters["Splits"])
 
 
-@pytest.mark.slow
-def test_engines_grow_the_same_bytes(made, simulate):
-    folders = run_local(made(parties=3)), simulate(made(parties=3))
-    local, simulated = ((folder.path / "model.json").read_bytes() for folder in folders)
-    assert local == simulated
-
-
-@pytest.mark.slow
-def test_a_run_that_dies_resumes_to_the_same_tree(made):
-    run = made()
-    die(run, dies_before_sending=9)
-    (state,) = (home() / "sites" / "party-2").glob(f"*/{STATE}")
-    party = Passive.load(Site(SiteConfig("party-2", "rows.csv"), Store.open(state.parent)))
-    assert party.has_one_tree  # as another process reads it
-    folder = run_over_network(resumed(run), simulated_contexts(run))
-    texts = [(one.path / "model.json").read_text() for one in (folder, run_local(made()))]
-    assert texts[0] == texts[1]
-
-
 # What reads the model
 
 
@@ -264,40 +162,32 @@ def trained(made, trained_once):
     return run, trained_once(run)
 
 
-@pytest.mark.slow
-def test_parts_predict_what_the_model_does(trained, settings):
-    run, folder = trained
-    expected = load_run(folder.path).predict_proba(run.data)
-    by_way = {
-        way: written(summary_of(run_local(prediction(settings, run, strategy=way))))
-        for way in ("one-round", "interactive")
-    }
-    by_way["eini"] = written(summary_of(run_local(encrypted(settings, run))))
-    for way, ours in by_way.items():
-        np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6, err_msg=way)
-
-
 def test_a_document_is_read_back_to_the_bit(trained):
     text = (trained[1].path / "model.json").read_text()
     model = from_text(text, Ensemble)
     assert to_text(model) == text
     assert all(tree["value"].shape == (len(tree), 3) for tree in model.trees)
     document = json.loads(text)
-    document["multi_strategy"] = "one_output_per_tree"
+    other = {**document, "multi_strategy": "one_output_per_tree"}
     with pytest.raises(DataError, match=r"(trees must be|value must have|weight must have)"):
-        from_text(json.dumps(document), Ensemble)
-    document = json.loads(text)
+        from_text(json.dumps(other), Ensemble)
     document["trees"][0]["value"] = [row[:2] for row in document["trees"][0]["value"]]
     with pytest.raises(DataError, match="value must have 3 numbers a node with multi_output_tree"):
         from_text(json.dumps(document), Ensemble)
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("one-round")
+@pytest.mark.parametrize("way", ["one-round", "interactive", "eini"])
+def test_parts_predict_what_the_model_does(trained, settings, way):
+    run, folder = trained
+    expected = load_run(folder.path).predict_proba(run.data)
+    np.testing.assert_allclose(scored(settings, run, way), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_a_run_continues_the_model(made):
     first = run_local(made(num_boost_round=1))
     second = run_local(made(num_boost_round=1, init_model=str(first.path)))
-    once = run_local(made(num_boost_round=2))
-    assert (second.path / "model.json").read_text() == (once.path / "model.json").read_text()
+    assert model_bytes(second) == model_bytes(run_local(made(num_boost_round=2)))
     other = made(init_model=str(first.path), multi_strategy="one_output_per_tree")
     with pytest.raises(PartyError, match="multi-strategy of init-model must be the run's at party"):
         run_local(other)
@@ -317,8 +207,8 @@ def test_onnx_predicts_the_same(trained):
 
 def test_a_report_draws_the_largest_class_of_each_leaf(trained):
     model = model_of(trained[1])
+    assert importance(model)["total_gain"]
     drawn = first_tree(model)
-    assert drawn is not None
     leaf = int(np.flatnonzero(model.trees[0]["left"] == LEAF)[0])
     values = model.trees[0]["value"][leaf]
     best = int(np.argmax(values))
@@ -328,27 +218,25 @@ def test_a_report_draws_the_largest_class_of_each_leaf(trained):
 
 # What is refused
 
+REFUSED = [
+    ({"objective": "binary:logistic"}, "multi-strategy must be one_output_per_tree for binary:log"),
+    ({"multi_strategy": "both"}, "multi-strategy must be one of 'one_output_per_tree' or"),
+    ({"monotone_constraints": "a:1"}, "monotone-constraints must be empty with multi-strategy"),
+    ({"interaction_constraints": "[a,b]"}, "interaction-constraints must be empty with multi-str"),
+]
 
-@pytest.mark.parametrize(
-    ("more", "rule"),
-    [
-        (
-            {"objective": "binary:logistic"},
-            "multi-strategy must be one_output_per_tree for binary:logistic, which has one output",
-        ),
-        ({"multi_strategy": "both"}, "multi-strategy must be one of 'one_output_per_tree' or"),
-    ],
-)
+
+@pytest.mark.parametrize(("more", "rule"), REFUSED)
 def test_settings_that_do_not_fit_are_refused(made, more, rule):
     with pytest.raises(ConfigError, match=f"^{rule}"):
-        made(**more)
+        run_local(made(**more))
 
 
-@pytest.mark.parametrize("name", ["monotone-constraints", "interaction-constraints"])
-def test_constraints_are_refused_as_by_xgboost(made, name):
-    text = {"monotone-constraints": "a:1", "interaction-constraints": "[a,b]"}[name]
-    with pytest.raises(ConfigError, match=f"^{name} must be empty with multi-strategy"):
-        run_local(made(**{name: text}))
+@pytest.mark.parametrize("method", ["pax", "bagging"])
+def test_other_methods_name_the_one_that_has_it(made, method):
+    rule = f"multi-strategy must be omitted for {method}, .*; read by secureboost$"
+    with pytest.raises(ConfigError, match=rule):
+        check_read(made().model_copy(update={"strategy": method}), {"multi-strategy"})
 
 
 def test_columns_of_categories_are_refused_as_by_xgboost(made, tmp_path):
@@ -358,18 +246,6 @@ def test_columns_of_categories_are_refused_as_by_xgboost(made, tmp_path):
     rule = "columns must be numbers with multi-strategy=multi_output_tree, .* categories at party"
     with pytest.raises(PartyError, match=rule):
         run_local(made(data=str(data)))
-
-
-def test_other_methods_name_the_one_that_has_it():
-    for method in ("pax", "bagging"):
-        settings = load_settings({"strategy": method, **_dashed(ONE_TREE)})
-        rule = f"multi-strategy must be omitted for {method}, .*; read by secureboost$"
-        with pytest.raises(ConfigError, match=rule):
-            check_read(settings)
-
-
-def _dashed(settings):
-    return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
 def test_a_model_of_xgboost_with_vectors_is_refused_by_name(made):

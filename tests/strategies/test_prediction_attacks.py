@@ -16,9 +16,9 @@ from fedapp.messages.inference import Questions
 from fedapp.run_folder import RunFolder
 from fedapp.site.store import read_part
 from fedapp.trees.divided import NONE, PARTS
+from tests.encrypted import written
 from tests.federated import summary_of
 from tests.network import run
-from tests.strategies.test_interactive import written
 from tests.tables import write_rows
 from tests.tampering import refuses, rewrite_all_letters
 

@@ -1,6 +1,5 @@
 """PAX that promises an epsilon for each row."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,17 +9,16 @@ from scipy.stats import chi2
 
 from fedapp import metrics
 from fedapp.crypto.noise import KEY_BYTES, Budget, budget_for
-from fedapp.errors import ConfigError, FedappError, PartyError, ProtocolError
+from fedapp.errors import ConfigError, FedappError, ProtocolError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.histograms.sketch import Descent, digit_counts
 from fedapp.messages import pax_secure, secagg
-from fedapp.messages.pax import CountRequest
+from fedapp.messages.pax import CountRequest, GrowRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS
 from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
 from fedapp.metrics.sums import make_plausible
-from fedapp.records.document import load
 from fedapp.report.card import model_card
 from fedapp.run_files import read_run
 from fedapp.runs.local import run_local, simulated_contexts
@@ -30,53 +28,35 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.losses import LOSSES, PLAIN
-from fedapp.trees.model import LEAF, Ensemble, check_trees
+from fedapp.trees.model import LEAF, check_trees
 from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.method import OF_ROWS
 from strategies.secagg import exchange_keys
-from tests.federated import model_bytes, summary_of
+from tests.federated import lines_of, model_of
+from tests.messages.declared import example
 from tests.network import die, resumed, run
-from tests.tables import made_columns, write_rows
+from tests.tables import made_columns
 
 LOSS_OF = {
     "binary:logistic": {"auc", "logloss"},
     "multi:softprob": {"accuracy"},
     "reg:squarederror": {"rmse"},
 }
-MANY = {"privacy__epsilon": 1000.0}
 
 
 @pytest.fixture
-def made(settings, tmp_path):
+def made(made):
     """``made(objective, **overrides)``: a short private run on rows with missing values."""
 
-    def make(objective="binary:logistic", **more):
-        data = more.get("data") or tmp_path / f"{objective[:5]}.csv"
-        if not more.get("data") and not data.exists():
-            columns = made_columns(objective)
-            columns["c"] = np.random.default_rng(4).choice(["oslo", "rome", "bonn"], 400)
-            write_rows(data, columns)
-        given = {"label": "y", "objective": objective, "max_depth": 3, **more, "data": str(data)}
+    def make(objective="binary:logistic", columns=None, **more):
+        columns = columns or made_columns(objective, 400)
+        columns["c"] = np.random.default_rng(4).choice(["oslo", "rome", "bonn"], 400)
         clip = {} if objective in BOUNDED else {"privacy__clip": 8.0}
-        return settings(
-            **{
-                "pax__aggregation": "secure",
-                "max_bin": 16,
-                "privacy__epsilon": 20.0,
-                **clip,
-                **given,
-            }
-        )
+        usual = {"pax__aggregation": "secure", "privacy__epsilon": 20.0, **clip}
+        return made("pax", objective, columns=columns, **{**usual, **more})
 
     return make
-
-
-@pytest.fixture
-def silent(monkeypatch):
-    """Noise is 0, and nobody expects any."""
-    monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, dtype=np.int64))
-    monkeypatch.setattr(Budget, "deviation", lambda *_: 0.0)
 
 
 # A run
@@ -84,66 +64,58 @@ def silent(monkeypatch):
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, objective):
+def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, told, objective):
     folder = run_local(made(objective, num_boost_round=3))
-    summary, model = summary_of(folder), load(folder.path / "model.json", Ensemble)
+    summary, model = folder.summary, model_of(folder)
     assert summary["exchanges"] == 2 + 1 + 4 + 3 + 1
     assert len(model.trees) == 3 * model.n_outputs
     assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
     assert summary["metrics"]["train"] == summary["metrics"]["by_party"] == {}
     assert summary["metrics"]["test"].keys() >= LOSS_OF[objective]
-    for line in (folder.path / "rounds.jsonl").read_text().splitlines():
-        assert json.loads(line)["train"] == json.loads(line)["valid"] == {}
+    for line in lines_of(folder.rounds):
+        assert line["train"] == line["valid"] == {}
+    assert any("are never split" in text for text in summary["warnings"])
     card = model_card(read_run(folder.path))
     assert "## Privacy\n\n- promised: epsilon 20, delta 1e-05\n" in card
     assert "not covered: numbers of rows; " in card
+    # Each sum has noise of the variance that was told.
+    kinds = {kind for _, kind, _, _ in told}
+    assert kinds == {"labels", "counts", "tree", "scores"}
+    for kind in kinds:
+        scaled = [
+            np.ravel(added / np.sqrt(np.array(each.variances, dtype=float)))
+            for place, answers in told.items()
+            for _, added, each in answers
+            if place[1] == kind and added.size
+        ]
+        flat = np.concatenate(scaled)
+        assert (flat != 0).mean() > 0.9
+        assert 1e-9 < chi2.cdf((flat**2).sum(), len(flat)) < 1 - 1e-9
 
 
-@pytest.mark.slow
-def test_much_budget_learns(made):
-    """At this epsilon, 20 runs scored 0.813 to 0.820."""
-    folder = run_local(made(num_boost_round=20, eta=0.5, privacy__epsilon=100_000.0))
-    assert summary_of(folder)["metrics"]["test"]["auc"] > 0.78
-
-
-@pytest.mark.slow
-def test_no_run_has_the_noise_of_another(made):
-    assert model_bytes(run_local(made())) != model_bytes(run_local(made()))
+def test_noise_that_hides_leaves_is_warned_of(made):
+    summary = run_local(made(privacy__epsilon=2.0, max_depth=6, num_boost_round=8)).summary
+    assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
 
 
 @pytest.mark.parametrize(
-    "objective",
+    ("objective", "more"),
     [
-        *("reg:tweedie", "reg:squaredlogerror"),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("count:poisson", "reg:gamma")),
+        ("reg:tweedie", {}),
+        ("reg:squaredlogerror", {"weight": "w", "drop_columns": ""}),
+        ("reg:pseudohubererror", {"huber_slope": 20.0, "privacy__epsilon": 100_000.0}),
     ],
 )
-def test_objectives_of_rates_train(made, tmp_path, objective):
-    columns = made_columns("reg:squarederror")
-    sizes = np.round(np.exp(columns["y"] / 30)) + 1
-    path = write_rows(tmp_path / "sizes.csv", {**columns, "y": sizes})
-    folder = run_local(made(objective, data=str(path)))
-    assert load(folder.path / "model.json", Ensemble).n_outputs == 1
-
-
-def test_errors_of_bounded_gradients_are_scored_up_to_the_largest_label(made, tmp_path):
-    data = str(write_rows(tmp_path / "rows.csv", made_columns("reg:squarederror")))
-    given = {"data": data, "huber_slope": 20.0, "privacy__epsilon": 100_000.0}
-    run = made("reg:pseudohubererror", **given)
-    scores = summary_of(run_local(run))["metrics"]["test"]
-    assert scores["mae"] > 5
-    assert scores["rmse"] > scores["mae"]
-
-
-@pytest.mark.slow
-def test_weights_count(silent, made, tmp_path):
-    columns = made_columns("binary:logistic")
+def test_objectives_of_measures_train(made, objective, more):
+    columns = made_columns("reg:squarederror", 400)
+    if objective != "reg:pseudohubererror":
+        columns["y"] = np.round(np.exp(columns["y"] / 30)) + 1
     columns["w"] = np.random.default_rng(4).uniform(0, 3, 400).round(3)
-    path = write_rows(tmp_path / "weighted.csv", columns)
-    runs = [run_local(made(data=str(path), weight="w", parties=n, **MANY)) for n in (2, 3)]
-    assert (
-        model_bytes(runs[0]) == model_bytes(runs[1]) != model_bytes(run_local(made(data=str(path))))
-    )
+    folder = run_local(made(objective, columns, **{"drop_columns": "w", **more}))
+    assert model_of(folder).n_outputs == 1
+    if objective == "reg:pseudohubererror":  # whose errors are scored up to the largest label
+        scores = folder.summary["metrics"]["test"]
+        assert scores["rmse"] > scores["mae"] > 5
 
 
 # Noise, once
@@ -166,24 +138,7 @@ def told(monkeypatch):
     return found
 
 
-@pytest.mark.slow
-def test_every_sum_has_noise_of_the_told_variance(made, told):
-    run_local(made(num_boost_round=8))
-    kinds = {kind for _, kind, _, _ in told}
-    assert kinds == {"labels", "counts", "tree", "scores"}
-    for kind in kinds:
-        scaled = [
-            np.ravel(added / np.sqrt(np.array(each.variances, dtype=float)))
-            for place, answers in told.items()
-            for _, added, each in answers
-            if place[1] == kind and added.size
-        ]
-        flat = np.concatenate(scaled)
-        assert (flat != 0).mean() > 0.99
-        assert 1e-9 < chi2.cdf((flat**2).sum(), len(flat)) < 1 - 1e-9
-
-
-@pytest.mark.slow
+@pytest.mark.by_default("how0")
 @pytest.mark.parametrize(
     "how", [{"dies_before_reading": 8}, {"dies_before_reading": 9}, {"dies_before_sending": 9}]
 )
@@ -192,9 +147,9 @@ def test_a_server_that_dies_gets_the_same_noise_again(made, told, how):
     contexts = simulated_contexts(settings)
     die(settings, contexts, **how)
     folder = run(resumed(settings), contexts)
-    assert summary_of(folder)["trees"] == 2
+    assert folder.summary["trees"] == 2
     again = [answers for answers in told.values() if len(answers) > 1]
-    assert bool(again) == ("dies_before_reading" in how and how["dies_before_reading"] == 8)
+    assert bool(again) == (how.get("dies_before_reading") == 8)
     for answers in again:
         for total, _, _ in answers:
             np.testing.assert_array_equal(total, answers[0][0])
@@ -233,6 +188,23 @@ def test_noise_follows_from_a_key_that_only_the_site_has(store, tmp_path):
     assert len(account_of(store).noise_key) == KEY_BYTES
     assert account_of(store).noise_key != account_of(other).noise_key
     assert (first != second).any()
+    large = [Noise("tree", n, (10**18, 10**20)) for n in (0, 1)]
+    first, second = (add_noise("bank", store, REQUEST, ZEROS, [each])[0] for each in large)
+    assert (first != second).all()  # of two sums
+
+
+@pytest.mark.parametrize(
+    ("noise", "rule"),
+    [
+        (("tree", 0, (10**6, 2**80 + 1)), "multiplier must be of less noise, for sums to fit"),
+        (("tree", 2, (10**6,)), "step must be one of 2 for tree, which the run's eps"),
+        (("scores", 1, (10**6,)), "step must be one of 1 for scores"),
+    ],
+)
+def test_noise_beyond_64_bits_and_sums_beyond_the_schedule_are_refused(store, noise, rule):
+    with pytest.raises(ProtocolError, match=rule):
+        add_noise("bank", store, REQUEST, ZEROS, [Noise(*noise)])
+    assert not account_of(store).noise_key
 
 
 @pytest.mark.parametrize("n_parties", [2, 3, 5])
@@ -245,33 +217,13 @@ def test_a_partys_part_of_the_noise_is_for_the_parties_of_the_roster(store, n_pa
     assert sums.budget_of(store) == terms
 
 
-def test_more_noise_than_can_be_drawn_is_refused(store):
-    with pytest.raises(ProtocolError, match=r"multiplier must be of less noise, for sums to fit"):
-        add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", 0, (10**6, 2**80 + 1))])
-    assert not account_of(store).noise_key
-
-
-def test_a_sum_beyond_the_schedule_is_refused(store):
-    with pytest.raises(ProtocolError, match=r"step must be one of 2 for tree, which the run's eps"):
-        add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", 2, (10**6,))])
-    with pytest.raises(ProtocolError, match=r"step must be one of 1 for scores"):
-        add_noise("bank", store, REQUEST, ZEROS, [Noise("scores", 1, (10**6,))])
-
-
-def test_sums_of_two_requests_have_other_noise(store):
-    found = [
-        add_noise("bank", store, REQUEST, ZEROS, [Noise("tree", n, (10**18, 10**20))])[0]
-        for n in (0, 1)
-    ]
-    assert (found[0] != found[1]).all()
-
-
 def test_nothing_leaves_without_noise_once_it_is_promised(store):
     check_leaves("bank", store, REQUEST)
     check_leaves("bank", store, secagg.KeysRequest())
-    plain = CountRequest(1, np.empty(0, np.uint32), np.zeros(1, np.int64))
-    with pytest.raises(ProtocolError, match=r"class must be one for noised sums, as the run has"):
-        check_leaves("bank", store, plain)
+    rule = "class must be one for noised sums, as the run has"
+    for kind in (CountRequest, GrowRequest):  # for sums, and for its own numbers
+        with pytest.raises(ProtocolError, match=rule):
+            check_leaves("bank", store, kind(**example(kind)))
 
 
 # What a row moves
@@ -313,13 +265,6 @@ def test_margins_that_are_no_numbers_move_nothing_beyond_the_bound():
     whole = own.whole(pairs, np.ones(4, np.float32), bounds)
     assert (((whole / np.array(own.sensitivities(bounds))) ** 2).sum(axis=(1, 2)) <= 1).all()
     assert (whole[0] == 0).all()
-
-
-def test_a_clip_is_for_gradients_without_a_bound(made):
-    with pytest.raises(ConfigError, match=r"^privacy.clip must be > 0, .* two standard deviations"):
-        run_local(made("reg:squarederror", privacy__clip=0.0))
-    with pytest.raises(ConfigError, match=r"^privacy.clip must be 0, for gradients have a bound"):
-        run_local(made(privacy__clip=1.0))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -415,15 +360,11 @@ def test_drawn_trees_split_one_column_each_in_turn():
     assert columns == {0, 2, 3}
     turns = [int(draw_trees(CUTS, allowed, 1, 7, n).trees[0]["column"][0]) for n in range(6)]
     assert sorted(turns[:3]) == sorted(turns[3:]) == [0, 2, 3]
-
-
-def test_columns_that_a_tree_may_not_split_are_left_alone():
-    allowed = np.zeros((1, 4), dtype=bool)
-    allowed[0, 3] = True
-    tree = draw_trees(CUTS, allowed, 3, 0, 0).trees[0]
+    allowed[:, :3] = False
+    tree = draw_trees(CUTS, allowed[:1], 3, 0, 0).trees[0]
     assert tree["column"][tree["left"] != LEAF].tolist() == [3]
-    allowed[0] = False
-    assert len(draw_trees(CUTS, allowed, 3, 0, 0).trees[0]) == 1
+    allowed[:] = False
+    assert len(draw_trees(CUTS, allowed[:1], 3, 0, 0).trees[0]) == 1
 
 
 # Plausible scores
@@ -445,91 +386,77 @@ def test_scores_of_noise_alone_are_numbers(objective):
 
 # Who is refused
 
+REFUSED = [
+    ({"pax__aggregation": "plain"}, r"pax\.aggregation must be secure with privacy\.epsilon"),
+    ({"early_stopping_rounds": 3}, r"early-stopping-rounds must be 0 with privacy\.epsilon"),
+    ({"init_model": "x"}, r"init-model must be empty with privacy\.epsilon"),
+    ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
+    ({"least_bin_rows": 3}, r"least-bin-rows must be 0 with privacy\.epsilon"),
+    ({"gamma": 1.0}, r"gamma must be 0\.0 with privacy\.epsilon"),
+    ({"monotone_constraints": "a:1"}, r"monotone-constraints must be empty with privacy"),
+    ({"min_parties": 2}, r"min-parties must be 0 with privacy\.epsilon: the noise of every"),
+    ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
+    ({"privacy__delta": 0.0}, r"privacy\.delta must be > 0"),
+    ({"privacy__delta": 0.1}, r"privacy\.delta must be below 1 / \d+, the number of training"),
+    ({"privacy__epsilon": 0.01}, r"privacy\.epsilon must be larger for so few rows: the noise"),
+    ({"privacy__clip": 1.0}, r"privacy.clip must be 0, for gradients have a bound"),
+    (
+        {"objective": "reg:squarederror", "privacy__clip": 0.0},
+        r"privacy.clip must be > 0, .* two standard deviations",
+    ),
+]
 
-@pytest.mark.parametrize(
-    ("given", "rule"),
-    [
-        ({"pax__aggregation": "plain"}, r"pax\.aggregation must be secure with privacy\.epsilon"),
-        ({"early_stopping_rounds": 3}, r"early-stopping-rounds must be 0 with privacy\.epsilon"),
-        ({"init_model": "x"}, r"init-model must be empty with privacy\.epsilon"),
-        ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
-        ({"least_bin_rows": 3}, r"least-bin-rows must be 0 with privacy\.epsilon"),
-        ({"gamma": 1.0}, r"gamma must be 0\.0 with privacy\.epsilon"),
-        ({"monotone_constraints": "a:1"}, r"monotone-constraints must be empty with privacy"),
-        ({"min_parties": 2}, r"min-parties must be 0 with privacy\.epsilon: the noise of every"),
-        ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
-        ({"privacy__delta": 0.0}, r"privacy\.delta must be > 0"),
-        ({"privacy__delta": 0.1}, r"privacy\.delta must be below 1 / \d+, the number of training"),
-        ({"privacy__epsilon": 0.01}, r"privacy\.epsilon must be larger for so few rows: the noise"),
-    ],
-)
+
+@pytest.mark.parametrize(("given", "rule"), REFUSED)
 def test_what_cannot_be_kept_is_refused(made, given, rule):
     with pytest.raises(ConfigError, match=f"^{rule}"):
         run_local(made(**given))
 
 
-@pytest.mark.slow
-def test_noise_that_hides_leaves_is_warned_of(made):
-    summary = summary_of(run_local(made(privacy__epsilon=2.0, max_depth=6, num_boost_round=8)))
-    assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
-
-
-@pytest.mark.slow
-def test_columns_without_a_turn_are_warned_of(made):
-    found = [
-        any("are never split" in text for text in summary_of(run_local(made(**more)))["warnings"])
-        for more in ({"num_boost_round": 2}, {"num_boost_round": 8})
-    ]
-    assert found == [True, False]
-
-
-def test_a_site_refuses_noise_that_does_not_keep_the_promise(made, monkeypatch):
-    def less(*given):
-        found = budget_for(*given)
-        return replace(found, multiplier=found.multiplier * 0.9)
-
-    monkeypatch.setattr("strategies.pax.budget_for", less)
-    with pytest.raises(PartyError, match=r"multiplier must be of more noise to keep epsilon 20"):
-        run_local(made())
-
-
-def test_a_site_refuses_a_run_that_may_lose_the_noise_of_a_party(made, monkeypatch):
-    monkeypatch.setattr("strategies.pax_dp.exchange_keys", lambda p: exchange_keys(p, 2))
-    with pytest.raises(FedappError, match=r"threshold must be 0, for the noise of all parties"):
-        run_local(made())
-
-
-@pytest.mark.slow
-def test_sites_with_tables_of_their_own_train(made, three):
-    run_settings = made(data="breast-cancer", privacy__epsilon=30.0)
-    folder = run_local(run_settings, three(bank={"run-epsilon": 30}))
-    assert summary_of(folder)["trees"] == 2
+def less_noise(*given):
+    found = budget_for(*given)
+    return replace(found, multiplier=found.multiplier * 0.9)
 
 
 @pytest.mark.parametrize(
-    ("node", "given", "rule"),
+    ("module", "name", "false", "rule"),
     [
-        (2.5, {}, r"privacy\.epsilon must be > 0 and <= 2\.5 for bank, .* run-epsilon .*; got 20$"),
-        (2.5, {"privacy__epsilon": 0.0}, r"privacy\.epsilon must be > 0 and <= 2\.5 for bank"),
+        ("pax", "budget_for", less_noise, "multiplier must be of more noise to keep epsilon 20"),
         (
-            2.5,
-            {"privacy__epsilon": 0.0, "pax__aggregation": "plain"},
-            r"privacy\.epsilon must be > 0 and <= 2\.5 for bank",
+            "pax_dp",
+            "exchange_keys",
+            lambda parties: exchange_keys(parties, 2),
+            "threshold must be 0, for the noise of all parties",
         ),
     ],
 )
-def test_a_site_refuses_more_than_its_run_epsilon(made, three, node, given, rule):
+def test_a_site_refuses_less_noise_than_promised(made, monkeypatch, module, name, false, rule):
+    monkeypatch.setattr(f"strategies.{module}.{name}", false)
     with pytest.raises(FedappError, match=rule):
-        run_local(made(data="breast-cancer", **given), three(bank={"run-epsilon": node}))
+        run_local(made())
 
 
-@pytest.mark.slow
+NO_MORE = r"privacy\.epsilon must be > 0 and <= 2\.5 for bank"
+NONE = {"privacy__epsilon": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, NO_MORE + ", .* run-epsilon .*; got 20$"),
+        (NONE, NO_MORE),
+        ({**NONE, "pax__aggregation": "plain"}, NO_MORE),
+    ],
+)
+def test_a_site_refuses_more_than_its_run_epsilon(made, three, given, rule):
+    with pytest.raises(FedappError, match=rule):
+        run_local(made(**given), three(bank={"run-epsilon": 2.5}))
+
+
 def test_a_site_refuses_a_second_run_beyond_its_total_epsilon(made, three):
-    given = {"data": "breast-cancer", "privacy__epsilon": 30.0}
+    given = {"privacy__epsilon": 30.0, "num_boost_round": 1, "max_depth": 1}
     run_local(made(**given), three(bank={"run-epsilon": 30}))
-    rule = (
-        r"^bank \(step 1\): privacy\.epsilon must come to <= 30 in all runs on one table \(total-"
-    )
-    with pytest.raises(FedappError, match=rule):
+    rule = r"^bank \(step 1\): privacy\.epsilon must come to <= 30 in all runs on one table"
+    with pytest.raises(FedappError, match=rf"{rule} \(total-"):
         run_local(made(**given), three(bank={"run-epsilon": 30}))
     run_local(made(**given), three(bank={"run-epsilon": 30, "total-epsilon": 50}))

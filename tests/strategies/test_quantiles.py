@@ -1,36 +1,29 @@
 """Leaves that are quantiles of residuals, at one party and from digits of all parties' rows."""
 
-import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-import xgboost
-from hypothesis import given
-from hypothesis import strategies as draw
 
 import strategies.pax
 from clients import pax
 from clients.secureboost import active
 from fedapp.errors import PartyError
 from fedapp.messages.pax import GrowRequest, QuantilesRequest
-from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.trees.losses import PLAIN
 from fedapp.trees.model import LEAF
 from fedapp.trees.quantiles import (
     QuantileSearch,
     as_base_score,
     leaf_digit_counts,
     leaf_quantiles,
-    quantile_score,
     ranks_around,
 )
 from tests.contract.objectives import CASES, LEVELS, MEDIAN, QUANTILE, has_xgboosts_trees, skewed
 from tests.federated import model_bytes, model_of, summary_of
 from tests.histograms.test_bounds import asks
 from tests.network import die, fails_from, resumed, run
-from tests.reference import xgboost_trees
 from tests.tampering import refuses
 from tests.transcript import listen
 
@@ -51,24 +44,6 @@ def made(settings, tmp_path):
 
 
 # XGBoost's numbers
-
-LABELS = draw.integers(0, 10**6), draw.integers(1, 60), draw.sampled_from(LEVELS)
-
-
-@pytest.mark.slow
-@given(*LABELS, draw.sampled_from([MEDIAN, QUANTILE]), draw.booleans())
-def test_first_predictions_are_xgboosts_to_the_last_bit(seed, n_rows, level, objective, weighted):
-    rng = np.random.default_rng(seed)
-    labels = (rng.standard_cauchy(n_rows) * 10).round(int(rng.integers(0, 6))).astype(np.float32)
-    weights = rng.choice(np.float32([0, 0.1, 1, 1 / 3, 7]), n_rows)
-    weights[0] = 1
-    weights = weights if weighted else None
-    parameters = {"objective": objective, "quantile_alpha": level, "nthread": 1, "verbosity": 0}
-    matrix = xgboost.DMatrix(np.zeros((n_rows, 1)), labels, weight=weights)
-    config = json.loads(xgboost.train(parameters, matrix, 1).save_config())
-    (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])
-    ours = quantile_score(objective, labels, weights, replace(PLAIN, quantile_alpha=level))
-    assert ours.tolist() == [np.float32(theirs)]
 
 
 @pytest.mark.by_default("1-quantile", "4-median")
@@ -96,7 +71,6 @@ WAYS = [
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("more1-quantile", "more2-median", "more4-quantile", "more5-quantile")
 @BOTH
 @pytest.mark.parametrize("more", WAYS)
 def test_ways_of_growing_are_xgboosts(vertical, made, tmp_path, name, more):
@@ -104,34 +78,15 @@ def test_ways_of_growing_are_xgboosts(vertical, made, tmp_path, name, more):
     data = str(skewed(tmp_path / "margins.csv", 5, m=margins))
     drop = [column for column in "wm" if column not in more.values()]
     more = {**more, "data": data, "drop_columns": ",".join(drop)}
-    runs = [CASES[name].run(vertical, tmp_path, **more, max_bin=16, parties=2)]
-    runs += [] if "weight" in more else [made(name, **more)]
-    for one in runs:
+    makes = [partial(CASES[name].run, vertical, tmp_path, max_bin=16, parties=2)]
+    makes += [] if "weight" in more else [partial(made, name)]
+    for make in makes:
+        one = make(**more)
         folder = run_local(one)
         if "base_margin" in more:
             has_xgboosts_trees(one, folder)
         else:
             CASES[name].judge(one, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("median")
-@BOTH
-def test_first_trees_have_only_the_active_partys_columns(vertical, tmp_path, name):
-    how = {"secureboost__first_trees": 1, "columns": "even", "max_bin": 16, "max_depth": 3}
-    run = CASES[name].run(vertical, tmp_path, data=str(skewed(tmp_path / "5.csv", seed=5)), **how)
-    first, *later = model_of(run_local(run)).trees
-    rows = baseline_rows(run)[0]
-    n_active = 3
-    alone = replace(rows, values=rows.values.copy())
-    alone.values[:, n_active:] = np.nan
-    trained = train_boosted(run.model_copy(update={"asked_rounds": 1}), alone)
-    (theirs,) = xgboost_trees(trained.booster)
-    leaves = first["left"] == LEAF
-    assert (first["column"][~leaves] < n_active).all()
-    values = np.float32(theirs["split_conditions"])[leaves]
-    np.testing.assert_array_equal(first["value"][leaves], values)
-    assert any((tree["column"][tree["left"] != LEAF] >= n_active).any() for tree in later)
 
 
 # Only drawn rows

@@ -28,9 +28,7 @@ from fedapp.trees.queries import (
     queries_of,
 )
 from tests.contract.objectives import CASES, arrays_of, ranked
-from tests.federated import model_of
 from tests.random_tables import RANKED, differences, random_case
-from tests.reference import compare_trees
 from tests.tables import deal_columns, write_rows
 from tests.tampering import refuses, rewrite_letters
 
@@ -95,24 +93,6 @@ def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, strategy, seed):
     assert differences(run, run_local(run)) == []
 
 
-@pytest.mark.parametrize("objective", RANKED)
-def test_one_party_grows_the_trees_of_stock_xgboost(settings, tmp_path, objective):
-    columns = arrays_of(ranked(tmp_path / "mixed.csv"))
-    order = np.argsort(numbered(columns["query"]), kind="stable")
-    columns = {name: values[order] for name, values in columns.items()}
-    data = str(write_rows(tmp_path / "sorted.csv", columns))
-    held = {"test_fraction": 0.0, "valid_fraction": 0.0, "eval_metric": "ndcg"}
-    how = {"objective": objective, "num_boost_round": 2, "eta": 0.3, "max_bin": 16, **held}
-    run = NDCG.run(settings, tmp_path, data=data, parties=1, **how)
-    values = np.stack([columns[name] for name in "abcd"], axis=1).astype(np.float32)
-    more = {"qid": numbered(columns["query"]), "max_bin": 16}
-    matrix = xgboost.QuantileDMatrix(values, columns["grade"].astype(int), **more)
-    how = {"objective": objective, "eta": 0.3, "max_depth": 4, "max_bin": 16, "nthread": 1}
-    agreement = compare_trees(model_of(run_local(run)), xgboost.train(how, matrix, 2))
-    assert (agreement.differing, agreement.n_trees) == (0, 2)
-    assert agreement.leaf_error <= 1e-6
-
-
 # Whole queries
 
 
@@ -134,21 +114,6 @@ def test_parties_get_whole_queries_of_one_table(settings, tmp_path, partition):
     queries = queries_of(table.labels)
     dealt = [set(queries[rows].tolist()) for part in parts.values() for rows in part.values()]
     assert sum(map(len, dealt)) == len(set.union(*dealt)) == len(np.unique(queries))
-
-
-@pytest.mark.slow
-def test_parties_with_queries_of_equal_names_grow_the_trees_of_all_rows(settings, tmp_path):
-    columns = arrays_of(ranked(tmp_path / "whole.csv"))
-    names, data = np.unique(columns["query"]), []
-    for at, party in enumerate(("bank", "clinic", "shop")):
-        rows = np.isin(columns["query"], names[at::3])
-        of_party = {name: values[rows] for name, values in columns.items()}
-        of_party["query"] = numbered(of_party["query"])  # from 0 at each
-        data.append(f"{party}={write_rows(tmp_path / f'{party}.csv', of_party)}")
-    how = {"data": ",".join(data), "parties": 3, "max_bin": 256, "pax__bins": "equal"}
-    run = NDCG.run(settings, tmp_path, **how)
-    assert differences(run, run_local(run)) == []
-    assert len(np.unique(queries_of(stacked_tables(run)[0].labels))) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +142,7 @@ def of_two_sites(make, folder, **more):
     return NDCG.run(make, folder, **how, num_boost_round=2, valid_fraction=0.3, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("left")
 @pytest.mark.parametrize("join", ["inner", "left"])
 def test_rows_are_matched_and_held_back_by_query(vertical, tmp_path, join):
     run = of_two_sites(vertical, tmp_path, join=join)
@@ -202,7 +167,6 @@ def test_false_subsets_of_ranked_rows_stop_the_run(vertical, tmp_path, monkeypat
     refuses(rule, of_two_sites(vertical, tmp_path))
 
 
-@pytest.mark.slow
 def test_rows_without_a_pair_look_like_others(vertical, tmp_path, monkeypatch):
     columns = arrays_of(ranked(tmp_path / "whole.csv"))
     grades = np.where(columns["query"] == "q1", "3", columns["grade"])

@@ -38,11 +38,6 @@ def test_a_method_with_a_setting_of_its_own_does_not_read_the_general_one():
 @pytest.mark.parametrize(
     ("method", "given", "rule"),
     [
-        (
-            "federated-forest",
-            "max-depth=2",
-            "got 2; did you mean federated-forest.max-depth?",
-        ),
         ("federated-forest", "max-depth=6", "got 6; did you mean federated-forest.max-depth?"),
         ("fedavg-linear", "n_estimators=3", "got 3; did you mean fedavg-linear.rounds?"),
         ("pax", "fedxgbllr.max-depth=3", "got 3; did you mean max-depth?"),

@@ -1,6 +1,7 @@
 """Activation: what the coordinator sees of it, what the parties agree on, and what is refused."""
 
 import json
+from itertools import permutations
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,6 @@ from fedapp.home import home
 from fedapp.messages import standing as messages
 from fedapp.run_folder import Silent
 from fedapp.runs.local import site_contexts
-from fedapp.runs.predict import parts_of
 from fedapp.runs.session import activate
 from fedapp.settings import load_settings
 from fedapp.site.settings import parse_node_config
@@ -47,8 +47,7 @@ def heard(sites, model, **settings):
     return summary_of(folder), app
 
 
-@pytest.mark.slow
-def test_the_coordinator_sees_sizes_and_the_services_name(sites):
+def test_the_coordinator_sees_sizes_and_the_services_name_and_files_are_their_owners(sites):
     summary, app = heard(sites, sites.train(**FEW))
     check_declared(app, KINDS)
     assert (summary["service"], summary["standing_rows"]) == (
@@ -63,9 +62,26 @@ def test_the_coordinator_sees_sizes_and_the_services_name(sites):
             assert peer.address.encode() not in told
             assert peer.certificate.splitlines()[1].encode() not in told
     letters = [one for one in letters_sent(app) if one.name == "Address"]
-    assert {(one.sender, one.receiver) for one in letters} == {
-        (a, b) for a in sites.names for b in sites.names if a != b
-    }
+    assert {(one.sender, one.receiver) for one in letters} == {*permutations(sites.names, 2)}
+    for path in (home() / "sites").glob("*/standing/**/*"):
+        assert not path.stat().st_mode & 0o077, path
+
+
+def test_a_version_that_not_all_have_or_allow_is_used_by_none(sites, monkeypatch):
+    model = sites.train(**FEW)
+    sites.activate(model)
+    before = current("bank")
+    with monkeypatch.context() as patch:
+        rewrite_letters(patch, "Address", "part", np.zeros_like)
+        with pytest.raises(PartyError, match="model must be the one this run was trained with"):
+            sites.activate(model)
+    assert {current(name) for name in sites.names} == {before}
+    (folder_of("shop") / "current").write_text(json.dumps({"version": "", "before": ""}))
+    with pytest.raises(PartyError, match=r"Address.refreshed must be .*: activate without it"):
+        sites.activate(model, refresh=True)
+    sites.configure("shop", {"allow": "secureboost,interactive"})
+    with pytest.raises(PartyError, match=r"shop .*strategy must be one that the site allows"):
+        sites.activate(model)
 
 
 @pytest.mark.slow
@@ -87,38 +103,6 @@ def test_all_parties_number_the_same_rows_alike_in_an_order_of_their_own_draws(s
     assert (orders[0] != orders[1]).mean() > 0.9
 
 
-@pytest.mark.slow
-def test_a_version_that_not_all_have_stored_is_used_by_none(sites, monkeypatch):
-    model = sites.train(**FEW)
-    sites.activate(model)
-    before = current("bank")
-    rewrite_letters(monkeypatch, "Address", "part", np.zeros_like)
-    with pytest.raises(PartyError, match="model must be the one this run was trained with"):
-        sites.activate(model)
-    assert {current(name) for name in sites.names} == {before}
-
-
-def test_parties_that_refresh_different_versions_are_told_so(sites):
-    model = sites.train(**FEW)
-    sites.activate(model)
-    (folder_of("shop") / "current").write_text(json.dumps({"version": "", "before": ""}))
-    with pytest.raises(PartyError, match=r"Address.refreshed must be .*: activate without it"):
-        sites.activate(model, refresh=True)
-
-
-def test_a_site_that_does_not_allow_it_is_named(sites):
-    model = sites.train(**FEW)
-    sites.configure("shop", {"allow": "secureboost,interactive"})
-    with pytest.raises(PartyError, match=r"shop .*strategy must be one that the site allows"):
-        sites.activate(model)
-
-
-def test_keys_and_ids_are_readable_by_their_owner_only(sites):
-    sites.activate(sites.train(**FEW))
-    for path in (home() / "sites").glob("*/standing/**/*"):
-        assert not path.stat().st_mode & 0o077, path
-
-
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
@@ -134,14 +118,6 @@ def test_settings_that_do_not_fit_are_refused(settings, given, rule):
         all_strategies()["standing"].section_settings(run)
 
 
-@pytest.mark.slow
-def test_an_activation_needs_sites_of_a_superlink(sites):
-    trained = sites.run(
-        "secureboost",
-        **FEW,
-        **{"secureboost.key-bits": 512, "secureboost.insecure-small-key": True},
-    )
-    parts = parts_of(trained.path)
-    assert parts
+def test_an_activation_needs_sites_of_a_superlink(tmp_path):
     with pytest.raises(ConfigError, match="engine must be a SuperLink's name, whose sites have"):
-        activate(trained.path, parts, {}, {"standing.service": "a"}, "local", Silent())
+        activate(tmp_path, None, {}, {"standing.service": "a"}, "local", Silent())

@@ -29,7 +29,7 @@ from fedapp.trees.survival import concordance
 from fedapp.trees.xgboost import with_bounds
 from strategies.scoring import History
 from tests import network
-from tests.contract.objectives import AFT, CASES, COX, TIMES, federation, is_breslows
+from tests.contract.objectives import AFT, CASES, COX, federation, is_breslows
 from tests.federated import lines_of, model_of
 from tests.histograms.test_bounds import asks
 from tests.reference import xgboost_trees
@@ -250,16 +250,6 @@ def test_pairs_are_compared_wherever_margins_lie():
     for shift in (-6, 0, 6):
         rows = values[:, :1] + np.float32(shift), labels, np.ones(len(labels), np.float32)
         assert scores(COX, statistics(COX, *rows, 512))["c-index"] > 0.75
-
-
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_a_strong_signal_stays_learned_through_many_rounds(vertical, tmp_path, strategy):
-    labels, values = separated_rows()
-    columns = {"a": values[:, 0], "b": values[:, 1], "time": np.abs(labels)}
-    data = write_rows(tmp_path / "times.csv", {**columns, "died": (labels > 0).astype(int)})
-    how = {"max_depth": 3, "eta": 0.3, "num_boost_round": 60, "secureboost__key_bits": 256}
-    run = vertical(strategy=strategy, data=str(data), objective=COX, **TIMES, **how)
-    assert run_local(run).summary["metrics"]["train"]["c-index"] > 0.95
 
 
 def test_times_are_merged_to_bins(settings, tmp_path):

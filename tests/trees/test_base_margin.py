@@ -27,12 +27,11 @@ from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from strategies.run import check_read
 from tests.claims import claims_table
-from tests.encrypted import encrypted
+from tests.encrypted import encrypted, inference, written
 from tests.federated import lines_of, summary_of
 from tests.letters import letters_sent, raw_of
 from tests.letters import written as forms_of
 from tests.pooled import Pooled, assert_xgboosts
-from tests.strategies.test_interactive import inference, written
 from tests.tables import made_columns, write_rows
 from tests.transcript import listen
 from tests.trees.test_exactness import agreement, assert_exact, pooled_booster
