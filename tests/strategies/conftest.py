@@ -3,7 +3,7 @@
 import pytest
 
 from tests.encrypted import SMALL
-from tests.trees.test_exactness import made_table
+from tests.tables import made_table
 
 
 @pytest.fixture(params=[pytest.param("secureboost", marks=pytest.mark.slow), "federated-forest"])

@@ -14,7 +14,7 @@ from fedapp.runs.local import run_local
 from fedapp.trees.linear import LinearModel, Moments, merge_moments
 from tests.contract.methods import scikit_learn_scores, train_rows
 from tests.federated import summary_of
-from tests.trees.test_exactness import made_table
+from tests.tables import made_table
 
 
 @pytest.fixture

@@ -24,10 +24,10 @@ from tests.forests import joined, part_of
 from tests.letters import raw_of
 from tests.pooled import Pooled
 from tests.stored import seal
+from tests.tables import made_table
 from tests.tampering import rewrite_letters, set_last_bit
 from tests.texts import adult
 from tests.transcript import ALIGNED, check_declared, listen
-from tests.trees.test_exactness import made_table
 
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 KINDS = {
