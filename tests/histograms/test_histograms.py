@@ -129,11 +129,8 @@ def test_fused_bins_stay_within_the_stated_mass(parts, n_bins):
     assert masses.max() <= total / n_bins + 2 * max(points.values()) + 1e-3
 
 
-def test_few_representatives_are_all_kept():
+def test_few_representatives_are_all_kept_and_pruning_cuts_at_the_quantiles():
     assert prune(np.ones(5), 5).tolist() == [1, 2, 3, 4]
-
-
-def test_pruning_cuts_at_the_quantiles():
     assert prune(np.ones(100), 4).tolist() == [25, 50, 75]
     assert prune(np.array([1.0, 2.0, 1.0]), 2).tolist() == [2]  # as near as 1: the upper one
 
@@ -221,11 +218,6 @@ def test_l1_shrinks_the_weight_of_a_leaf():
     assert weights.tobytes() == np.float32([1.0, -0.0]).tobytes()  # XGBoost's sign of zero
     light = leaf_weights(np.array([[-5.0, 0.5]]), Penalties(1.0, 0.0, 0.0, 1.0).of_leaves, free)
     assert light.tolist() == [0.0]
-
-
-def test_a_sketch_reports_the_largest_value():
-    sketch = sketch_and_code(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)[0]
-    assert sketch.maxima.tolist() == [7]
 
 
 def by_category(histogram, missing=0, **limits):

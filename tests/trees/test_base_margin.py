@@ -69,7 +69,6 @@ def test_scores_predictions_and_baselines_start_from_the_margins(with_margins, t
     assert run_baselines(without)["pooled"]["logloss"] != pytest.approx(score, rel=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("interactive")
 @pytest.mark.parametrize("way", ["interactive", "eini"])
 def test_columns_at_several_parties_grow_xgboosts_trees_and_predict_together(
@@ -219,7 +218,6 @@ def test_margins_beside_no_labels_are_refused(vertical, sites, tmp_path):
         run_local(vertical(), sites(*nodes))
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("True")
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_table_without_the_column_is_not_predicted(with_margins, tmp_path, monkeypatch, whole):

@@ -20,7 +20,6 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import load_settings
 from tests.federated import model_bytes, summary_of
-from tests.pooled import assert_exact
 from tests.tables import write_rows
 
 
@@ -84,15 +83,6 @@ def test_names_of_any_script_load_in_stock_xgboost(settings, tmp_path):
     booster.predict(xgboost.DMatrix(rows, feature_names=booster.feature_names))
 
 
-def test_rows_without_weight_do_not_move_the_cuts(settings, write_table):
-    rng = np.random.default_rng(4)
-    a, weights = rng.normal(size=300).round(3), rng.uniform(0.5, 2, 300).round(3)
-    a[:2], weights[:2] = (-50, 50), 0
-    table = write_table(n_rows=300, a=a, w=weights, y=(a + rng.normal(size=300) > 0).astype(int))
-    given = {"data": str(table), "label": "y", "weight": "w", "parties": 1, "test_fraction": 0.0}
-    assert_exact(settings(**given, valid_fraction=0.0, max_depth=3, max_bin=64))
-
-
 @pytest.mark.slow
 def test_a_table_that_changes_between_runs_is_read_again(settings, write_table):
     first, same, other = (
@@ -141,7 +131,7 @@ def test_states_of_models_long_gone_are_deleted(settings):
     assert len(list((home() / "sites" / "party-1").glob("*/state"))) == 1
 
 
-def test_a_prediction_names_its_class(settings, tmp_path):
+def test_a_prediction_names_its_class_and_the_id_is_no_feature(settings, tmp_path):
     labels = ["good" if x > 20 else "bad" for x in range(60)]
     table = write_rows(tmp_path / "text.csv", {"x": range(60), "y": labels})
     folder = run_local(settings(data=str(table), label="y", parties=2))
@@ -149,15 +139,10 @@ def test_a_prediction_names_its_class(settings, tmp_path):
     header, first, *_ = (tmp_path / "out.csv").read_text().splitlines()
     assert header == '"row","probability_good"'
     assert float(first.split(",")[1]) < 0.5
-
-
-def test_the_id_is_no_feature(settings, write_table):
-    table = write_table()
-    folder = run_local(settings(data=str(table), label="y", parties=1))
-    with pytest.raises(DataError, match="id must not be a feature of the model, got a"):
-        predict_table(folder.path, str(table), "a", folder.path / "out.csv")
+    with pytest.raises(DataError, match="id must not be a feature of the model, got x"):
+        predict_table(folder.path, str(table), "x", tmp_path / "again.csv")
     with pytest.raises(ConfigError, match=r"output must end in \.csv or \.parquet, got .*out\.txt"):
-        predict_table(folder.path, str(table), "", folder.path / "out.txt")
+        predict_table(folder.path, str(table), "", tmp_path / "out.txt")
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def texts(write, n_rows, label, **more):
     return lambda folder, real: {"data": str(write(folder, real, n_rows)), "label": label, **more}
 
 
-CYCLIC, BAGGING = {"strategy": "cyclic"}, {"strategy": "bagging"}
+CYCLIC = {"strategy": "cyclic"}
 FLIGHTS = {"objective": NUMBERS, "drop_columns": "late"}
 REAL = {
     "penalties": registry("default-credit", objective=BINARY, **PENALTIES),
@@ -361,11 +361,11 @@ def test_children_weigh_more_where_a_column_has_many_categories(
     for name, column, due in (("many", codes, 2), ("fewer", np.where(codes == 99, 0, codes), 1)):
         places = [f"place {code:02}" for code in column]
         given = {"data": str(write_table(name, n_rows=700, y=labels, place=places)), "label": "y"}
-        runs = [
-            make(**given, max_depth=3, **WAYS[way], min_child_weight=weight)
-            for weight in ("auto", 1.0, 5.0)
-        ]
-        folders = [run_local(run) for run in runs]
+        given |= {"max_depth": 3, **WAYS[way]}
+        runs, folders = [], []
+        for weight in ("auto", 1.0, 5.0):
+            runs.append(make(**given, min_child_weight=weight))
+            folders.append(run_local(runs[-1]))
         scores = [run_baselines(run)["pooled"] for run in runs]
         for auto, light, heavy in ([model_bytes(folder) for folder in folders], scores):
             assert light != heavy

@@ -72,31 +72,23 @@ class PaperHead(nn.Module):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_head_is_the_papers_network_in_numpy_and_in_torch(kind, width):
-    shape = HeadShape(kind, 3, 5, width, 4)
-    weights = initial_weights(shape, 0) + np.float32(0.01)  # so that biases count
-    outputs = np.random.default_rng(0).normal(size=(7, shape.n_columns)).astype(np.float32)
-    expected = PaperHead(shape, weights)(torch.tensor(outputs)).detach().numpy()
-    layers = [torch.tensor(layer) for layer in split_weights(shape, weights)]
-    np.testing.assert_allclose(head_margins(shape, weights, outputs), expected, atol=1e-5)
-    np.testing.assert_allclose(forward(shape, layers, torch.tensor(outputs)), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("width", [1, 3])
-def test_learned_rates_are_mean_derivatives_of_the_margin(kind, width):
+def test_a_head_is_the_papers_network_and_learned_rates_its_mean_derivatives(kind, width):
     shape = HeadShape(kind, 3, 5, width, 4)
     rng = np.random.default_rng(1)
-    weights = rng.normal(size=shape.n_weights).astype(np.float32)
-    outputs = torch.tensor(rng.normal(size=(50, shape.n_columns)).astype(np.float32))
-    outputs.requires_grad_()
-    margins = PaperHead(shape, weights)(outputs)
+    weights = initial_weights(shape, 0) + np.float32(0.01)  # so that biases count
+    weights += rng.normal(0, 0.3, shape.n_weights).astype(np.float32)
+    outputs = rng.normal(size=(50, shape.n_columns)).astype(np.float32)
+    inputs = torch.tensor(outputs, requires_grad=True)
+    margins = PaperHead(shape, weights)(inputs)
+    layers = [torch.tensor(layer) for layer in split_weights(shape, weights)]
+    for found in (head_margins(shape, weights, outputs), forward(shape, layers, inputs).detach()):
+        np.testing.assert_allclose(found, margins.detach().numpy(), rtol=1e-5, atol=1e-5)
     expected = np.empty((shape.n_columns,))
     for output in range(width):
-        (slopes,) = torch.autograd.grad(margins[:, output].sum(), outputs, retain_graph=True)
+        (slopes,) = torch.autograd.grad(margins[:, output].sum(), inputs, retain_graph=True)
         expected[output::width] = slopes.mean(axis=0).numpy()[output::width]
-    found = learned_rates(shape, weights, outputs.detach().numpy())
-    np.testing.assert_allclose(found, expected.reshape(3, 5 * width), atol=1e-5)
+    found = learned_rates(shape, weights, outputs)
+    np.testing.assert_allclose(found, expected.reshape(3, 5 * width), rtol=1e-5, atol=1e-5)
 
 
 def test_a_head_in_another_unit_scales_its_inputs_and_its_margins():
@@ -121,43 +113,28 @@ def test_kaiming_weights_have_variance_two_over_fan_in():
 # Trees and their outputs
 
 
-def boosted(objective, n_rounds=12):
-    """XGBoost's model of a built-in table with missing values, the table, its labels."""
-    table = read_source(DATA[objective])
-    assert table.labels is not None
-    values, truth = table.values.copy(), table.labels.astype(np.float32)
-    values[np.random.default_rng(0).random(values.shape) < 0.1] = np.nan
-    parameters = {"objective": objective, "max_depth": 5, "base_score": 0.4, "nthread": 1}
-    if objective == MULTI:
-        parameters["num_class"] = 3
-    matrix = xgboost.QuantileDMatrix(values, truth)
-    return xgboost.train(parameters, matrix, n_rounds), values, truth
-
-
 NUMBERS = np.zeros(30, dtype=np.int64)  # categories of each column
-
-
-def trees_of(booster):
-    return trees_from_xgboost(booster, NUMBERS).trees
 
 
 @pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
 def test_tree_outputs_and_the_base_margin_add_up_to_the_ensembles_margin(objective):
-    booster, values, _ = boosted(objective)
-    width = n_outputs(objective, 3)
-    outputs = tree_outputs([trees_of(booster)], 12 * width, values)
+    table, width = read_source(DATA[objective]), n_outputs(objective, 3)
+    values = table.values.copy()
+    values[np.random.default_rng(0).random(values.shape) < 0.1] = np.nan
+    parameters = {"objective": objective, "max_depth": 5, "base_score": 0.4, "nthread": 1}
+    parameters |= {"num_class": 3} if objective == MULTI else {}
+    matrix = xgboost.DMatrix(values, table.labels.astype(np.float32))
+    booster = xgboost.train(parameters, matrix, 12)
+    trees = trees_from_xgboost(booster, NUMBERS).trees
+    outputs = tree_outputs([trees], 12 * width, values)
     margins = base_margin(objective, np.float32([0.4])) + outputs.reshape(-1, 12, width).sum(axis=1)
-    expected = booster.predict(xgboost.DMatrix(values), output_margin=True).reshape(-1, width)
+    expected = booster.predict(matrix, output_margin=True).reshape(-1, width)
     np.testing.assert_allclose(margins, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_a_party_with_fewer_trees_is_padded_with_zeros():
-    booster, values, _ = boosted(BINARY)
-    trees = trees_of(booster)
-    outputs = tree_outputs([trees[:3], trees], 12, values)
-    np.testing.assert_array_equal(outputs[:, :3], outputs[:, 12:15])
-    assert not outputs[:, 3:12].any()
-    assert outputs[:, 15:].any()
+    # A party with fewer trees is padded with zeros.
+    padded = tree_outputs([trees[: 3 * width], trees], 12 * width, values)
+    np.testing.assert_array_equal(padded[:, 12 * width :], outputs)
+    np.testing.assert_array_equal(padded[:, : 3 * width], outputs[:, : 3 * width])
+    assert not padded[:, 3 * width : 12 * width].any()
 
 
 # Training

@@ -130,21 +130,6 @@ def test_the_intercept_of_classes_is_xgboosts_to_the_last_bit():
         assert ours.tobytes() == theirs.tobytes()
 
 
-def test_the_order_of_rows_is_in_the_intercept_of_classes_for_fractional_weights_alone():
-    rng = np.random.default_rng(2)
-    labels = rng.integers(0, 3, 20_000).astype(np.float32)
-    order = rng.permutation(len(labels))
-
-    def moved(weights):
-        given = (labels, weights), (labels[order], weights[order])
-        sums = [label_sums("multi:softprob", *rows, 3) for rows in given]
-        np.testing.assert_allclose(*sums, rtol=1e-5)
-        return bool((sums[0] != sums[1]).any())
-
-    assert moved(rng.uniform(0.5, 2, len(labels)).astype(np.float32))
-    assert not moved(rng.integers(1, 9, len(labels)).astype(np.float32))
-
-
 def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie():
     rng = np.random.default_rng(3)
     given = {"objective": "multi:softprob", "num_class": 5, "max_depth": 1}

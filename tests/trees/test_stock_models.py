@@ -284,8 +284,7 @@ def test_categories_must_have_names(names):
 RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
 
 
-@pytest.mark.slow
-@limits(deadline=None, max_examples=100)
+@limits(deadline=None, max_examples=40)
 @drawn(
     st.sampled_from(["json", "ubj"]),
     st.floats(0, 1, exclude_max=True),
