@@ -1,90 +1,50 @@
 """XGBoost on the joined table of vertical parties, its rows in the order of their run."""
 
+import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import xgboost
 
-from fedapp.data.datasets import read_source
 from fedapp.data.labels import class_ids, class_names
-from fedapp.data.partition import partition_columns
-from fedapp.data.read import load_table
-from fedapp.data.schema import Roles
-from fedapp.data.table import Table
-from fedapp.records.document import load
-from fedapp.runs.baselines import xgboost_parameters
+from fedapp.runs.baselines import baseline_rows, train_boosted, xgboost_parameters
+from fedapp.runs.local import run_local
+from fedapp.runs.tables import party_configs
 from fedapp.site.table import (
     Holdout,
     common_order,
+    read_columns,
     secret_order,
     split_common,
     split_ordered,
 )
-from fedapp.trees.categories import chosen, in_secret_order, recoded, side_by_side
-from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.categories import recoded, side_by_side
+from fedapp.trees.model import LEAF
 from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
+from tests.federated import model_of
 from tests.reference import compare_trees
 
 
 def tables_of(settings):
     """Tables of the simulated parties of a run, coded as theirs, their rows in the order of the
     first one's."""
-
-    def coded(table):
-        values, categories = in_secret_order(table.values, table.categories, settings.seed)
-        return replace(table, values=values, categories=categories)
-
-    files = settings.data.split(",")
-    if len(files) > 1:
-        labels = [settings.label, *[""] * (len(files) - 1)]
-        return in_order(
-            [
-                coded(load_table(Path(file), Roles(label=label, id_column=settings.id)))
-                for file, label in zip(files, labels, strict=True)
-            ],
-            settings.join == "left",
-        )
-    roles = Roles(
-        settings.label,
-        weight=settings.weight,
-        drop=settings.dropped,
-        base_margin=settings.base_margin,
-    )
-    table = read_source(settings.data, roles)
-    rng = np.random.default_rng(settings.seed)
-    shares = partition_columns(settings.columns, len(table.columns), settings.parties, rng)
-    ids = np.arange(table.n_rows).astype(str)
-    return [
-        coded(
-            Table(
-                tuple(table.columns[column] for column in share),
-                table.values[:, share],
-                labels=None if place else table.labels,
-                weights=None if place else table.weights,
-                base_margins=None if place else table.base_margins,
-                ids=ids,
-                categories=chosen(table.categories, share),
-            )
-        )
-        for place, share in enumerate(shares)
-    ]
+    tables = [read_columns(config, settings.seed) for config in party_configs(settings)]
+    numbers = np.arange(tables[0].n_rows).astype(str)
+    tables = [table if table.ids is not None else replace(table, ids=numbers) for table in tables]
+    return in_order(tables, settings.join == "left")
 
 
 def in_order(tables, left=False):
     """The rows that all tables have, in the order of the first one's; or all of the first one's,
     with missing values of those that others lack."""
-    lists = []
-    for table in tables:
-        assert table.ids is not None
-        lists.append(table.ids.tolist())
+    lists = [table.ids.tolist() for table in tables]
     known = set(lists[0]) if left else set.intersection(*map(set, lists))
     common = [name for name in lists[0] if name in known]
-    places = [{name: place for place, name in enumerate(ids)} for ids in lists]
     taken = []
-    for table, place in zip(tables, places, strict=True):
-        rows = np.array([place.get(name, -1) for name in common], dtype=np.int64)
+    for table, ids in zip(tables, lists, strict=True):
+        places = {name: place for place, name in enumerate(ids)}
+        rows = np.array([places.get(name, -1) for name in common], dtype=np.int64)
         values = table.values[rows]
         values[rows < 0] = np.nan
         taken.append(replace(table.take(rows), values=values))
@@ -94,11 +54,8 @@ def in_order(tables, left=False):
 class Pooled:
     """The joined table of a run, and XGBoost on its training rows; cuts take no weights.
 
-    Parameters
-    ----------
-    settings : of the run.
-    tables : of the parties in the order of their names, the same rows in each; by default those of
-        simulated parties, which share one table or have files of their own.
+    ``tables`` are those of the parties in the order of their names, the same rows in each; by
+    default those of simulated parties, which share one table or have files of their own.
     """
 
     def __init__(self, settings, tables=()):
@@ -169,10 +126,28 @@ def splits_of(model):
 
 def assert_xgboosts(folder, whole, booster=None):
     """The joined model of a run, to which all parties add, is XGBoost's, node for node."""
-    model = load(folder.path / "model.json", Ensemble)
+    model = model_of(folder)
     whole.code_as(model)
-    found = compare_trees(model, booster or whole.booster())
     assert set(whole.owners(splits_of(model)["column"])) == set(range(len(whole.tables)))
+    assert_same(model, booster or whole.booster())
+
+
+def pooled_booster(settings):
+    """XGBoost on all training rows of a run whose rows lie at several parties."""
+    return train_boosted(settings, baseline_rows(settings)[0]).booster
+
+
+def assert_exact(settings):
+    """A run's model is XGBoost's on all rows, node for node, and starts as that does; the model."""
+    model, booster = model_of(run_local(settings)), pooled_booster(settings)
+    assert_same(model, booster)
+    start = json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"]
+    assert model.base_score.tolist() == np.float32(json.loads(start)).tolist()
+    return model
+
+
+def assert_same(model, booster):
+    found = compare_trees(model, booster)
     assert found.n_nodes > 3 * found.n_trees
     assert found.differing == 0
     assert found.leaf_error <= 1e-6

@@ -1,16 +1,13 @@
 """Random tables and settings, and XGBoost on the same rows."""
 
-import json
-
 import numpy as np
 import pytest
 from pyarrow import csv, table
 
-from fedapp.records.document import load
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.trees.categories import recoded
-from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
+from tests.federated import lines_of, model_of
 from tests.reference import compare_trees, xgboost_trees
 
 OBJECTIVES = (
@@ -20,13 +17,6 @@ OBJECTIVES = (
 NEWTON = ("reg:squaredlogerror", "reg:pseudohubererror", "binary:hinge")  # from seed 150 on
 TIMES = ("survival:aft", "survival:cox")  # from seed 210 on; of PAX the first
 RANKED = ("rank:ndcg", "rank:pairwise")  # from seed 240 on
-
-
-def seeds(n, default):
-    """Cases 0 to n - 1; those beyond the default ones are slow."""
-    return [
-        pytest.param(seed, marks=() if seed in default else pytest.mark.slow) for seed in range(n)
-    ]
 
 
 def objective_of(seed):
@@ -153,8 +143,7 @@ def differences(settings, folder):
     """How a run differs from XGBoost on its joined rows; nothing where it does not.
 
     Skips the test where rounding chooses XGBoost's splits."""
-    model = load(folder.path / "model.json", Ensemble)
-    rows = baseline_rows(settings)[0]
+    model, rows = model_of(folder), baseline_rows(settings)[0]
     trained = train_boosted(settings, rows)
     agreement = compare_trees(model, trained.booster)
     if agreement.differing and is_rounded(xgboost_trees(trained.booster)):
@@ -164,27 +153,21 @@ def differences(settings, folder):
         found.append(f"{agreement.differing} of {agreement.n_nodes} nodes differ")
     if agreement.leaf_error > 1e-6:
         found.append(f"leaves differ by {agreement.leaf_error}")
-    every = np.arange(len(rows.values))
     values = recoded(rows.values, rows.categories, model.categories, rows.columns)[0]
-    ours, theirs = predict_margins(model, values), trained.margins(every)
-    if rows.base_margins is not None:
-        ours = ours - model.base_margin + rows.base_margins[:, None]
+    ours = predict_margins(model, values, rows.base_margins)
+    theirs = trained.margins(np.arange(len(values)))
     if not np.allclose(ours, theirs, rtol=1e-5, atol=1e-5):
         found.append(f"margins differ by {np.abs(ours - theirs).max()}")
-    scores = folder.summary["metrics"]
-    of_rounds = json.loads((folder.path / "rounds.jsonl").read_text().splitlines()[-1])
+    scores, of_rounds = folder.summary["metrics"], lines_of(folder.rounds)[-1]
     for subset in ("train", "valid"):
-        found += [
-            f"{name} of the {subset} rows is {of_rounds[subset][name]} in the last round, "
-            f"{scores[subset][name]} in the end"
-            for name in {"logloss", "mlogloss", "rmse", "accuracy"} & set(of_rounds[subset])
-            if of_rounds[subset][name] != scores[subset][name]  # NaN is null in JSON
-            and not np.isclose(of_rounds[subset][name], scores[subset][name], rtol=1e-6)
-        ]
+        for name in {"logloss", "mlogloss", "rmse", "accuracy"} & set(of_rounds[subset]):
+            last, final = of_rounds[subset][name], scores[subset][name]
+            if last != final and not np.isclose(last, final, rtol=1e-6):  # NaN is null in JSON
+                found.append(f"{subset} {name} is {last} in the last round, {final} in the end")
     split_by = "columns" if settings.strategy == "secureboost" else "rows"
     pooled = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
     for name, score in pooled.items():
-        ours, theirs = np.float64(scores["test"][name]), np.float64(score)  # NaN is null in JSON
+        ours, theirs = np.float64(scores["test"][name]), np.float64(score)
         # Times of either model are divided where its margins are.
         most = folder.summary.get("binning_errors", {}).get("c-index", 1e-9)
         most = most if name == "c-index" else 1e-9

@@ -1,6 +1,10 @@
 """Tables of tests: columns, files of rows, and their parts by rows and by columns."""
 
 import numpy as np
+from pyarrow import csv
+from pyarrow import table as arrow_table
+
+from fedapp.data.datasets import read_source
 
 
 def write_rows(path, columns):
@@ -80,3 +84,29 @@ def deal_columns(columns, folder, shares):
         name: write_rows(folder / f"{name}.csv", {key: columns[key] for key in share})
         for name, share in shares.items()
     }
+
+
+def made_table(path, objective, n_values, n_rows=900):
+    """A CSV with few distinct values a column, missing values, and labels of the objective."""
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, n_values, (n_rows, 6)).astype(np.float64)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    signal = np.nan_to_num(values[:, 0]) - np.nan_to_num(values[:, 1]) + rng.normal(0, 3, n_rows)
+    labels = {
+        "binary:logistic": (signal > 0).astype(float),
+        "multi:softprob": np.digitize(signal, [-3, 3]).astype(float),
+        "reg:squarederror": signal,
+    }[objective]
+    return write_rows(path, {**dict(zip("abcdef", values.T, strict=True)), "y": labels})
+
+
+def weighted_copy(name, path, margins=False):
+    """A registry table as CSV, with labels y and sample weights w; or also the margins m of a prior
+    score, which is the first column standardised."""
+    table = read_source(name)
+    weights = np.random.default_rng(7).uniform(0.5, 2, table.n_rows).astype(np.float32)
+    columns = {**dict(zip(table.columns, table.values.T, strict=True)), "y": table.labels}
+    first = np.nan_to_num(table.values[:, 0].astype(np.float64))
+    columns |= {"m": (first - first.mean()) / first.std()} if margins else {}
+    csv.write_csv(arrow_table({**columns, "w": weights}), path)
+    return path

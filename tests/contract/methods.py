@@ -24,11 +24,10 @@ from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
 from tests.federated import summary_of
 from tests.forests import joined, parts_of, pooled
-from tests.pooled import Pooled, assert_xgboosts, tables_of
+from tests.pooled import Pooled, assert_xgboosts, pooled_booster, tables_of
 from tests.reference import compare_trees
 from tests.row_forests import assert_pooled
 from tests.transcript import predicted_rows
-from tests.trees.test_exactness import pooled_booster
 
 # What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.
 ROUNDS = 2

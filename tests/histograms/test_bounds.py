@@ -80,82 +80,55 @@ def test_values_of_too_few_columns_are_not_walked():
     assert predict_margins(again, np.ones((2, 5), dtype=np.float32)).shape == (2, 1)
 
 
-def grown(**changes):
-    return lambda sent: replace(
-        sent, **{name: change(getattr(sent, name)) for name, change in changes.items()}
-    )
+def small(array):
+    """The first two entries, or none beyond 2 of offsets."""
+    return array[:2] if array.dtype.kind == "f" else np.minimum(array, 2)
 
 
-@pytest.mark.parametrize(
-    ("skip", "changes", "rule"),
-    [
-        (1, {"level": lambda level: 5}, "level must be 0 or 1"),
-        (0, {"n_trees": lambda n: 7}, "n_trees must be 1, got 7"),
-        (
-            0,
-            {
-                "wanted_nodes": lambda _: np.arange(5000, dtype=np.int32),
-                "wanted_trees": lambda _: np.zeros(5000, np.int32),
-            },
-            "wanted_nodes must be roots, or children of the splits, once, and one at least",
-        ),
-        (
-            1,
-            {
-                "wanted_nodes": lambda _: np.zeros(0, dtype=np.int32),
-                "wanted_trees": lambda _: np.zeros(0, np.int32),
-            },
-            "wanted_nodes must be roots, or children of the splits, once, and one at least",
-        ),
-        (
-            0,
-            {"columns": lambda _: np.zeros(100_000, np.int32)},
-            "columns must ascend",
-        ),
-        (
-            0,
-            {"base_margin": lambda _: np.zeros(2, np.float32)},
-            "base_margin must be 1, one an output",
-        ),
-        (0, {"base_margin": lambda margins: margins * np.inf}, "base_margin must be finite"),
-        (
-            1,
-            {
-                name: (lambda array: np.repeat(array, 5000))
-                for name in GrowRequest.__dataclass_fields__
-                if name.startswith("split_")
-            },
-            "split_nodes must be 1 at most",
-        ),
-        (
-            2,
-            {
-                "leaf_values": lambda values: values[:2],
-                "leaf_offsets": lambda offsets: np.minimum(offsets, 2),
-            },
-            "leaf_values must be one a node",
-        ),
-        (
-            1,
-            {"split_sets": lambda _: np.zeros(3, np.uint8)},
-            "split_sets sets must be 0 bytes, got 3",
-        ),
-    ],
-    ids=[
-        "level",
-        "trees",
-        "wanted",
-        "none",
-        "columns",
-        "margins",
-        "margin",
-        "splits",
-        "leaves",
-        "sets",
-    ],
-)
-def test_a_level_is_as_large_as_the_last_one_allows(pax, monkeypatch, skip, changes, rule):
-    asks(monkeypatch, GrowRequest, grown(**changes), skip)
+def always(*numbers, dtype=np.int32):
+    return lambda _: np.array(numbers, dtype)
+
+
+def wanted(nodes):
+    return {"wanted_nodes": lambda _: nodes, "wanted_trees": lambda _: nodes * 0}
+
+
+WANTED = "wanted_nodes must be roots, or children of the splits, once, and one at least"
+SPLITS = [name for name in GrowRequest.__dataclass_fields__ if name.startswith("split_")]
+LEVELS = {
+    "level": (1, {"level": lambda level: 5}, "level must be 0 or 1"),
+    "trees": (0, {"n_trees": lambda n: 7}, "n_trees must be 1, got 7"),
+    "wanted": (0, wanted(np.arange(5000, dtype=np.int32)), WANTED),
+    "none": (1, wanted(np.zeros(0, dtype=np.int32)), WANTED),
+    "columns": (0, {"columns": always(*[0] * 100_000)}, "columns must ascend"),
+    "margins": (
+        0,
+        {"base_margin": always(0, 0, dtype=np.float32)},
+        "base_margin must be 1, one an output",
+    ),
+    "margin": (0, {"base_margin": lambda each: each * np.inf}, "base_margin must be finite"),
+    "splits": (
+        1,
+        dict.fromkeys(SPLITS, lambda array: np.repeat(array, 5000)),
+        "split_nodes must be 1 at most",
+    ),
+    "leaves": (2, {"leaf_values": small, "leaf_offsets": small}, "leaf_values must be one a node"),
+    "sets": (
+        1,
+        {"split_sets": always(0, 0, 0, dtype=np.uint8)},
+        "split_sets sets must be 0 bytes, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_a_level_is_as_large_as_the_last_one_allows(pax, monkeypatch, name):
+    skip, changes, rule = LEVELS[name]
+
+    def grown(sent):
+        return replace(sent, **{key: new(getattr(sent, key)) for key, new in changes.items()})
+
+    asks(monkeypatch, GrowRequest, grown, skip)
     refuses(rf"^party-1\b.*: GrowRequest.{rule}$", pax)
 
 
@@ -177,20 +150,20 @@ def test_rows_start_from_a_margin_for_every_output(
     refuses(rf"{request_of.__name__}.{field} {rule}$", run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("widths", [[33], [1, 2] * 60_000])
-def test_bins_of_others_are_as_many_as_the_run_can_need(vertical, monkeypatch, widths):
-    rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: np.array(widths, dtype=np.int64))
+def test_bins_of_others_are_as_many_as_the_run_can_need(vertical, monkeypatch):
+    rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: np.array([33]))
     rule = r"must be <= 32 \(max-bin\), of 100000 columns at most \(most-columns\)"
     refuses(rf"ColumnBins.widths {rule}$", vertical(align="ordered"))
 
 
-@pytest.mark.parametrize("categorical", [0, 1])
-def test_bins_of_another_are_no_more_than_fit_into_memory(vertical, monkeypatch, categorical):
-    n_columns, width = (60_000, 32) if not categorical else (100, 65_535)
-    widths = np.full(n_columns, width, dtype=np.int64)
+@pytest.mark.parametrize(
+    ("n_columns", "width", "is_text"), [(60_000, 32, 0), (100, 65_535, 1)], ids=["numbers", "texts"]
+)
+def test_bins_of_another_are_no_more_than_fit_into_memory(
+    vertical, monkeypatch, n_columns, width, is_text
+):
+    widths, flags = np.full(n_columns, width), np.full(n_columns, is_text, dtype=np.uint8)
     rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: widths)
-    flags = np.full(n_columns, categorical, dtype=np.uint8)
     honest = Passive.column_bins
     monkeypatch.setattr(
         Passive, "column_bins", lambda *given: replace(honest(*given), categorical=flags)

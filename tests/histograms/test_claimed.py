@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.histograms.claimed import (
-    carried,
-    disclosed_labels,
-    row_sums,
-    unfit_column,
-    words_of,
-)
+from fedapp.histograms.claimed import carried, disclosed_labels, row_sums, unfit_column, words_of
 
 WIDTHS = np.array([3, 1, 0, 4])  # of the bins of each column
 OFFSETS = np.concatenate(([0], np.cumsum(WIDTHS)))
@@ -81,8 +75,8 @@ def add(place, field, number):
 
 def moved(source, target, field, number):
     def change(cells, missing):
-        cells[0, source, field] -= number
-        cells[0, target, field] += number
+        add(source, field, -number)(cells, missing)
+        add(target, field, number)(cells, missing)
 
     return change
 
@@ -119,8 +113,7 @@ def test_sums_that_no_rows_have_are_found_by_their_column(change, column):
     whole = integers(cells)
     assert unfit_column(words_of(whole), missing, OFFSETS, NUMBERS, slots) is None
     change(whole, missing)
-    found = unfit_column(words_of(whole), missing, OFFSETS, NUMBERS, slots)
-    assert found == column
+    assert unfit_column(words_of(whole), missing, OFFSETS, NUMBERS, slots) == column
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,7 @@ def test_numbers_are_in_the_order_of_the_values():
 
 
 def test_quantiles_of_large_weights_are_exact():
-    total = 2**61 + 12345
-    numbers = np.arange(1, 65535)
-    assert quantile_ranks(total, numbers, 65535).tolist() == [
-        total * n // 65535 for n in range(1, 65535)
-    ]
+    total, numbers = 2**61 + 12345, np.arange(1, 65535)
+    expected = [total * number // 65535 for number in range(1, 65535)]
+    assert quantile_ranks(total, numbers, 65535).tolist() == expected
     assert not len(quantile_ranks(0, numbers, 4))

@@ -44,71 +44,45 @@ def test_a_value_on_a_cut_goes_to_the_bin_above_it():
     assert missing_code == -1
 
 
-@pytest.mark.parametrize(("width", "missing", "dtype"), [(255, True, "u1"), (256, True, "u2")])
+@pytest.mark.parametrize(
+    ("width", "missing", "dtype"), [(255, [np.nan], "u1"), (256, [np.nan], "u2"), (256, [], "u1")]
+)
 def test_codes_take_one_byte_up_to_256_of_them(width, missing, dtype):
     edges = np.arange(1, width + 1, dtype=np.float32)
-    values = np.append(np.arange(width, dtype=np.float32), np.nan)[:, None]
+    values = np.array([*range(width), *missing], np.float32)[:, None]
     codes, missing_code = digitise(values, Cuts(edges, np.array([0, width]), np.float32([-1])))
     assert codes.dtype == np.dtype(dtype)
-    assert codes[-1, 0] == missing_code
-    assert (codes[:-1, 0] == np.arange(width)).all()
-
-
-def test_256_bins_without_missing_values_take_one_byte():
-    edges = np.arange(1, 257, dtype=np.float32)
-    values = np.arange(256, dtype=np.float32)[:, None]
-    codes, missing_code = digitise(values, Cuts(edges, np.array([0, 256]), np.float32([-1])))
-    assert codes.dtype == np.uint8
-    assert missing_code == -1
-
-
-def test_histograms_equal_the_sums_row_by_row():
-    values = some_values(300, 4)
-    cuts = sketch_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
-    codes, missing_code = digitise(values, cuts)
-    gradients = RNG.normal(size=(300, 2)).astype(np.float32)
-    nodes = RNG.integers(0, 5, 300).astype(np.int32)
-    columns = np.array([0, 2, 3])
-    widths = cuts.widths[columns]
-    wanted = np.array([3, 1], dtype=np.int32)
-    found, missing = build_histograms(
-        codes, missing_code, columns, widths, gradients, nodes, wanted
-    )
-    starts = np.cumsum(widths) - widths
-    for slot, node in enumerate(wanted):
-        for place, column in enumerate(columns):
-            sums, absent = naive_histogram(
-                codes[:, column], missing_code, gradients, nodes == node, widths[place]
-            )
-            part = found[slot, starts[place] : starts[place] + widths[place]]
-            np.testing.assert_array_equal(part, sums)
-            assert missing[slot, place] == absent
+    assert codes[width:, 0].tolist() == [missing_code] * len(missing)
+    assert (missing_code == -1) == (not missing)
+    assert (codes[:width, 0] == np.arange(width)).all()
 
 
 @pytest.mark.parametrize("n_trees", [1, 3])
-def test_histograms_of_several_trees_are_those_of_each_in_turn(n_trees):
-    codes = RNG.integers(0, 6, (200, 3)).astype(np.uint8)  # 5: missing
-    gradients = RNG.normal(size=(n_trees, 200, 2)).astype(np.float32)
-    nodes = RNG.integers(0, 4, (n_trees, 200)).astype(np.int32)
-    layout = codes, 5, np.arange(3), np.full(3, 5)
+def test_histograms_equal_the_sums_row_by_row(n_trees):
+    values = some_values(300, 4)
+    cuts = sketch_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
+    codes, missing_code = digitise(values, cuts)
+    gradients = RNG.normal(size=(n_trees, 300, 2)).astype(np.float32)
+    gradients[:, :9] = 0  # rows that count nowhere, though they have values
+    nodes = RNG.integers(0, 5, (n_trees, 300)).astype(np.int32)
+    columns = np.array([0, 2, 3])
+    widths = cuts.widths[columns]
     pairs = np.array([(tree, node) for tree in range(n_trees) for node in (3, 1)], np.int32)
+    layout = codes, missing_code, columns, widths
     found, missing = build_all_histograms(*layout, gradients, nodes, *pairs.T)
-    assert len(found) == len(missing) == 2 * n_trees
+    starts = np.cumsum(widths) - widths
     for slot, (tree, node) in enumerate(pairs):
+        counted = (nodes[tree] == node) & gradients[tree].any(axis=1)
+        for place, column in enumerate(columns):
+            rows = codes[:, column], missing_code, gradients[tree], counted
+            sums, absent = naive_histogram(*rows, widths[place])
+            part = found[slot, starts[place] : starts[place] + widths[place]]
+            np.testing.assert_array_equal(part, sums)
+            assert missing[slot, place] == absent
         one = np.array([node], np.int32)
-        alone, absent = build_histograms(*layout, gradients[tree], nodes[tree], one)
-        np.testing.assert_array_equal(found[slot], alone[0])
-        np.testing.assert_array_equal(missing[slot], absent[0])
-
-
-def test_rows_without_gradient_count_nowhere():
-    codes = np.array([[0], [255]], dtype=np.uint8)
-    nothing = np.zeros((2, 2), np.float32)
-    nodes = np.zeros(2, np.int32)
-    one = np.array([0]), np.array([1])
-    found, missing = build_histograms(codes, 255, *one, nothing, nodes, np.array([0], np.int32))
-    assert not found.any()
-    assert not missing.any()
+        alone = build_histograms(*layout, gradients[tree], nodes[tree], one)
+        np.testing.assert_array_equal(alone[0][0], found[slot])
+        np.testing.assert_array_equal(alone[1][0], missing[slot])
 
 
 def test_adding_histograms_moves_bins_to_their_places():
@@ -117,10 +91,7 @@ def test_adding_histograms_moves_bins_to_their_places():
     assert total.tolist() == [[[3, 4], [0, 0], [6, 8]]]
 
 
-@given(
-    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=300),
-    st.integers(2, 40),
-)
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=300), st.integers(2, 40))
 @settings(deadline=None, max_examples=60)
 def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(numbers, max_bin):
     values = np.array(numbers, dtype=np.float32)[:, None]
@@ -135,7 +106,6 @@ def test_a_sketch_keeps_all_mass_and_bins_hold_their_representatives(numbers, ma
     assert (stands_for <= values).all()
 
 
-@pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, 1000), min_size=2, max_size=200), min_size=1, max_size=4),
     st.integers(2, 30),
@@ -159,11 +129,8 @@ def test_fused_bins_stay_within_the_stated_mass(parts, n_bins):
     assert masses.max() <= total / n_bins + 2 * max(points.values()) + 1e-3
 
 
-def test_few_representatives_are_all_kept():
+def test_few_representatives_are_all_kept_and_pruning_cuts_at_the_quantiles():
     assert prune(np.ones(5), 5).tolist() == [1, 2, 3, 4]
-
-
-def test_pruning_cuts_at_the_quantiles():
     assert prune(np.ones(100), 4).tolist() == [25, 50, 75]
     assert prune(np.array([1.0, 2.0, 1.0]), 2).tolist() == [2]  # as near as 1: the upper one
 
@@ -203,74 +170,46 @@ def layout(*widths):
     return Cuts(*ragged(edges), np.zeros(len(widths), np.float32))
 
 
-def one_split(histogram, missing=0, **limits):
-    sums = np.array(histogram).sum(axis=0) + (np.array([1.0, 1.0]) if missing else 0)
-    return best_splits(
-        np.array([histogram]),
-        sums[None],
-        np.array([[missing]], dtype=np.int32),
-        np.ones((1, 1), dtype=bool),
-        layout(len(histogram)),
-        Penalties(1.0, 0.0, limits.get("gamma", 0.0), limits.get("min_child_weight", 0.0)),
-        RULES,
-    )[0]
+def one_split(histogram, missing=0, allowed=(True,), **limits):
+    """The best split of one or more columns of two or more bins each."""
+    n_columns, n_bins = len(allowed), len(histogram) // len(allowed)
+    sums = np.array(histogram[:n_bins]).sum(axis=0) + missing
+    penalties = Penalties(1.0, 0.0, limits.get("gamma", 0.0), limits.get("min_child_weight", 0.0))
+    absent = np.full((1, n_columns), missing, dtype=np.int32)
+    cuts = layout(*[n_bins] * n_columns)
+    whole = np.array([histogram], dtype=np.float64)
+    return best_splits(whole, sums[None], absent, np.array([allowed]), cuts, penalties, RULES)[0]
 
 
-def test_the_gain_is_that_of_the_formula():
-    split = one_split([[-4.0, 2.0], [6.0, 3.0]])
-    expected = 16 / 3 + 36 / 4 - 4 / 6
-    assert split["column"] == 0
-    assert split["cut"] == 0
-    assert split["gain"] == pytest.approx(expected, rel=1e-6)
-    assert split["left"].tolist() == [-4, 2]
-    assert split["right"].tolist() == [6, 3]
+TWO = [[-4.0, 2.0], [6.0, 3.0]]
+LIGHT = [[-4.0, 0.5], [6.0, 3.0], [-1.0, 3.0]]
 
 
-def test_missing_rows_go_to_the_better_side():
-    towards_right = one_split([[-4.0, 2.0], [6.0, 3.0]], missing=1)
+def test_the_gain_is_that_of_the_formula_and_missing_rows_go_to_the_better_side():
+    split = one_split(TWO)
+    assert split["gain"] == pytest.approx(16 / 3 + 36 / 4 - 4 / 6, rel=1e-6)
+    assert (split["left"].tolist(), split["right"].tolist()) == ([-4, 2], [6, 3])
+    assert not one_split(TWO, missing=1)["default_left"]
     towards_left = one_split([[4.0, 2.0], [-6.0, 3.0]], missing=1)
-    assert not towards_right["default_left"]
     assert towards_left["default_left"]
     assert towards_left["left"].tolist() == [5, 3]
 
 
-def test_no_side_is_lighter_than_min_child_weight():
-    histogram = [[-4.0, 0.5], [6.0, 3.0], [-1.0, 3.0]]
-    assert one_split(histogram)["cut"] == 0
-    assert one_split(histogram, min_child_weight=1.0)["cut"] == 1
-
-
-def test_a_gain_below_gamma_is_no_split():
-    assert one_split([[-4.0, 2.0], [6.0, 3.0]], gamma=13.6)["column"] == 0
-    assert one_split([[-4.0, 2.0], [6.0, 3.0]], gamma=13.7)["column"] == -1
-
-
-def test_the_lower_column_wins_a_tie():
-    histogram = np.array([[[-4.0, 2.0], [6.0, 3.0]] * 2])
-    split = best_splits(
-        histogram,
-        np.array([[2.0, 5.0]]),
-        np.zeros((1, 2), np.int32),
-        np.ones((1, 2), dtype=bool),
-        layout(2, 2),
-        NO_PENALTY,
-        RULES,
-    )[0]
-    assert split["column"] == 0
-
-
-def test_a_column_that_is_not_allowed_is_not_split():
-    histogram = np.array([[[-4.0, 2.0], [6.0, 3.0], [-1.0, 2.0], [3.0, 3.0]]])
-    split = best_splits(
-        histogram,
-        np.array([[2.0, 5.0]]),
-        np.zeros((1, 2), np.int32),
-        np.array([[False, True]]),
-        layout(2, 2),
-        NO_PENALTY,
-        RULES,
-    )[0]
-    assert split["column"] == 1
+@pytest.mark.parametrize(
+    ("histogram", "how", "column", "cut"),
+    [
+        (LIGHT, {}, 0, 0),
+        (LIGHT, {"min_child_weight": 1.0}, 0, 1),
+        (TWO, {"gamma": 13.6}, 0, 0),
+        (TWO, {"gamma": 13.7}, -1, None),
+        (TWO * 2, {"allowed": (True, True)}, 0, 0),  # the lower column wins a tie
+        ([*TWO, [-1.0, 2.0], [3.0, 3.0]], {"allowed": (False, True)}, 1, 0),
+    ],
+)
+def test_a_split_is_the_best_that_is_allowed(histogram, how, column, cut):
+    split = one_split(histogram, **how)
+    assert split["column"] == column
+    assert cut is None or split["cut"] == cut
 
 
 def test_l1_shrinks_the_weight_of_a_leaf():
@@ -279,11 +218,6 @@ def test_l1_shrinks_the_weight_of_a_leaf():
     assert weights.tobytes() == np.float32([1.0, -0.0]).tobytes()  # XGBoost's sign of zero
     light = leaf_weights(np.array([[-5.0, 0.5]]), Penalties(1.0, 0.0, 0.0, 1.0).of_leaves, free)
     assert light.tolist() == [0.0]
-
-
-def test_a_sketch_reports_the_largest_value():
-    sketch = sketch_and_code(np.float32([[3], [7], [np.nan]]), np.ones(3, np.float32), 4)[0]
-    assert sketch.maxima.tolist() == [7]
 
 
 def by_category(histogram, missing=0, **limits):
@@ -304,29 +238,21 @@ def by_category(histogram, missing=0, **limits):
 MIXED = [[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [5.0, 2.0], [-3.0, 2.0]]
 
 
-def test_categories_of_low_weight_go_right_together():
-    split, right = by_category(MIXED)
-    assert right == [1, 3]
-    assert split["right"].tolist() == [11, 5]
-    assert split["left"].tolist() == [-8, 5]
-
-
-def test_one_of_few_categories_goes_right_alone():
-    split, right = by_category(MIXED, max_cat_to_onehot=6)
-    assert right == [0]
-    assert split["right"].tolist() == [-4, 2]
-    assert split["default_left"]
-
-
-def test_missing_rows_go_where_they_belong_among_categories():
-    split, right = by_category(MIXED, missing=-9.0)
-    assert right == [1, 3]
-    assert split["default_left"]
-    assert split["left"].tolist() == [-17, 7]
-    split, right = by_category(MIXED, missing=9.0)
-    assert right == [1, 3]
-    assert not split["default_left"]
-    assert split["right"].tolist() == [20, 7]
+@pytest.mark.parametrize(
+    ("how", "rights", "default_left", "left", "right"),
+    [
+        ({}, [1, 3], False, [-8, 5], [11, 5]),
+        ({"max_cat_to_onehot": 6}, [0], True, None, [-4, 2]),  # one of few goes alone
+        ({"missing": -9.0}, [1, 3], True, [-17, 7], None),
+        ({"missing": 9.0}, [1, 3], False, None, [20, 7]),
+    ],
+)
+def test_categories_of_low_weight_go_right_together(how, rights, default_left, left, right):
+    split, found = by_category(MIXED, **how)
+    assert found == rights
+    assert left is None or split["left"].tolist() == left
+    assert right is None or split["right"].tolist() == right
+    assert bool(split["default_left"]) == default_left or not how
 
 
 def test_no_more_categories_than_the_threshold_are_gathered_on_a_side():

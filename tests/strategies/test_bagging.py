@@ -13,10 +13,10 @@ from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
 from tests.federated import model_of
 from tests.network import fails_from, run
+from tests.pooled import pooled_booster
 from tests.reference import compare_trees
 from tests.tables import made_columns
 from tests.transcript import arrays_of, listen
-from tests.trees.test_exactness import pooled_booster
 
 OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 

@@ -7,7 +7,6 @@ holds that this is so.
 
 import tracemalloc
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from fedapp.data.datasets import read_source
 from fedapp.records.document import from_text, to_text
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
@@ -53,17 +51,13 @@ def one_tree(x, y, limits, weights=None, max_bin=EXACT, categories=()):
     n_classes = 0 if limits.criterion == "variance" else int(y.max()) + 1
     weights = np.ones(len(x)) if weights is None else weights
     bins = bin_columns(x, max_bin, category_counts(categories, x.shape[1]))
-    rows = Rows(
-        code_columns(x, bins), bins, y.astype(np.float64), weights, np.ones((1, len(x)), np.uint8)
-    )
-    rules = Rules(
-        *(limits.criterion, n_classes, limits.min_samples_split),
-        *(limits.min_samples_leaf, limits.min_impurity_decrease),
-    )
+    counts = np.ones((1, len(x)), np.uint8)
+    rows = Rows(code_columns(x, bins), bins, y.astype(np.float64), weights, counts)
+    fewest = limits.min_samples_split, limits.min_samples_leaf
+    rules = Rules(limits.criterion, n_classes, *fewest, limits.min_impurity_decrease)
     n_columns = x.shape[1]
-    trees, sets, nodes = grow_forest(
-        rows, x, np.arange(n_columns), n_columns, limits.max_depth, rules
-    )
+    seeds = np.arange(n_columns)
+    trees, sets, nodes = grow_forest(rows, x, seeds, n_columns, limits.max_depth, rules)
     sizes = np.array([len(tree) for tree in trees])
     for tree in trees:
         assert (tree["parent"] == parents_of(tree["left"], np.array([0, len(tree)]))).all()
@@ -110,40 +104,33 @@ def holes(x, share):
 
 
 BREAST, WINE, IRIS, DIABETES = (
-    lambda load=load: load(return_X_y=True)
-    for load in (
-        *(datasets.load_breast_cancer, datasets.load_wine),
-        *(datasets.load_iris, datasets.load_diabetes),
-    )
+    getattr(datasets, f"load_{name}")(return_X_y=True)
+    for name in ("breast_cancer", "wine", "iris", "diabetes")
 )
+NUMBERS = "variance"
 
 
 @pytest.mark.parametrize(
-    ("load", "limits"),
+    ("table", "limits", "share"),
     [
-        (BREAST, Limits()),
-        (WINE, Limits(max_depth=2)),
-        (WINE, Limits("entropy", 2)),
-        (IRIS, Limits()),
-        (IRIS, Limits("entropy", 4, min_samples_leaf=20)),
-        (DIABETES, Limits("variance", 4, min_samples_leaf=5)),
-        (DIABETES, Limits("variance", 8, min_samples_leaf=30)),
-        (DIABETES, Limits("variance", 6, min_samples_split=40)),
-        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02)),
-        (DIABETES, Limits("variance", 8, min_impurity_decrease=40.0)),
+        (BREAST, Limits(), 0),
+        (WINE, Limits(max_depth=2), 0),
+        (WINE, Limits("entropy", 2), 0),
+        (IRIS, Limits(), 0),
+        (IRIS, Limits("entropy", 4, min_samples_leaf=20), 0),
+        (DIABETES, Limits(NUMBERS, 4, min_samples_leaf=5), 0),
+        (DIABETES, Limits(NUMBERS, 8, min_samples_leaf=30), 0),
+        (DIABETES, Limits(NUMBERS, 6, min_samples_split=40), 0),
+        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02), 0),
+        (DIABETES, Limits(NUMBERS, 8, min_impurity_decrease=40.0), 0),
+        *((WINE, Limits(max_depth=2), share) for share in (0.1, 0.6)),
+        *((IRIS, Limits(min_samples_leaf=8), share) for share in (0.1, 0.6)),
+        *((DIABETES, Limits(NUMBERS, 4, min_samples_leaf=8), share) for share in (0.1, 0.6)),
     ],
 )
-def test_a_tree_is_scikit_learns(load, limits):
-    assert_theirs(*load(), limits)
-
-
-@pytest.mark.by_default("limits0-ionosphere", "limits2-waveform")
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("name", ["ionosphere", "spambase", "waveform"])
-@pytest.mark.parametrize("limits", [Limits(), Limits("entropy"), Limits(max_depth=2)])
-def test_a_tree_is_scikit_learns_on_real_rows(real_data, name, limits):
-    table = read_source(name)
-    assert_theirs(table.values, np.unique(table.labels, return_inverse=True)[1], limits)
+def test_a_tree_is_scikit_learns_also_with_missing_values(table, limits, share):
+    x, y = table
+    assert_theirs(holes(x, share) if share else x, y, limits)
 
 
 @pytest.mark.parametrize("criterion", ["gini", "entropy", "variance"])
@@ -156,23 +143,9 @@ def test_a_deep_tree_of_one_column_is_scikit_learns(criterion):
     assert len(model.trees[0]) > 200
 
 
-@pytest.mark.parametrize(
-    ("load", "limits"),
-    [
-        (WINE, Limits(max_depth=2)),
-        (IRIS, Limits(min_samples_leaf=8)),
-        (DIABETES, Limits("variance", 4, min_samples_leaf=8)),
-    ],
-)
-@pytest.mark.parametrize("share", [0.1, 0.6])
-def test_missing_values_go_where_scikit_learn_sends_them(load, limits, share):
-    x, y = load()
-    assert_theirs(holes(x, share), y, limits)
-
-
 def test_a_value_missing_in_prediction_alone_goes_with_most_rows():
-    x, y = DIABETES()
-    limits = Limits("variance")
+    x, y = DIABETES
+    limits = Limits(NUMBERS)
     model = one_tree(x.astype(np.float32), y, limits)
     unseen = holes(x, 0.9).astype(np.float32)
     ours = model.predictions(model.leaves(unseen))
@@ -187,9 +160,9 @@ def test_that_a_value_is_missing_can_be_all_that_counts():
     np.testing.assert_array_equal(model.predictions(model.leaves(rows))[:, 0], [1, 0, 0])
 
 
-@pytest.mark.parametrize(("load", "criterion"), [(WINE, "gini"), (DIABETES, "variance")])
-def test_weights_count_as_in_scikit_learn(load, criterion):
-    x, y = load()
+@pytest.mark.parametrize(("table", "criterion"), [(WINE, "gini"), (DIABETES, NUMBERS)])
+def test_weights_count_as_in_scikit_learn(table, criterion):
+    x, y = table
     weights = np.random.default_rng(2).choice([0.0, 0.5, 1.0, 2.5], len(y))
     assert_theirs(x, y, Limits(criterion, 3, min_samples_leaf=20), weights)
 
@@ -201,34 +174,35 @@ def test_values_that_are_almost_equal_are_not_cut_between():
     assert 0.4 < model.trees[0]["threshold"][0] < 0.6
 
 
+def search_roots(x, y, n_trees, n_drawn):
+    """The best splits of the roots of trees of all rows."""
+    bins = bin_columns(x, EXACT)
+    every = np.ones((n_trees, len(x)), np.uint8)
+    rows = Rows(code_columns(x, bins), bins, y, np.ones(len(x)), every)
+    roots = np.arange(n_trees, dtype=np.int32), np.zeros(n_trees, dtype=np.int32)
+    nodes, drawn = np.zeros(every.shape, dtype=np.int32), np.full(n_trees, n_drawn)
+    seeds = np.arange(x.shape[1])
+    return search_rows(rows, nodes, roots, seeds, drawn, Rules("gini", 2, 2, 1, 0.0))
+
+
 def test_of_equal_splits_the_lowest_column_wins_whatever_the_order_of_its_key():
     x = np.repeat(np.random.default_rng(3).normal(size=(40, 1)), 5, axis=1).astype(np.float32)
-    y, everything = (x[:, 0] > 0).astype(np.float64), np.ones((20, 40), np.uint8)
-    bins = bin_columns(x, EXACT)
-    rows = Rows(code_columns(x, bins), bins, y, np.ones(40), everything)
-    roots = np.arange(20, dtype=np.int32), np.zeros(20, dtype=np.int32)
-    nodes = np.zeros((20, 40), dtype=np.int32)
-    five = np.full(20, 5)
-    found = search_rows(rows, nodes, roots, np.arange(5), five, Rules("gini", 2, 2, 1, 0.0))
+    found = search_roots(x, (x[:, 0] > 0).astype(np.float64), 20, 5)
     assert set(found.columns) == {0}
 
 
 def test_a_node_whose_drawn_columns_are_constant_takes_the_first_other_one():
     x = np.zeros((40, 6), dtype=np.float32)
     x[:, 4] = np.arange(40)
-    bins = bin_columns(x, EXACT)
     y = (x[:, 4] > 20).astype(np.float64)
-    rows = Rows(code_columns(x, bins), bins, y, np.ones(40), np.ones((30, 40), np.uint8))
-    roots = np.arange(30, dtype=np.int32), np.zeros(30, dtype=np.int32)
-    given = rows, np.zeros((30, 40), dtype=np.int32), roots, np.arange(6), np.full(30, 2)
-    found = search_rows(*given, Rules("gini", 2, 2, 1, 0.0))
+    found = search_roots(x, y, 30, 2)
     assert set(found.columns) == {4}
-    keys = np.concatenate([column_keys(np.arange(6), tree, roots[1][:1]) for tree in range(30)])
+    root = np.zeros(1, dtype=np.int32)
+    keys = np.concatenate([column_keys(np.arange(6), tree, root) for tree in range(30)])
     drawn = (keys.argsort(axis=1)[:, :2] == 4).any(axis=1)
     assert 0 < drawn.sum() < 30
     np.testing.assert_array_equal(found.ranks, np.where(drawn, 0, keys[:, 4]))
-    constant = Rows(rows.codes * 0, *(getattr(rows, n) for n in Rows.__slots__[1:]))
-    nothing = search_rows(constant, *given[1:], Rules("gini", 2, 2, 1, 0.0))
+    nothing = search_roots(x * 0, y, 30, 2)
     assert set(nothing.ranks) == {NO_RANK}
     assert np.isnan(nothing.improvements).all()
 
@@ -292,12 +266,6 @@ def test_columns_of_a_node_are_counted_as_in_scikit_learn(rule, n):
     assert n_features(rule, 57) == n
 
 
-def test_a_forest_reads_back_as_it_was_written():
-    x, y = IRIS()
-    model = one_tree(x.astype(np.float32), y, Limits())
-    assert to_text(from_text(to_text(model), BaggedForest)) == to_text(model)
-
-
 # Columns of categories
 
 
@@ -308,37 +276,6 @@ def labelled_categories(n_classes, n_rows=60):
     labels = (codes * 7 % 5 + rng.integers(0, 3, n_rows)).astype(np.float64)
     codes[rng.random(n_rows) < 0.1] = np.nan
     return codes[:, None], labels % n_classes if n_classes else labels
-
-
-def impurity(labels, n_classes):
-    """Gini or variance of some rows, times their number."""
-    if not n_classes:
-        return float(labels.var() * len(labels)) if len(labels) else 0.0
-    counts = np.bincount(labels.astype(int), minlength=n_classes)
-    return float(len(labels) - (counts**2).sum() / max(len(labels), 1))
-
-
-def divisions(n_classes):
-    """All sets of categories; with more than two classes those of one, and of all but one."""
-    every = [tuple(one) for n in range(6) for one in combinations(range(5), n)]
-    return [one for one in every if n_classes < 3 or len(one) in (0, 1, 4, 5)]
-
-
-@pytest.mark.parametrize("n_classes", [0, 2, 3])
-def test_no_division_of_the_categories_is_better_than_the_one_that_is_found(n_classes):
-    x, y = labelled_categories(n_classes)
-    criterion = "gini" if n_classes else "variance"
-    model = one_tree(x, y, Limits(criterion, 1), categories=(tuple("abcde"),))
-    assert len(model.sets) == 1
-    left = model.leaves(x)[0] == 1
-    found = impurity(y[left], n_classes) + impurity(y[~left], n_classes)
-    sides = [
-        np.isin(x[:, 0], one) | (np.isnan(x[:, 0]) & missing_left)
-        for one in divisions(n_classes)
-        for missing_left in (False, True)
-    ]
-    best = min(impurity(y[side], n_classes) + impurity(y[~side], n_classes) for side in sides)
-    assert found == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
@@ -357,9 +294,11 @@ def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go():
     assert len(set(model.leaves(others)[0].tolist())) == 1
 
 
-def test_a_forest_of_categories_reads_back():
+@pytest.mark.parametrize("has_categories", [True, False])
+def test_a_forest_reads_back_as_it_was_written(has_categories):
     x, y = labelled_categories(2)
-    model = one_tree(x, y, Limits("gini", 3), categories=(tuple("abcde"),))
+    names = (tuple("abcde"),) if has_categories else ()
+    model = one_tree(x, y, Limits("gini", 3), categories=names)
     again = from_text(to_text(model), BaggedForest)
     assert to_text(again) == to_text(model)
     assert np.array_equal(again.leaves(x), model.leaves(x))

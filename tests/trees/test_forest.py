@@ -66,6 +66,32 @@ def test_trees_come_back_from_their_arrays(grown):
     assert unpack_trees(pack_trees(()), NUMBERS).trees == ()
 
 
+def second_pair_again(lefts):
+    """The first tree with a split whose children are its parent's."""
+    root, child = np.flatnonzero(lefts)[:2]
+    return np.where(np.arange(len(lefts)) == root, lefts[child], lefts)
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "rule"),
+    [
+        ("sizes", np.int32([5]), "trees must divide"),
+        ("values", np.float32([1.0]), "values must be"),
+        ("defaults", np.uint8([1]), "defaults must be"),
+        ("gains", np.float32([1.0]), "gains must be"),
+        ("columns", lambda was: was + 4, "columns must be 0 to 3"),
+        ("lefts", lambda was: np.where(was > 0, 1, 0).astype(np.uint16), "lefts must lead"),
+        ("lefts", lambda was: np.where(was > 0, 999, 0).astype(np.uint16), "lefts must lead"),
+        ("lefts", second_pair_again, "lefts must reach every node once"),
+    ],
+)
+def test_arrays_that_would_lead_astray_are_refused(grown, field, change, rule):
+    packed = pack_trees(grown[1][1:], ["gains"])
+    packed[field] = change(packed[field]) if callable(change) else change
+    with pytest.raises(ValueError, match=rule):
+        unpack_trees(packed, NUMBERS)
+
+
 def test_scaling_leaves_what_the_rows_said(grown):
     tree = grown[1][0]
     half = scaled(tree, 0.5)
@@ -121,15 +147,14 @@ def test_a_reply_must_hold_the_trees_that_were_asked_for():
         )
 
     stump = reply([1, 0, 0], [3])
-    check_report("bank", stump, 1, NUMBERS[:1], max_depth=1)
-    with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees must divide 3 nodes"):
-        check_report("bank", reply([1, 0, 0], [2]), 1, NUMBERS[:1], max_depth=1)
-    with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees columns must be 0 to -1"):
-        check_report("bank", stump, 1, NUMBERS[:0], max_depth=1)
     few = replace(stump, hessians=stump.hessians[:2])
-    with pytest.raises(ProtocolError, match=r"^bank: BagReply\.trees hessians must be 3, got 2"):
-        check_report("bank", few, 1, NUMBERS[:1], max_depth=1)
-    with pytest.raises(ProtocolError, match="trees must be 2, got 1"):
-        check_report("bank", stump, 2, NUMBERS[:1], max_depth=1)
-    with pytest.raises(ProtocolError, match="sizes must be at most 3 nodes a tree"):
-        check_report("bank", reply([1, 3, 0, 0, 0], [5]), 1, NUMBERS[:1], max_depth=1)
+    check_report("bank", stump, 1, NUMBERS[:1], max_depth=1)
+    for sent, n_trees, n_columns, rule in (
+        (reply([1, 0, 0], [2]), 1, 1, r"^bank: BagReply\.trees must divide 3 nodes"),
+        (stump, 1, 0, r"^bank: BagReply\.trees columns must be 0 to -1"),
+        (few, 1, 1, r"^bank: BagReply\.trees hessians must be 3, got 2"),
+        (stump, 2, 1, "trees must be 2, got 1"),
+        (reply([1, 3, 0, 0, 0], [5]), 1, 1, "sizes must be at most 3 nodes a tree"),
+    ):
+        with pytest.raises(ProtocolError, match=rule):
+            check_report("bank", sent, n_trees, NUMBERS[:n_columns], max_depth=1)

@@ -56,76 +56,51 @@ def train(strategy, rows, **given):
     return fedapp.run(strategy, data=rows, **how)
 
 
-def same_trees(ours, others):
-    """Whether models split by the same columns at the same thresholds, and have like leaves."""
-    for one, other in zip(ours, others, strict=True):
-        splits = one["left"] != LEAF
-        for field in ("left", "column", "threshold", "default_left"):
-            if not np.array_equal(one[field][splits], other[field][splits]):
-                return False
-        if not np.allclose(one["value"], other["value"], rtol=1e-5, atol=1e-6):
-            return False
-    return True
-
-
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(rows, strategy):
-    built_in = train(strategy, rows, objective="binary:logistic", weight="c3")
-    own = train(strategy, rows, objective=logistic, weight="c3")
-    assert same_trees(own.model.trees, built_in.model.trees)
+    built_in, own = (
+        train(strategy, rows, objective=objective, weight="c3")
+        for objective in ("binary:logistic", logistic)
+    )
+    for tree, other in zip(own.model.trees, built_in.model.trees, strict=True):
+        splits = tree["left"] != LEAF
+        for field in ("left", "column", "threshold", "default_left"):
+            np.testing.assert_array_equal(tree[field][splits], other[field][splits])
+        np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-5, atol=1e-6)
     assert own.model.objective == "custom"
     shares = built_in.predict_proba(rows)[:, 1]
     assert np.allclose(own.predict(rows), np.log(shares / (1 - shares)), atol=1e-4)
 
 
-def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows):
-    run = train("pax", rows, objective=logistic, parties=1, valid_fraction=0, test_fraction=0)
-    matrix = xgboost.QuantileDMatrix(
-        rows[:, :2],
-        rows[:, 2],
-        base_margin=rows[:, 4],
-        max_bin=SHORT["max_bin"],
-        feature_names=["c0", "c1"],
-    )
-    booster = xgboost.train(
-        {"max_depth": 3, "tree_method": "hist", "max_bin": SHORT["max_bin"], "base_score": 0.5},
-        matrix,
-        4,
-        obj=lambda margins, matrix: logistic(margins, matrix.get_label()),
-    )
+@pytest.mark.parametrize("has_margins", [True, False])
+def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows, has_margins):
+    how = {"parties": 1, "valid_fraction": 0, "test_fraction": 0, "drop_columns": "c3"}
+    how |= {} if has_margins else {"base_margin": "", "drop_columns": ["c3", "c4"]}
+    run = train("pax", rows, objective=logistic, **how)
+    names = {"feature_names": ["c0", "c1"], "max_bin": 32}
+    margins, start = (rows[:, 4], {"base_score": 0.5}) if has_margins else (None, {})
+    matrix = xgboost.QuantileDMatrix(rows[:, :2], rows[:, 2], base_margin=margins, **names)
+
+    def obj(margins, matrix):
+        return logistic(margins, matrix.get_label())
+
+    booster = xgboost.train({"max_depth": 3, "max_bin": 32, **start}, matrix, 4, obj=obj)
     found = booster.predict(matrix, output_margin=True)
     assert np.allclose(run.predict(rows), found, atol=1e-5)
     assert run.to_xgboost().attr("objective") == "custom"
     assert np.allclose(run.to_xgboost().predict(matrix), found, atol=1e-5)
 
 
-def test_rows_start_where_xgboost_has_them_start(rows):
-    given = {"base_margin": "", "drop_columns": ["c3", "c4"], "test_fraction": 0}
-    run = train("pax", rows, objective=logistic, parties=1, valid_fraction=0, **given)
-    matrix = xgboost.QuantileDMatrix(rows[:, :2], rows[:, 2], max_bin=SHORT["max_bin"])
-    booster = xgboost.train(
-        {"max_depth": 3, "tree_method": "hist", "max_bin": SHORT["max_bin"]},
-        matrix,
-        4,
-        obj=lambda margins, matrix: logistic(margins, matrix.get_label()),
-    )
-    assert np.allclose(run.predict(rows), booster.predict(matrix), atol=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
-    small = {}
-    if strategy == "secureboost":
-        small = {
-            "secureboost": {"key_bits": 512, "insecure_small_key": True},
-            "align": "ordered",
-            "num_boost_round": 1,
-        }
-    given = {"objective": "reg:logistic", "eval_metric": ["mae", mae], **small}
+    key = {"secureboost": {"key_bits": 512, "insecure_small_key": True}}
+    small = {**key, "align": "ordered", "num_boost_round": 1}
+    given = {"objective": "reg:logistic", "eval_metric": ["mae", mae]}
+    given |= small if strategy == "secureboost" else {}
     run = train(strategy, rows, **given)
     scores = run.summary["metrics"]
     for subset in ("train", "valid", "test"):
@@ -134,17 +109,9 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
 
 @pytest.mark.slow
 def test_early_stopping_follows_a_metric_down(rows):
-    run = train(
-        "pax",
-        rows,
-        objective=logistic,
-        eval_metric=log_loss,
-        early_stopping_rounds=2,
-        num_boost_round=60,
-        eta=1.0,
-    )
-    found = run.rounds
-    values = [one["valid_custom@log_loss"] for one in found.to_dict("records")]
+    stop = {"early_stopping_rounds": 2, "num_boost_round": 60, "eta": 1.0}
+    run = train("pax", rows, objective=logistic, eval_metric=log_loss, **stop)
+    values = run.rounds["valid_custom@log_loss"].tolist()
     assert len(values) < 60
     assert run.summary["trees"] == int(np.argmin(values)) + 1
 

@@ -31,13 +31,25 @@ from strategies.fedavg_linear import FedAvgLinear
 from strategies.federated_forest import FederatedForest
 from strategies.fedxgbllr import FedXGBllr
 from tests.claims import claims
-from tests.tables import write_rows
+from tests.federated import summary_of
 
 NAMED = [objective for objective in LOSSES if objective != CUSTOM]
 NUMBERS = [one for one in NAMED if is_regression(one)]
 NUMBERS = [
     one for one in NUMBERS if not (LOSSES[one].has_quantile_leaves or LOSSES[one].is_ranking)
 ]
+
+
+def intercepts(given, matrix):
+    """What XGBoost estimates."""
+    config = json.loads(xgboost.train({**given, "nthread": 1}, matrix, 1).save_config())
+    scores = json.loads(config["learner"]["learner_model_param"]["base_score"])
+    return np.array(scores, dtype=np.float32)
+
+
+def trees_of(given, matrix):
+    model = json.loads(xgboost.train({**given, "nthread": 1}, matrix, 1).save_raw("json"))
+    return model["learner"]["gradient_booster"]["model"]["trees"]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +70,9 @@ def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weigh
         weights = rng.uniform(0.5, 2, 400).astype(np.float32)
     matrix = with_bounds(xgboost.DMatrix(values, labels, weight=weights), labels, objective)
     given = {"objective": objective, **({} if scale == 1 else {"scale_pos_weight": scale})}
-    config = json.loads(xgboost.train(given, matrix, 1).save_config())
-    (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])
     sums = label_sums(objective, labels, weights, 2), float(weights.sum(dtype=np.float64))
-    (ours,) = base_score(objective, *sums, LossParameters(scale, 0.0, 1.5))
-    assert ours == pytest.approx(theirs, rel=1e-6)
+    ours = base_score(objective, *sums, LossParameters(scale, 0.0, 1.5))
+    assert ours == pytest.approx(intercepts(given, matrix), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -82,23 +92,19 @@ def test_gradients_and_intercepts_are_xgboosts_to_the_last_bit(objective, more):
         labels[:40] = -1 + np.exp(-rng.uniform(0, 14, 40))
     elif objective == "binary:hinge":
         labels = (labels > 12).astype(np.float32)
-    weights = np.ones(120, np.float32)
-    parameters = replace(PLAIN, **more)
+    weights, parameters = np.ones(120, np.float32), replace(PLAIN, **more)
     ours = gradients(objective, margins[:, None], labels, weights, parameters)[:, 0]
-    given = {"objective": objective, "nthread": 1, "lambda": 0, "min_child_weight": 0, **more}
+    given = {"objective": objective, "lambda": 0, "min_child_weight": 0, **more}
     for row, (gradient, hessian) in enumerate(ours):
         one = slice(row, row + 1)
-        rows = xgboost.DMatrix(np.zeros((1, 1)), labels[one], base_margin=margins[one])
-        model = json.loads(xgboost.train(given, rows, 1).save_raw("json"))["learner"]
-        (tree,) = model["gradient_booster"]["model"]["trees"]
+        matrix = xgboost.DMatrix(np.zeros((1, 1)), labels[one], base_margin=margins[one])
+        (tree,) = trees_of(given, matrix)
         assert np.float32(tree["sum_hessian"][0]) == hessian
         assert np.float32(tree["base_weights"][0]) == np.float32(-np.float64(gradient) / hessian)
     weights = rng.uniform(0.5, 2, 120).astype(np.float32)
-    rows = xgboost.DMatrix(np.zeros((120, 1)), labels, weight=weights)
-    config = json.loads(xgboost.train(given, rows, 1).save_config())
-    (theirs,) = json.loads(config["learner"]["learner_model_param"]["base_score"])
+    matrix = xgboost.DMatrix(np.zeros((120, 1)), labels, weight=weights)
     sums = label_sums(objective, labels, weights, 0, parameters)
-    assert base_score(objective, sums, 1.0, parameters) == np.float32(theirs)
+    assert base_score(objective, sums, 1.0, parameters) == intercepts(given, matrix)
 
 
 def drawn_classes(rng, n_classes):
@@ -115,63 +121,38 @@ def drawn_classes(rng, n_classes):
 
 def test_the_intercept_of_classes_is_xgboosts_to_the_last_bit():
     rng = np.random.default_rng(0)
-    for n_classes in [*range(2, 31)] * 8:
+    for n_classes in [*range(2, 31)] * 4:
         labels, weights = drawn_classes(rng, n_classes)
         matrix = xgboost.DMatrix(np.zeros((len(labels), 1)), labels, weight=weights)
-        given = {"objective": "multi:softprob", "num_class": n_classes, "nthread": 1}
-        config = json.loads(xgboost.train(given, matrix, 1).save_config())
-        theirs = json.loads(config["learner"]["learner_model_param"]["base_score"])
+        theirs = intercepts({"objective": "multi:softprob", "num_class": n_classes}, matrix)
         sums = label_sums("multi:softprob", labels, weights, n_classes)
         ours = base_score("multi:softprob", sums, float(weights.sum(dtype=np.float64)))
-        assert ours.tobytes() == np.array(theirs, dtype=np.float32).tobytes()
-
-
-def test_the_order_of_rows_is_in_the_intercept_of_classes_for_fractional_weights_alone():
-    rng = np.random.default_rng(2)
-    labels = rng.integers(0, 3, 20_000).astype(np.float32)
-    order = rng.permutation(len(labels))
-
-    def moved(weights):
-        given = (labels, weights), (labels[order], weights[order])
-        sums = [label_sums("multi:softprob", *rows, 3) for rows in given]
-        np.testing.assert_allclose(*sums, rtol=1e-5)
-        return bool((sums[0] != sums[1]).any())
-
-    assert moved(rng.uniform(0.5, 2, len(labels)).astype(np.float32))
-    assert not moved(rng.integers(1, 9, len(labels)).astype(np.float32))
+        assert ours.tobytes() == theirs.tobytes()
 
 
 def test_hessians_of_classes_are_xgboosts_to_the_last_bit_wherever_margins_lie():
     rng = np.random.default_rng(3)
-    given = {"objective": "multi:softprob", "num_class": 5, "max_depth": 1, "nthread": 1}
+    given = {"objective": "multi:softprob", "num_class": 5, "max_depth": 1}
     for size in (0.5, 2.0, 20.0):
         for margins in size * rng.normal(size=(20, 2, 1, 5)):
             for one in (margins[0], -np.abs(margins[1])):
                 start = one.astype(np.float32)
-                row = xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), base_margin=start)
-                trees = json.loads(xgboost.train(given, row, 1).save_raw("json"))["learner"]
-                trees = trees["gradient_booster"]["model"]["trees"]
-                theirs = np.float32([tree["sum_hessian"][0] for tree in trees])
+                matrix = xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), base_margin=start)
+                theirs = [np.float32(tree["sum_hessian"][0]) for tree in trees_of(given, matrix)]
                 ours = gradients("multi:softprob", start, *np.ones((2, 1), np.float32))
-                assert ours[0, :, 1].tolist() == theirs.tolist()
+                assert ours[0, :, 1].tolist() == theirs
 
 
-@pytest.mark.slow
 def test_weights_are_multiplied_by_that_of_positive_rows_before_gradients():
-    weights = np.full(400, 1 / 3, np.float32)
-    margins = np.random.default_rng(5).normal(size=400).astype(np.float32)
-    given = {"objective": "binary:logistic", "scale_pos_weight": 2.5, "max_depth": 1, "nthread": 1}
-    ours = gradients(
-        *("binary:logistic", margins[:, None], np.ones(400, np.float32), weights),
-        replace(PLAIN, scale_pos_weight=2.5),
-    )
-    for row in range(400):
-        one = slice(row, row + 1)
-        rows = xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), weight=weights[one])
-        rows.set_base_margin(margins[one])
-        model = json.loads(xgboost.train(given, rows, 1).save_raw("json"))["learner"]
-        (tree,) = model["gradient_booster"]["model"]["trees"]
-        assert np.float32(tree["sum_hessian"][0]) == ours[row, 0, 1]
+    weights, ones = np.full(100, 1 / 3, np.float32), np.ones(100, np.float32)
+    margins = np.random.default_rng(5).normal(size=100).astype(np.float32)
+    given = {"objective": "binary:logistic", "scale_pos_weight": 2.5, "max_depth": 1}
+    parameters = replace(PLAIN, scale_pos_weight=2.5)
+    ours = gradients("binary:logistic", margins[:, None], ones, weights, parameters)[:, 0, 1]
+    for row, hessian in enumerate(ours):
+        one = {"weight": weights[row : row + 1], "base_margin": margins[row : row + 1]}
+        (tree,) = trees_of(given, xgboost.DMatrix(np.zeros((1, 1)), np.ones(1), **one))
+        assert np.float32(tree["sum_hessian"][0]) == hessian
 
 
 @pytest.mark.parametrize("objective", [name for name in NUMBERS if name != "binary:hinge"])
@@ -204,24 +185,16 @@ def test_margins_of_any_size_have_finite_gradients_and_predictions(objective):
         ("count:poisson", [0, 2, -1], "label must be >= 0 for count:poisson, got 1 of 3 .*, as -1"),
         ("reg:tweedie", [0, 2, -0.5], "must be >= 0 for reg:tweedie, got 1 of 3 .*, as -0.5"),
         ("reg:gamma", [1, 2, 0], "must be > 0 for reg:gamma, got 1 of 3 that are not, as 0"),
-        (
-            "reg:squaredlogerror",
-            [0, -0.9, -1 + 1e-9],
-            "must be > -1 for .*, got 1 of 3 .*999",
-        ),
+        ("reg:squaredlogerror", [0, -0.9, -1 + 1e-9], "must be > -1 for .*, got 1 of 3 .*999"),
         ("binary:hinge", [0, 1, 0.5], "must be 0 or 1 for binary:hinge, got 1 of 3 .*, as 0.5"),
         ("reg:logistic", [0, 1, 1.5], "must be 0 to 1 for reg:logistic, got 1 of 3 .*, as 1.5"),
+        ("count:poisson", ["none", "2"], "label must be numbers for count:poisson"),
     ],
 )
 def test_labels_out_of_the_range_of_an_objective_are_refused(objective, labels, rule):
     with pytest.raises(DataError, match=rule) as refused:
-        class_names(np.array(labels, np.float64), objective)
-    assert rule[-4:] not in refused.value.outside
-
-
-def test_text_labels_are_refused_by_an_objective_of_numbers():
-    with pytest.raises(DataError, match="label must be numbers for count:poisson"):
-        class_names(np.array(["none", "2"]), "count:poisson")
+        class_names(np.array(labels), objective)
+    assert rule[-4:] not in refused.value.outside or "numbers" in rule
 
 
 def test_a_mean_label_without_a_margin_is_refused():
@@ -256,39 +229,33 @@ def test_settings_of_an_objective_are_checked(given, rule):
         load_settings(given)
 
 
-def test_steps_are_bounded_for_counts_alone_unless_it_is_said():
-    assert load_settings({}).max_delta_step == 0
-    assert load_settings({"objective": "count:poisson"}).max_delta_step == 0.7
-    assert load_settings({"objective": "count:poisson", "max-delta-step": 0}).max_delta_step == 0
-    assert load_settings({"max-delta-step": "0.5"}).max_delta_step == 0.5
-
-
-def test_the_first_metric_asked_for_is_the_one_that_training_stops_by():
-    assert load_settings({}).watched_metric == ""
-    assert load_settings(TWO_CLASSES).watched_metric == "auc"
-    assert load_settings({"eval-metric": "logloss, aucpr"}).watched_metric == "logloss"
-    huber = {"objective": "reg:pseudohubererror", "huber-slope": 0.5}
-    assert load_settings(huber).watched_metric == "mphe@0.5"
-    tweedie = {"objective": "reg:tweedie", "tweedie-variance-power": 1.25}
-    assert load_settings(tweedie).watched_metric == "tweedie-nloglik@1.25"
+@pytest.mark.parametrize(
+    ("given", "steps", "watched"),
+    [
+        ({}, 0, ""),
+        ({"objective": "count:poisson"}, 0.7, "poisson-nloglik"),  # bounded unless it is said
+        ({"objective": "count:poisson", "max-delta-step": 0}, 0, "poisson-nloglik"),
+        ({"max-delta-step": "0.5"}, 0.5, ""),
+        (TWO_CLASSES, 0, "auc"),
+        ({"eval-metric": "logloss, aucpr"}, 0, "logloss"),
+        ({"objective": "reg:pseudohubererror", "huber-slope": 0.5}, 0, "mphe@0.5"),
+        ({"objective": "reg:tweedie", "tweedie-variance-power": 1.25}, 0, "tweedie-nloglik@1.25"),
+    ],
+)
+def test_steps_and_the_metric_that_training_stops_by_follow_the_objective(given, steps, watched):
+    settings = load_settings(given)
+    assert settings.max_delta_step == steps
+    assert settings.watched_metric == watched
 
 
 @pytest.mark.parametrize(
-    ("strategy", "given", "rule"),
-    [
-        (FedAvgLinear, {"objective": "count:poisson"}, "objective must be one of .*fedavg-linear"),
-        (FedXGBllr, {"objective": "binary:hinge"}, "objective must be .* for fedxgbllr"),
-        (FederatedForest, {"objective": "reg:gamma"}, "objective must be .* for federated-forest"),
-    ],
+    ("strategy", "objective"),
+    [(FedAvgLinear, "count:poisson"), (FedXGBllr, "binary:hinge"), (FederatedForest, "reg:gamma")],
 )
-def test_what_a_method_cannot_do_is_refused(strategy, given, rule):
-    names = {FedAvgLinear: "fedavg-linear", FederatedForest: "federated-forest"}
-    settings = load_settings({"strategy": names.get(strategy, "fedxgbllr"), **given})
-    with pytest.raises(ConfigError, match=rule):
+def test_what_a_method_cannot_do_is_refused(strategy, objective):
+    settings = load_settings({"strategy": strategy.method, "objective": objective})
+    with pytest.raises(ConfigError, match=f"objective must be .* for {strategy.method}"):
         strategy.check_settings(settings)
-
-
-CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
 
 
 @pytest.mark.slow
@@ -302,31 +269,24 @@ CLAIMS = {"parties": 2, "num_boost_round": 3, "max_depth": 3, "label": "y"}
         ("cyclic", "reg:pseudohubererror", ""),
         ("bagging", "binary:hinge", ""),
         ("fedavg-linear", "reg:logistic", "logloss"),
-        pytest.param("fedxgbllr", "count:poisson", "", marks=pytest.mark.slow),
         ("fedxgbllr", "reg:gamma", "mae,mape"),
-        pytest.param("fedxgbllr", "reg:tweedie", "", marks=pytest.mark.slow),
-        pytest.param("fedxgbllr", "reg:logistic", "", marks=pytest.mark.slow),
     ],
 )
-def test_every_method_that_can_learns_claims(settings, tmp_path, strategy, objective, metrics):
+def test_every_method_that_can_learns_claims(made, strategy, objective, metrics):
     values = np.random.default_rng(3).integers(0, 12, (600, 4)).astype(np.float64)
     columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
     own = {"fedxgbllr__trees": 8, "fedxgbllr__rounds": 2, "fedxgbllr__epochs": 30}
-    data = str(write_rows(tmp_path / "claims.csv", columns))
-    given = {"strategy": strategy, "objective": objective, "eval_metric": metrics, "data": data}
-    run = settings(**given, **CLAIMS, **(own if strategy == "fedxgbllr" else {}))
-    folder = run_local(run)
-    found = json.loads((folder.path / "summary.json").read_text())["metrics"]
-    scores = found["test"]
-    assert set(run.eval_metrics) <= scores.keys()
-    assert run.watched_metric in scores
+    given = {"eval_metric": metrics, "parties": 2, "num_boost_round": 3}
+    given |= own if strategy == "fedxgbllr" else {}
+    run = made(strategy, objective, columns=columns, **given)
+    found = summary_of(run_local(run))["metrics"]
+    assert {*run.eval_metrics, run.watched_metric} <= found["test"].keys()
     if objective == "binary:hinge":
         assert found["train"]["error"] < 0.4
     else:
         assert found["train"]["r2"] > 0.02
     # Pooled XGBoost is scored by the same names.
-    pooled = run_baselines(run)["pooled"]
-    assert scores.keys() == pooled.keys()
+    assert found["test"].keys() == run_baselines(run)["pooled"].keys()
 
 
 def test_the_first_margin_is_xgboosts_to_the_last_bit():

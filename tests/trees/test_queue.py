@@ -1,29 +1,26 @@
-"""Trees of limited leaves, grown level by level, are those of XGBoost's queue."""
+"""Trees of limited leaves, grown level by level, are those of XGBoost's queue.
 
-import json
+That whole runs grow XGBoost's trees is in ``test_exactness``.
+"""
 
 import numpy as np
 import pytest
-import xgboost
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from fedapp.errors import ConfigError
-from fedapp.records.document import load
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import load_settings
 from fedapp.trees.grow import leaves_under
-from fedapp.trees.model import LEAF, Ensemble, check_trees
-from fedapp.trees.predict import predict_margins
+from fedapp.trees.model import LEAF, check_trees
 from fedapp.trees.queue import Queue, without_padding
 from fedapp.trees.size import n_levels
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
+from tests.federated import model_bytes, model_of
 from tests.network import die, resumed
 from tests.network import run as run_network
-from tests.random_tables import differences, random_case, seeds
-from tests.strategies.test_secureboost import CREDIT, DEFAULT, first_rows
 
 POLICIES = "depthwise", "lossguide"
 
@@ -90,14 +87,13 @@ def _at(path, tree):
 PATHS = ["r" + format(number, f"0{depth}b") for depth in range(1, 6) for number in range(2**depth)]
 
 
-@pytest.mark.slow
 @given(
     gains=st.lists(st.integers(0, 6), min_size=len(PATHS) + 1, max_size=len(PATHS) + 1),
     policy=st.sampled_from(POLICIES),
     max_leaves=st.integers(0, 12),
     max_depth=st.integers(1, 6),
 )
-@examples(max_examples=100, deadline=None)
+@examples(max_examples=40, deadline=None)
 def test_level_by_level_ends_in_the_tree_of_the_queue(gains, policy, max_leaves, max_depth):
     by_path = dict(zip(["r", *PATHS], gains, strict=True))  # few gains, many of them equal
     expected = slow_queue(by_path, policy, max_leaves, max_depth)
@@ -131,83 +127,7 @@ def test_a_tree_has_no_more_levels_than_leaves_allow(limits, levels):
 # Runs
 
 
-def growth_of(seed):
-    """Draws of settings for ``random_case``."""
-    rng = np.random.default_rng([7, seed])
-    drawn = {"grow-policy": str(rng.choice(POLICIES))}
-    drawn["max-leaves"] = int(rng.choice([0, 1, 2, 3, 5, 8, 20]))
-    no_depth = {"max-depth": 0} if drawn["max-leaves"] and rng.random() < 0.5 else {}
-    return {**drawn, **no_depth}
-
-
-@pytest.mark.parametrize("seed", seeds(240, (0, 1, 2, 150, 210)))
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, strategy, seed):
-    case = random_case(tmp_path / "random.csv", seed, strategy)
-    run = vertical(strategy=strategy, **{**case, **growth_of(seed)})
-    assert differences(run, run_local(run)) == []
-
-
-LIMITS = [
-    {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0},
-    {"grow_policy": "lossguide", "max_depth": 4},
-    {"max_leaves": 11, "max_depth": 5},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", [CREDIT, DEFAULT])
-@pytest.mark.parametrize(("strategy", "limits"), [("pax", LIMITS[0]), ("secureboost", LIMITS[0])])
-def test_real_rows_grow_xgboosts_trees(real_data, vertical, tmp_path, source, strategy, limits):
-    name, label, drop = source
-    data = first_rows(real_data / name, 1000, tmp_path / "rows.csv", drop)
-    of_method = {"parties": 1, "max_bin": 64} if strategy == "pax" else {"parties": 2}
-    given = {"label": label, "num_boost_round": 4}
-    run = vertical(strategy=strategy, data=data, **given, **of_method, **limits)
-    folder = run_local(run)
-    assert differences(run, folder) == []
-    model = load(folder.path / "model.json", Ensemble)
-    assert {(len(tree) + 1) // 2 for tree in model.trees} == {12}
-    assert max(_depth(tree) for tree in model.trees) > 4
-    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    values = np.random.default_rng(2).normal(40, 30, (500, len(model.columns))).astype(np.float32)
-    ours = predict_margins(model, values)[:, 0]
-    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
-    np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
-
-
-def _depth(tree):
-    depths = np.zeros(len(tree), dtype=int)
-    for node in range(1, len(tree)):
-        depths[node] = depths[tree["parent"][node]] + 1
-    return int(depths.max())
-
-
-@pytest.mark.by_default("limits0")
-@pytest.mark.parametrize("limits", LIMITS)
-def test_three_parties_grow_the_tree_of_one_in_the_clear_and_under_masks(made, limits):
-    more = {"num_boost_round": 3, "max_bin": 64, "test_fraction": 0.0}
-    trees = []
-    for parties, aggregation in ((1, "plain"), (3, "plain"), (1, "secure"), (3, "secure")):
-        how = {"pax__aggregation": aggregation, "pax__bins": "equal", "parties": parties}
-        folder = run_local(made("pax", "multi:softprob", **{**more, **how, **limits}))
-        trees.append(load(folder.path / "model.json", Ensemble).trees)
-    assert sum(map(len, trees[0])) > 80
-    for one, three in (trees[:2], trees[2:]):
-        for tree, other in zip(one, three, strict=True):
-            for name in ("left", "column", "threshold", "default_left"):
-                np.testing.assert_array_equal(tree[name], other[name])
-            np.testing.assert_allclose(tree["gain"], other["gain"], rtol=1e-4)
-            np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-5, atol=1e-7)
-
-
-def test_rounds_are_scored_by_the_leaves_of_the_model(made):
-    # What parties have added up is what the finished model predicts.
-    folder = run_local(made("pax", parties=2, num_boost_round=4, **LIMITS[0]))
-    last = json.loads((folder.path / "rounds.jsonl").read_text().splitlines()[-1])
-    assert last["valid"]["logloss"] == pytest.approx(
-        folder.summary["metrics"]["valid"]["logloss"], rel=1e-6
-    )
+BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}
 
 
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
@@ -226,60 +146,37 @@ def test_limits_that_no_tree_has_are_refused(strategy, limits, rule):
         load_settings({"strategy": strategy, **limits})
 
 
-def test_noise_has_no_gains_to_order_splits_by():
+@pytest.mark.parametrize("limits", [{"grow-policy": "lossguide"}, {"max-leaves": 7}])
+def test_noise_has_no_gains_to_order_splits_by(limits):
     private = {"strategy": "pax", "pax.aggregation": "secure", "privacy.epsilon": 1.0}
-    for limits in ({"grow-policy": "lossguide"}, {"max-leaves": 7}):
-        with pytest.raises(
-            ConfigError, match=r"must be .* with privacy\.epsilon: splits are drawn"
-        ):
-            PAX.section_settings(load_settings({**private, **limits}))
+    with pytest.raises(ConfigError, match=r"must be .* with privacy\.epsilon: splits are drawn"):
+        PAX.section_settings(load_settings({**private, **limits}))
 
 
 def test_exchanges_are_planned_by_the_leaves():
-    limits = {"grow_policy": "lossguide", "max_leaves": 9, "max_depth": 0}
-    settings = load_settings({"strategy": "pax", **limits})
+    settings = load_settings({"strategy": "pax", **BY_GAIN, "max_leaves": 9})
     assert (settings.n_levels, PAX.exchanges_a_round(settings)) == (8, 9)
     assert PAX.planned(settings)["levels"] == 8
     assert SecureBoost.planned(settings)["max_leaves"] == 9
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_engines_grow_the_same_bytes(made, simulate, strategy):
-    small = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
-    of_method = {
-        "pax": {"num_parallel_tree": 2, "subsample": 0.5},
-        "secureboost": {**small, "align": "ordered", "allow_export": True},
-    }[strategy]
-    more = {"parties": 2, **LIMITS[0], **of_method}
-    folders = run_local(made(strategy, **more)), simulate(made(strategy, **more))
-    local, simulated = ((folder.path / "model.json").read_bytes() for folder in folders)
-    assert local == simulated
-
-
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_server_that_dies_resumes_to_the_same_trees(made, strategy):
-    of_method = {
-        "pax": {"num_parallel_tree": 2},
-        "secureboost": {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True},
-    }[strategy]
-    of_method |= {} if strategy == "pax" else {"align": "ordered", "allow_export": True}
-    more = {"parties": 2, "num_boost_round": 3, **LIMITS[0], **of_method}
+    more = {"parties": 2, "num_boost_round": 3, **BY_GAIN}
+    more |= {"num_parallel_tree": 2} if strategy == "pax" else {}
     whole = run_local(made(strategy, **more))
     n_steps = whole.summary["exchanges"]
     for step in (n_steps // 2, n_steps - 3):
         run = made(strategy, **more)
         die(run, dies_before_reading=step)
-        folder = run_network(resumed(run), simulated_contexts(run))
-        model = (folder.path / "model.json").read_bytes()
-        assert model == (whole.path / "model.json").read_bytes()
+        assert model_bytes(run_network(resumed(run), simulated_contexts(run))) == model_bytes(whole)
 
 
 def test_parties_that_merge_bins_grow_by_gain_too(made):
     # Each node reports its own sums, as a child's do not follow from its parent's.
-    run = made("pax", parties=2, least_bin_rows=5, **{**LIMITS[0], "max_leaves": 6})
-    model = load(run_local(run).path / "model.json", Ensemble)
+    run = made("pax", parties=2, least_bin_rows=5, **{**BY_GAIN, "max_leaves": 6})
+    model = model_of(run_local(run))
     assert {len(tree) for tree in model.trees} == {11}
     assert all(((tree["gain"] > 0) == (tree["left"] != LEAF)).all() for tree in model.trees)

@@ -45,26 +45,12 @@ def boosted():
     matrix = xgboost.DMatrix(values, truth, **typed_columns(WIDTHS))
     booster = xgboost.train(parameters, matrix, 5)
     grown = trees_from_xgboost(booster, WIDTHS)
-    model = Ensemble(
-        "binary:logistic",
-        np.float32([0.5]),
-        NAMES,
-        ("0", "1"),
-        grown.trees,
-        grown.sets,
-        CATEGORIES,
-    )
+    start = "binary:logistic", np.float32([0.5]), NAMES, ("0", "1")
+    model = Ensemble(*start, grown.trees, grown.sets, CATEGORIES)
     return booster, model, values
 
 
-def test_the_model_of_these_tests_has_sets_of_both_columns(boosted):
-    _, model, _ = boosted
-    assert {3, 11} == set(model.sets.widths.tolist())
-    assert len(model.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees) > 20
-    assert any((tree["column"][tree["left"] != LEAF] == 0).any() for tree in model.trees)
-
-
-def test_sets_say_what_they_hold():
+def test_sets_hold_codes_in_bits():
     sets = CategorySets.of_codes(((0, 2), (), (9, 8))).widened(np.array([3, 5, 10]))
     assert sets.codes() == [[0, 2], [], [8, 9]]
     assert sets.bits.tolist() == [0b10100000, 0, 0, 0b11000000]
@@ -73,53 +59,50 @@ def test_sets_say_what_they_hold():
     assert len(sets) == 3
 
 
-@pytest.mark.parametrize(
-    ("bits", "widths", "rule"),
-    [
-        ([1, 2], [8], "sets must be 1 bytes, got 2"),
-        ([], [8], "sets must be 1 bytes, got 0"),
-        ([0b00010000], [3], "sets must contain only categories of the column"),
-        ([255, 0b01000000], [9], "sets must contain only categories of the column"),
-    ],
-)
-def test_bits_that_are_no_sets_are_refused(bits, widths, rule):
-    with pytest.raises(ValueError, match=f"^{rule}$"):
-        CategorySets(np.array(bits, np.uint8), np.array(widths))
+def widened(*codes):
+    return lambda: CategorySets.of_codes(codes).widened(np.array([3, 3]))
+
+
+def of_bits(bits, *widths):
+    return lambda: CategorySets(np.array(bits, np.uint8), np.array(widths))
 
 
 @pytest.mark.parametrize(
-    ("codes", "rule"),
+    ("made", "rule"),
     [
-        ([[0]], "sets must be 2, one a categorical split, got 1"),
-        ([[0], [3]], "sets must contain only categories of the column"),
-        ([[0], [65_535]], "sets must be of categories < 65535, got 65535"),
+        (of_bits([1, 2], 8), "sets must be 1 bytes, got 2"),
+        (of_bits([], 8), "sets must be 1 bytes, got 0"),
+        (of_bits([0b00010000], 3), "sets must contain only categories of the column"),
+        (of_bits([255, 0b01000000], 9), "sets must contain only categories of the column"),
+        (widened([0]), "sets must be 2, one a categorical split, got 1"),
+        (widened([0], [3]), "sets must contain only categories of the column"),
+        (widened([0], [65_535]), "sets must be of categories < 65535, got 65535"),
     ],
 )
-def test_codes_that_no_column_has_are_refused(codes, rule):
+def test_bits_and_codes_that_are_no_sets_are_refused(made, rule):
     with pytest.raises(ValueError, match=f"^{rule}$"):
-        CategorySets.of_codes(codes).widened(np.array([3, 3]))
+        made()
 
 
 def test_trees_of_a_booster_are_its_own_with_their_sets(boosted):
     booster, model, values = boosted
+    assert {3, 11} == set(model.sets.widths.tolist())
+    assert len(model.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees) > 20
+    assert any((tree["column"][tree["left"] != LEAF] == 0).any() for tree in model.trees)
     assert compare_trees(model, booster).differing == 0
     matrix = xgboost.DMatrix(values, **typed_columns(WIDTHS))
     theirs = booster.predict(matrix, output_margin=True)
     np.testing.assert_allclose(predict_margins(model, values)[:, 0], theirs, atol=1e-6)
-
-
-def test_a_code_that_no_category_has_goes_the_way_of_a_missing_value(boosted):
-    _, model, values = boosted
-    missing = values.copy()
-    missing[:, 2] = np.nan
+    # A code that no category has goes the way of a missing value.
+    values = values.copy()
+    values[:, 2] = np.nan
+    missing = predict_margins(model, values)
     for code in (11, -1, 2**20):
-        unknown = values.copy()
-        unknown[:, 2] = code
-        found = predict_margins(model, unknown)
-        np.testing.assert_array_equal(found, predict_margins(model, missing))
+        values[:, 2] = code
+        np.testing.assert_array_equal(predict_margins(model, values), missing)
 
 
-def test_a_model_with_categories_survives_the_disk(boosted):
+def test_a_model_with_categories_survives_the_disk_and_one_without_says_nothing(boosted):
     _, model, _ = boosted
     again = from_text(to_text(model), Ensemble)
     assert again.categories == CATEGORIES
@@ -127,10 +110,6 @@ def test_a_model_with_categories_survives_the_disk(boosted):
     for tree, other in zip(model.trees, again.trees, strict=True):
         np.testing.assert_array_equal(tree, other)
     assert to_text(again) == to_text(model)
-
-
-def test_a_model_without_categories_says_nothing_of_them(boosted):
-    _, model, _ = boosted
     empty = Ensemble("binary:logistic", model.base_score, NAMES, ("0", "1"), ())
     assert not {"categories", "sets"} & json.loads(to_text(empty)).keys()
 
@@ -201,16 +180,8 @@ def test_all_ways_to_move_rows_agree(boosted):
         firsts = np.array([first_rights(s["column"], s["threshold"]) for s in at], dtype=np.int64)
         by_code = route_codes(by_code, routes, firsts, codes, 65535, model.sets)
         slots, sizes = slots_of(by_side, np.zeros(len(splits), np.int32), splits.astype(np.int32))
-        sides = sides_of(
-            values,
-            at["column"].astype(np.int64),
-            at["threshold"],
-            at["default_left"].astype(np.uint8),
-            slots,
-            sizes,
-            at["set"],
-            model.sets,
-        )
+        cuts = at["column"].astype(np.int64), at["threshold"], at["default_left"].astype(np.uint8)
+        sides = sides_of(values, *cuts, slots, sizes, at["set"], model.sets)
         by_side = move_rows(by_side, at["left"], slots, np.cumsum(sizes) - sizes, sides)
         by_value = route_values(by_value, routes, values, model.sets)
     for nodes in (by_value, by_side, by_code):
@@ -220,13 +191,10 @@ def test_all_ways_to_move_rows_agree(boosted):
 def coded(values):
     """A bin for every distinct value, and the first bin of a column at or above a threshold."""
     points = [np.unique(column[~np.isnan(column)]) for column in values.T]
-    codes = np.stack(
-        [
-            np.where(np.isnan(column), 65535, np.searchsorted(known, column))
-            for column, known in zip(values.T, points, strict=True)
-        ],
-        axis=1,
-    ).astype(np.uint16)
+    codes = np.full(values.shape, 65535, np.uint16)
+    for of_column, column, known in zip(codes.T, values.T, points, strict=True):
+        is_known = ~np.isnan(column)
+        of_column[is_known] = np.searchsorted(known, column[is_known])
     return codes, lambda column, threshold: np.searchsorted(points[column], threshold)
 
 

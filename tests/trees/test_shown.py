@@ -12,24 +12,26 @@ from hypothesis import strategies as st
 from fedapp.report.card import model_card
 from fedapp.run_files import read_run
 from fedapp.runs.local import run_local
-from fedapp.settings import load_settings
 from fedapp.trees.categories import RARE
 from fedapp.trees.shown import few_rows
-from tests.federated import summary_of
+from tests.federated import model_bytes, summary_of
 
 LEAST = 10
 N_ROWS = 600
-SMALL = {"key-bits": 512, "insecure-small-key": True}
+EXPORTED = {"allow_export": True}
 METHODS = {
-    "pax": {"num-boost-round": 3},
-    "pax, masked": {"num-boost-round": 3, "pax.aggregation": "secure"},
-    "bagging": {"num-boost-round": 3},
-    "fedxgbllr": {"fedxgbllr.trees": 3, "fedxgbllr.rounds": 1},
+    "pax": {},
+    "pax, masked": {"pax__aggregation": "secure"},
+    "bagging": {},
+    "fedxgbllr": {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1},
     "fedavg-linear": {},
-    "secureboost": {"num-boost-round": 3, **{f"secureboost.{k}": v for k, v in SMALL.items()}},
-    "federated-forest": {"federated-forest.trees": 3, "federated-forest.master-keeps-model": True},
+    "secureboost": EXPORTED,
+    "federated-forest": {
+        "federated_forest__trees": 3,
+        "federated_forest__master_keeps_model": True,
+        **EXPORTED,
+    },
 }
-VERTICAL = ("secureboost", "federated-forest")
 
 
 @examples(deadline=None, max_examples=60)
@@ -57,32 +59,20 @@ def test_counts_are_those_of_a_loop_over_names_and_cuts(seed, least):
     assert got.tolist() == [n_names, n_cuts, n_ends]
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """Two names of 4 rows each; two rows are far from all others."""
+@pytest.fixture
+def train(made):
+    """Runs on a table with two names of 4 rows each, and two rows that are far from all others."""
     rng = np.random.default_rng(1)
     city = np.array(["lima", "oslo", "warsaw"])[rng.integers(0, 3, N_ROWS)]
     city[:4], city[4:8] = "rare-a", "rare-b"
     x = rng.normal(size=N_ROWS)
     x[:2] = 50, 51
     y = x + (city == "oslo") + rng.normal(size=N_ROWS) / 2 > 0
-    path = tmp_path_factory.mktemp("shown") / "rows.csv"
-    rows = [
-        f"{c},{a},{b},{int(d)}"
-        for c, a, b, d in zip(city, x, rng.normal(size=N_ROWS), y, strict=False)
-    ]
-    path.write_text("\n".join(["city,x,z,y", *rows]) + "\n")
-    return path
+    columns = {"city": city, "x": x, "z": rng.normal(size=N_ROWS), "y": y.astype(int)}
 
-
-@pytest.fixture
-def train(table):
     def run(method, **more):
-        asked = {"strategy": method.partition(",")[0], "data": str(table), "label": "y"}
-        asked |= {"parties": 2, "objective": "binary:logistic", **METHODS[method], **more}
-        if method in VERTICAL:
-            asked |= {"align": "ordered", "allow-export": True}
-        return run_local(load_settings(asked))
+        given = {"parties": 2, "align": "ordered", "num_boost_round": 3, **METHODS[method], **more}
+        return run_local(made(method.partition(",")[0], columns=columns, **given))
 
     return run
 
@@ -91,31 +81,29 @@ def train(table):
 @pytest.mark.parametrize("method", METHODS)
 def test_names_of_few_rows_are_counted_and_merged(train, method):
     folder = train(method)
-    summary = summary_of(folder)
-    assert summary["few"]["names of categories"] >= 2
-    assert "rare-a" in (folder.path / "model.json").read_text()
-    merged = train(method, **{"least-rows-per-name": LEAST})
-    summary = summary_of(merged)
-    assert summary["few"]["names of categories"] == 0
-    text = (merged.path / "model.json").read_text()
-    assert "rare-" not in text
-    assert json.dumps(RARE) in text
+    assert summary_of(folder)["few"]["names of categories"] >= 2
+    assert b"rare-a" in model_bytes(folder)
+    merged = train(method, least_rows_per_name=LEAST)
+    assert summary_of(merged)["few"]["names of categories"] == 0
+    assert b"rare-" not in model_bytes(merged)
+    assert json.dumps(RARE).encode() in model_bytes(merged)
     card = model_card(read_run(merged.path))
     assert "## What the model holds of rows" in card
     assert f"of fewer than {LEAST} rows" in card
 
 
 def test_a_cut_that_sets_two_rows_apart_is_counted(train):
-    few = summary_of(train("pax", **{"max-depth": 6, "min-child-weight": 0.0}))["few"]
+    few = summary_of(train("pax", max_depth=6, max_bin=256, min_child_weight=0.0))["few"]
     assert few["cut points"] >= 1
 
 
-def test_nothing_is_counted_where_noise_protects_rows(train):
-    private = {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "num-boost-round": 1}
-    assert summary_of(train("pax", **private))["few"] == {}
-
-
-def test_a_part_that_stays_at_its_party_is_not_counted(table):
-    asked = {"strategy": "secureboost", "data": str(table), "label": "y", "parties": 2}
-    asked |= {"align": "ordered", "objective": "binary:logistic", **METHODS["secureboost"]}
-    assert summary_of(run_local(load_settings(asked)))["few"] == {}
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        ("pax", {"pax__aggregation": "secure", "privacy__epsilon": 1.0, "num_boost_round": 1}),
+        ("secureboost", {"allow_export": False}),
+    ],
+    ids=["noise protects rows", "parts stay at their parties"],
+)
+def test_nothing_is_counted_where_rows_are_not_shown(train, method, how):
+    assert summary_of(train(method, **how))["few"] == {}

@@ -63,18 +63,16 @@ def sums_of(table, rows, powers, layout):
 
 def impurity(rows, criterion):
     """Weight times impurity of rows, each a weight and a label."""
-    total = sum((weight for weight, _ in rows), Fraction(0))
+    total = sum(weight for weight, _ in rows)
     if not total:
         return 0.0
     if criterion == "variance":
-        mean = sum((weight * label for weight, label in rows), Fraction(0)) / total
-        return float(sum((weight * (label - mean) ** 2 for weight, label in rows), Fraction(0)))
-    shares = [
-        sum((weight for weight, label in rows if label == one), Fraction(0)) / total
-        for one in {label for _, label in rows}
-    ]
+        mean = sum(weight * label for weight, label in rows) / total
+        return float(sum(weight * (label - mean) ** 2 for weight, label in rows))
+    labels = {label for _, label in rows}
+    shares = [sum(weight for weight, label in rows if label == one) / total for one in labels]
     if criterion == "gini":
-        return float(total * (1 - sum((share**2 for share in shares), Fraction(0))))
+        return float(total * (1 - sum(share**2 for share in shares)))
     return float(total) * -sum(float(share) * np.log2(float(share)) for share in shares if share)
 
 
@@ -103,19 +101,13 @@ def sides(table, rows, column):
 
 def terms_of(table, rows):
     """Weight, as often as the row is drawn, and label of each row."""
-    return [
-        (
-            Fraction(float(table["weights"][row])) * int(table["draws"][0, row]),
-            int(table["labels"][row]),
-        )
-        for row in rows
-    ]
+    weights = [Fraction(float(table["weights"][row])) * int(table["draws"][0, row]) for row in rows]
+    return list(zip(weights, table["labels"][rows].astype(int).tolist(), strict=True))
 
 
 def mean_label(table, rows):
     terms = terms_of(table, rows)
-    total = sum((weight for weight, _ in terms), Fraction(0))
-    return sum((weight * label for weight, label in terms), Fraction(0)) / total
+    return sum(weight * label for weight, label in terms) / sum(weight for weight, _ in terms)
 
 
 def best(table, rows, columns):
@@ -124,19 +116,15 @@ def best(table, rows, columns):
     terms = terms_of(table, rows)
     found = -np.inf
     for column in columns:
-        codes = table["codes"][rows, column]
+        codes = table["codes"][rows, column].tolist()
         for left in sides(table, rows, column):
-            inside = [code in left for code in codes.tolist()]
-            if min(sum(inside), len(rows) - sum(inside)) < min_leaf:
-                continue
             parts = [
-                impurity(
-                    [t for t, is_in in zip(terms, inside, strict=True) if is_in == one],
-                    table["criterion"],
-                )
-                for one in (True, False)
+                [term for term, code in zip(terms, codes, strict=True) if (code in left) == side]
+                for side in (True, False)
             ]
-            found = max(found, impurity(terms, table["criterion"]) - sum(parts))
+            if min(map(len, parts)) >= min_leaf:
+                after = sum(impurity(part, table["criterion"]) for part in parts)
+                found = max(found, impurity(terms, table["criterion"]) - after)
     return found
 
 

@@ -1,272 +1,344 @@
-"""Runs that go on from the model of a finished one."""
+"""Runs that go on from the model of a finished one.
+
+Models of stock XGBoost are in ``test_stock_models``.
+"""
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import xgboost
 
 from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
-from fedapp.records.document import load, to_text
+from fedapp.records.document import to_document, to_text
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.trees.model import Ensemble, pack_trees
+from fedapp.trees.model import LEAF, NODE, Ensemble, pack_trees
+from fedapp.trees.sets import NO_SET
 from strategies import pax
 from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
 from strategies.run import check_read
-from tests.federated import lines_of, summary_of
+from tests.federated import lines_of, model_bytes, model_of, summary_of
 from tests.network import die, resumed, run
-from tests.pooled import Pooled, assert_xgboosts
-from tests.reference import compare_trees
 from tests.tables import made_columns, write_rows
-from tests.texts import adult
-from tests.trees.test_exactness import assert_exact, pooled_booster
 
 DRAWS = {"subsample": 0.7, "colsample_bytree": 0.7, "colsample_bynode": 0.8}
+BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
 log = logging.getLogger("fedapp")
-NO_MODEL = Ensemble("reg:squarederror", np.zeros(1, np.float32), (), (), ())
-OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
+NO_MODEL = Ensemble(NUMBERS, np.zeros(1, np.float32), (), (), ())
 
 
 @pytest.fixture
-def made(settings, tmp_path):
-    """Settings of a short run over a small table, which draws rows and columns."""
+def continued(made):
+    """``continued(strategy, objective, **more)``: a short run over rows with names and margins,
+    which draws rows and columns."""
 
-    def make(strategy="pax", objective="binary:logistic", **more):
-        data = write_rows(tmp_path / f"{objective}.csv", made_columns(objective))
-        given = {"num_boost_round": 2, "max_depth": 3, "max_bin": 32, **DRAWS, **more}
-        return settings(
-            strategy=strategy, data=str(data), label="y", objective=objective, parties=3, **given
-        )
+    def make(strategy="pax", objective=BINARY, **more):
+        columns = made_columns(objective)
+        rng = np.random.default_rng(5)
+        labels = np.asarray(columns["y"])
+        columns["town"] = [f"t{rng.integers(4)}{label}" for label in labels.round().astype(int)]
+        columns["m"] = rng.normal(size=len(labels)).round(3)
+        dropped = ",".join({"m", "town"} - {more.get("base_margin"), more.pop("text", "")})
+        parties = {"pax": 3, "bagging": 3, "cyclic": 3}.get(strategy, 2)
+        given = {"parties": parties, "drop_columns": dropped, **DRAWS, **more}
+        return made(strategy, objective, columns=columns, **given)
 
     return make
 
 
-def text_of(folder):
-    return (folder.path / "model.json").read_text()
+TEXTS, MARGINS, PARALLEL = {"text": "town"}, {"base_margin": "m"}, {"num_parallel_tree": 2}
+SMALL = {"max_bin": 8, "max_depth": 2}
+ALONE = {**SMALL, "secureboost__first_trees": 1}
+CONTINUED = {
+    "pax": ("pax", CLASSES, {}),
+    "pax, numbers": ("pax", NUMBERS, {}),
+    "pax, texts and margins": ("pax", BINARY, TEXTS | MARGINS),
+    "pax, parallel": ("pax", BINARY, PARALLEL),
+    "bagging": ("bagging", CLASSES, {}),
+    "cyclic": ("cyclic", BINARY, {}),
+    "secureboost": ("secureboost", NUMBERS, ALONE),
+    "secureboost, classes": ("secureboost", CLASSES, SMALL),
+    "secureboost, texts and margins": ("secureboost", BINARY, TEXTS | MARGINS | SMALL),
+    "secureboost, parallel": ("secureboost", BINARY, PARALLEL | SMALL),
+}
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("pax-*")
-@pytest.mark.parametrize(
-    ("strategy", "objective"),
-    [
-        pytest.param("pax", OBJECTIVES[0], marks=pytest.mark.slow),
-        ("pax", OBJECTIVES[1]),
-        pytest.param("pax", OBJECTIVES[2], marks=pytest.mark.slow),
-        ("bagging", OBJECTIVES[1]),
-        ("cyclic", ""),
-    ],
-)
-def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(made, strategy, objective):
-    objective = objective or "binary:logistic"
-    first = run_local(made(strategy, objective, num_boost_round=2))
-    more = {"num_boost_round": 3, "init_model": str(first.path)}
-    second = run_local(made(strategy, objective, **more))
-    once = run_local(made(strategy, objective, num_boost_round=5))
-    assert text_of(second) == text_of(once)
-    assert text_of(first) != text_of(once)
-    trees = len(load(first.path / "model.json", Ensemble).trees)
-    told = summary_of(second)["init_model"]
-    assert told == {"path": str(first.path), "rounds": 2, "trees": trees}
+@pytest.mark.by_default("pax", "pax, texts*", "cyclic", "secureboost", "secureboost, parallel")
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(continued, name):
+    strategy, objective, how = CONTINUED[name]
+    in_parts = {"allow_export": False} if strategy == "secureboost" else {}
+    n_more = 1 if strategy == "secureboost" else 3
+    first = run_local(continued(strategy, objective, **{**how, **in_parts}))
+    init = {"init_model": str(first.path), "num_boost_round": n_more}
+    second = run_local(continued(strategy, objective, **how, **init))
+    once = run_local(continued(strategy, objective, num_boost_round=2 + n_more, **how))
+    assert model_bytes(second) == model_bytes(once)
+    model = model_of(once)
+    assert bool(len(model.sets.bits)) == ("texts" in name)
+    n_trees = 2 * model.n_outputs * model.num_parallel_tree * (3 if name == "bagging" else 1)
+    begun = summary_of(second)["init_model"]
+    assert begun == {"path": str(first.path), "rounds": 2, "trees": n_trees}
     assert "init_model" not in summary_of(once)
-    assert lines_of(second.rounds)[-1]["valid"] == lines_of(once.rounds)[-1]["valid"]
-    assert [line["round"] for line in lines_of(second.rounds)] == [1, 2, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("pax-abalone*")
-@pytest.mark.parametrize(
-    ("strategy", "data", "objective"),
-    [
-        ("pax", "default-credit", "binary:logistic"),
-        pytest.param("bagging", "default-credit", "binary:logistic", marks=pytest.mark.slow),
-        pytest.param("cyclic", "default-credit", "binary:logistic", marks=pytest.mark.slow),
-        ("pax", "abalone", "reg:squarederror"),
-        ("bagging", "abalone", "reg:squarederror"),
-        ("cyclic", "abalone", "reg:squarederror"),
-    ],
-)
-def test_one_party_goes_on_as_xgboost_does(settings, real_data, strategy, data, objective):
-    """``xgb_model`` of ``xgboost.train``, on real rows."""
-    given = {"strategy": strategy, "data": data, "objective": objective, "parties": 1}
-    given |= {"max_depth": 4, "max_bin": 64, "lambda": 0.5, "min_child_weight": 5.0}
-    begun = settings(num_boost_round=3, **given)
-    first = run_local(begun)
-    more = settings(num_boost_round=2, init_model=str(first.path), **given)
-    second, theirs = run_local(more), pooled_booster(more, xgb_model=pooled_booster(begun))
-    assert_exact(compare_trees(load(second.path / "model.json", Ensemble), theirs), 5)
-
-
-@pytest.mark.slow
-def test_columns_of_text_go_on_as_they_were(settings, real_data, tmp_path):
-    short = {"data": str(adult(tmp_path, real_data, 600)), "label": "income", "max_depth": 3}
-    first = run_local(settings(num_boost_round=1, **short))
-    path = str(first.path / "model.json")
-    second = run_local(settings(num_boost_round=1, init_model=path, **short))
-    assert text_of(second) == text_of(run_local(settings(num_boost_round=2, **short)))
-    assert load(second.path / "model.json", Ensemble).sets.codes
+    lines, of_once = (lines_of(each.rounds) for each in (second, once))
+    assert [line["round"] for line in lines] == [*range(1, n_more + 1)]
+    assert [line["valid"] for line in lines] == [line["valid"] for line in of_once[2:]]
+    assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
 
 
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_early_stopping_looks_at_the_new_rounds(made, strategy):
-    first = run_local(made(strategy))
-    given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 20}
-    second = run_local(made(strategy, init_model=str(first.path), **given))
-    best, rounds = summary_of(second)["best_round"], lines_of(second.rounds)
-    assert len(rounds) == best + 2 < 20
-    begun = summary_of(second)["init_model"]
-    added = best * begun["trees"] // begun["rounds"]
-    model = load(second.path / "model.json", Ensemble)
-    assert len(model.trees) == begun["trees"] + added
+def test_an_exported_model_is_continued_as_the_model(continued, tmp_path, strategy):
+    first = run_local(continued(strategy, CLASSES))
+    once = run_local(continued(strategy, CLASSES, num_boost_round=4))
+    ubj = tmp_path / "first.ubj"
+    xgboost.Booster(model_file=first.path / "model.xgb.json").save_model(ubj)
+    for path in (first.path / "model.xgb.json", ubj):
+        second = run_local(continued(strategy, CLASSES, init_model=str(path)))
+        assert without_leaf_weights(second) == without_leaf_weights(once)
+
+
+def without_leaf_weights(folder):
+    """A model's document. XGBoost has a leaf's weight times the learning rate, as its value."""
+    document = to_document(model_of(folder))
+    for tree in document["trees"]:
+        pairs = zip(tree["weight"], tree["left"], strict=True)
+        tree["weight"] = [weight for weight, left in pairs if left != LEAF]
+    return document
 
 
 @pytest.mark.slow
 @pytest.mark.by_default("pax")
-@pytest.mark.parametrize("strategy", ["pax", "cyclic"])
-def test_a_run_that_goes_on_can_be_resumed(made, strategy):
-    first = run_local(made(strategy, num_boost_round=1))
-    settings = made(strategy, num_boost_round=3, init_model=str(first.path))
-    die(settings, dies_before_sending=5)
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
+def test_early_stopping_looks_at_the_new_rounds(continued, strategy):
+    first = run_local(continued(strategy, **SMALL))
+    given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 20}
+    second = run_local(continued(strategy, init_model=str(first.path), **given, **SMALL))
+    best, begun = summary_of(second)["best_round"], summary_of(second)["init_model"]
+    assert len(lines_of(second.rounds)) == best + 2 < 20
+    added = best * begun["trees"] // begun["rounds"]
+    assert len(model_of(second).trees) == begun["trees"] + added
+
+
+@pytest.mark.slow
+@pytest.mark.by_default("pax")
+@pytest.mark.parametrize(("strategy", "step"), [("pax", 5), ("cyclic", 5), ("secureboost", 14)])
+def test_a_run_that_goes_on_can_be_resumed(continued, strategy, step):
+    first = run_local(continued(strategy, num_boost_round=1, **SMALL))
+    n_more = 1 if strategy == "secureboost" else 3
+    init = {"init_model": str(first.path), "num_boost_round": n_more}
+    settings = continued(strategy, **init, **SMALL)
+    die(settings, dies_before_sending=step)
     folder = run(resumed(settings), simulated_contexts(settings))
-    once = run_local(made(strategy, num_boost_round=4))
-    assert text_of(folder) == text_of(once)
+    once = run_local(continued(strategy, num_boost_round=1 + n_more, **SMALL))
+    assert model_bytes(folder) == model_bytes(once)
     assert summary_of(folder)["init_model"]["rounds"] == 1
 
 
-# Columns at several parties
+# What fits by its names
 
 
-@pytest.fixture
-def joined(vertical, tmp_path):
-    """Settings of a short run of SecureBoost over a small table, which draws rows and columns."""
+@pytest.mark.by_default("pax-own", "pax-xgboost")
+@pytest.mark.parametrize("model", ["own", "xgboost"])
+@pytest.mark.parametrize("strategy", ["pax", "bagging"])
+def test_columns_are_matched_by_name_in_any_order(made, strategy, model):
+    columns = made_columns(BINARY)
+    if model == "own":  # what fedapp exports has no names of categories
+        columns["town"] = [
+            f"t{row % 3}{label if row % 4 else 2}" for row, label in enumerate(columns["y"])
+        ]
+    first = run_local(made(strategy, columns=columns, parties=2))
+    path = first.path / {"own": "model.json", "xgboost": "model.xgb.json"}[model]
+    backwards = {name: columns[name] for name in reversed(columns)}
+    second = run_local(made(strategy, columns=backwards, parties=2, init_model=str(path)))
+    begun, longer = model_of(first), model_of(second)
+    assert longer.columns == begun.columns[::-1]
+    again = longer.first_rounds(len(begun.trees)).in_order(begun.columns)
+    np.testing.assert_array_equal(again.sets.bits, begun.sets.bits)
+    assert (len(again.sets.bits) > 0) == (model == "own")
+    for tree, other in zip(again.trees, begun.trees, strict=True):
+        for field in ("left", "column", "threshold", "default_left", "value", "set"):
+            np.testing.assert_array_equal(tree[field], other[field])
 
-    def make(objective="binary:logistic", **more):
-        data = write_rows(tmp_path / f"{objective[:5]}.csv", made_columns(objective))
-        given = {"num_boost_round": 2, "max_depth": 3, "max_bin": 16, **DRAWS, **more}
-        return vertical(data=str(data), label="y", objective=objective, **given)
 
-    return make
+@pytest.mark.parametrize("file", ["model.json", "model.xgb.json"])
+def test_rows_that_lack_a_class_are_trained_on_where_the_objective_is_set(settings, tmp_path, file):
+    columns = {name: np.asarray(each) for name, each in made_columns(CLASSES).items()}
+    few = columns["y"] != 1
+    whole, lacking = (
+        write_rows(tmp_path / name, {key: each[rows] for key, each in columns.items()})
+        for name, rows in (("all.csv", few | ~few), ("few.csv", few))
+    )
+    given = {"label": "y", "parties": 2, "num_boost_round": 1}
+    first = run_local(settings(data=str(whole), objective="auto", **given))
+    given |= {"data": str(lacking), "init_model": str(first.path / file)}
+    rule = r"^objective of init-model must be .*; where the rows lack classes of it, set objective="
+    with pytest.raises(ConfigError, match=rf"{rule}multi:softprob$"):
+        run_local(settings(objective="auto", **given))
+    begun, longer = model_of(first), model_of(run_local(settings(objective=CLASSES, **given)))
+    assert longer.classes == begun.classes == ("0", "1", "2")
+    assert len(longer.trees) == 2 * len(begun.trees) == 6
 
 
-@pytest.mark.slow
+# What does not fit
+
+
+LEAVES = np.zeros(1, NODE)
+LEAVES["left"], LEAVES["parent"], LEAVES["set"] = LEAF, -1, NO_SET
+STUMP = Ensemble(BINARY, np.float32([0.5]), tuple("abcdef"), ("0", "1"), (LEAVES,))
+
+
+def of_model(**changes):
+    return {"changes": changes}
+
+
 @pytest.mark.parametrize(
-    ("objective", "parties"),
+    ("field", "given", "rule"),
     [
-        pytest.param("binary:logistic", 3, marks=pytest.mark.slow),
-        pytest.param("multi:softprob", 2, marks=pytest.mark.slow),
-        ("reg:squarederror", 2),
+        (
+            "objective",
+            of_model(objective="reg:logistic", classes=()),
+            ", 'binary:logistic', got 'reg:logistic'$",
+        ),
+        ("columns", of_model(columns=tuple("abcdeg")), ", number 6 being 'f', got 'g'$"),
+        ("columns", of_model(columns=tuple("abcde")), ", 6 in number, got 5$"),
+        ("classes", of_model(classes=("0", "2")), ", number 2 being '1', got '2'$"),
+        ("categories", of_model(categories=(None,) * 5 + (("x",),)), ", 0 in number, got 6$"),
+        ("parameters", {"scale_pos_weight": 2.0}, ""),
+        ("base-margin", MARGINS, ", 'm', got ''$"),
+        ("num_parallel_tree", PARALLEL, ""),
     ],
 )
-def test_parts_that_are_gone_on_from_end_in_the_model_of_all_rounds_at_once(
-    joined, objective, parties
+def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
+    continued, tmp_path, field, given, rule
 ):
-    more = {"objective": objective, "parties": parties, "secureboost__first_trees": 1}
-    first = run_local(joined(**more, allow_export=False))
-    second = run_local(joined(**more, init_model=str(first.path)))
-    once = run_local(joined(**{**more, "num_boost_round": 4}))
-    assert text_of(second) == text_of(once)
-    told, trees = summary_of(second)["init_model"], 6 if objective == "multi:softprob" else 2
-    assert told == {"path": str(first.path), "rounds": 2, "trees": trees}
-    lines = lines_of(once.rounds)
-    assert [line["valid"] for line in lines_of(second.rounds)] == [
-        line["valid"] for line in lines[2:]
-    ]
-    assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
+    path, given = tmp_path / "other.json", dict(given)
+    path.write_text(to_text(replace(STUMP, **given.pop("changes", {}))))
+    with pytest.raises(ConfigError, match=f"^{field} of init-model must be the run's{rule}"):
+        run_local(continued(init_model=str(path), **given))
 
 
-@pytest.mark.slow
+def test_bagging_goes_on_from_whole_rounds_of_single_trees(continued, tmp_path):
+    path, two = tmp_path / "other.json", replace(STUMP, trees=(LEAVES,) * 2)
+    run = continued("bagging", init_model=str(path))
+    path.write_text(to_text(two))
+    with pytest.raises(ConfigError, match="init-model must have whole rounds of 3 trees, got 2 tr"):
+        run_local(run)
+    path.write_text(to_text(replace(two, num_parallel_tree=2)))
+    with pytest.raises(ConfigError, match=r"^num_parallel_tree of init-model must be the run's"):
+        run_local(run)
+
+
+def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings, tmp_path):
+    rule = r"init-model must be a run's folder, .*, got .*nowhere"
+    with pytest.raises(ConfigError, match=rule):
+        read_init_model(settings(init_model=str(tmp_path / "nowhere")), NO_MODEL, log.warning)
+    (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
+    with pytest.raises(DataError, match=r"^model must be"):
+        read_init_model(settings(init_model=str(tmp_path)), NO_MODEL, log.warning)
+
+
+@pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
+def test_methods_that_cannot_go_on_say_so(settings, strategy):
+    usual = dict.fromkeys(("eta", "early_stopping_rounds", "num_boost_round"), "auto")
+    with pytest.raises(ConfigError, match=f"init-model must be omitted for {strategy}"):
+        check_read(settings(strategy=strategy, init_model="runs/pax", **usual))
+
+
+def test_a_comparison_begins_without_a_model(settings):
+    with pytest.raises(ConfigError, match="init-model must be empty in a comparison"):
+        check_comparable([settings(init_model="runs/pax")], 1)
+
+
+def test_turns_go_on_where_they_stopped():
+    names, turn = ["a", "b", "c"], ""
+    for n_rounds in range(7):
+        assert last_turn(names, n_rounds) == turn
+        turn = next_turn(names, turn)
+
+
+def test_rounds_are_counted_by_their_trees():
+    model = replace(NO_MODEL, trees=(LEAVES,) * 6)
+    assert InitialModel.with_model(model, 3) == InitialModel(2, 6)
+    with pytest.raises(ConfigError, match="must have whole rounds of 4 trees, got 6 trees"):
+        InitialModel.with_model(model, 4)
+
+
+# At a party
+
+
+def last(array, value):
+    return np.append(array[:-1], np.array([value], array.dtype))
+
+
 @pytest.mark.parametrize(
-    "objective",
-    ["binary:logistic", pytest.param("reg:squarederror", marks=pytest.mark.slow)],
+    ("objective", "change", "rule"),
+    [
+        (BINARY, lambda p: {**p, "columns": last(p["columns"], 6)}, r"\w* ?columns must be 0 to 5"),
+        (BINARY, lambda p: {**p, "sets": last(p["sets"], 0)}, "trees .*"),
+        (CLASSES, lambda p: None, r"trees must be a multiple of 3, got 2$"),
+    ],
+    ids=["columns", "sets", "half a round"],
 )
-def test_parts_are_gone_on_from_as_xgboost_does(joined, objective):
-    plain = {"objective": objective, **dict.fromkeys(DRAWS, 1.0)}
-    begun = joined(**plain)
-    first = run_local(begun)
-    more = joined(**plain, init_model=str(first.path))
-    second, whole = run_local(more), Pooled(more)
-    assert_xgboosts(second, whole, whole.booster(xgb_model=Pooled(begun).booster()))
+def test_trees_that_do_not_fit_are_refused_by_a_party(
+    continued, monkeypatch, objective, change, rule
+):
+    first = run_local(continued(objective=objective, num_boost_round=1))
+
+    def packed(trees, *given, **more):
+        whole = pack_trees(trees, *given, **more)
+        return change(whole) or pack_trees(trees[:2], *given, **more)
+
+    monkeypatch.setattr(pax, "pack_trees", packed)
+    with pytest.raises(PartyError, match=f"InitRequest.{rule}"):
+        run_local(continued(objective=objective, init_model=str(first.path)))
 
 
-@pytest.mark.slow
-def test_parts_of_columns_of_text_and_base_margins_go_on(vertical, real_data, tmp_path):
-    few = {"label": "income", "max_depth": 3, "max_bin": 8, "base_margin": "age"}
-    few |= {"data": str(adult(tmp_path, real_data, 600))}
-    first = run_local(vertical(num_boost_round=1, **few))
-    second = run_local(vertical(num_boost_round=1, init_model=str(first.path), **few))
-    assert text_of(second) == text_of(run_local(vertical(num_boost_round=2, **few)))
-    assert load(second.path / "model.json", Ensemble).sets.codes
-    other = vertical(num_boost_round=1, init_model=str(first.path), seed=7, **few)
-    rule = "categories of init-model must be those of the training rows, .* same table and seed"
-    with pytest.raises(PartyError, match=rule):
-        run_local(other)
-    rule = "base-margin of init-model must be the run's at party-1"
-    with pytest.raises(PartyError, match=rule):
-        run_local(
-            vertical(init_model=str(first.path), **few | {"base_margin": "", "drop_columns": "age"})
-        )
-
-
-@pytest.mark.slow
-def test_parts_that_are_gone_on_from_are_stopped_early(joined):
-    first = run_local(joined())
-    given = {"early_stopping_rounds": 1, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 9}
-    second = run_local(joined(init_model=str(first.path), **given))
-    best = summary_of(second)["best_round"]
-    assert len(lines_of(second.rounds)) == best + 1 < 9
-    assert len(load(second.path / "model.json", Ensemble).trees) == 2 + best
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_from_parts_can_be_resumed(joined):
-    few = {"max_depth": 2, "max_bin": 8}
-    first = run_local(joined(**few, num_boost_round=1))
-    settings = joined(num_boost_round=1, init_model=str(first.path), **few)
-    die(settings, dies_before_sending=14)
-    folder = run(resumed(settings), simulated_contexts(settings))
-    assert text_of(folder) == text_of(run_local(joined(num_boost_round=2, **few)))
-
-
-@pytest.mark.slow
-def test_a_part_that_has_changed_is_not_gone_on_from(joined):
-    first = run_local(joined())
-    model = summary_of(first)["model_id"]
-    part = home() / "sites" / "party-2" / model / "part.json"
+def change_part(folder):
+    part = home() / "sites" / "party-2" / summary_of(folder)["model_id"] / "part.json"
     part.write_text(part.read_text().replace('"format": 3', '"format":  3'))
-    with pytest.raises(PartyError, match="model must be the one this run was trained with"):
-        run_local(joined(init_model=str(first.path)))
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("change0-*", "change2-*")
 @pytest.mark.parametrize(
-    ("change", "rule"),
+    ("changes", "rule"),
     [
         ({"objective": "reg:logistic"}, "objective of init-model must be the run's at party-1"),
         ({"asked_scale_pos_weight": 2.0}, "parameters of init-model must be the run's at party-1"),
+        ({"num_parallel_tree": 3}, "num-parallel-tree of init-model must be the run's at party-1"),
+        ({"base_margin": "", "drop_columns": "m"}, "base-margin of init-model must be the run's"),
         (
             {"asked_parties": 3},
             r"(parties must be those of init-model|must have a part|columns of init)",
         ),
+        (
+            {"seed": 7},
+            "categories of init-model must be those of the training rows, .* same table and seed",
+        ),
+        (None, "model must be the one this run was trained with"),
     ],
+    ids=["objective", "parameters", "parallel", "margins", "parties", "seed", "part"],
 )
-def test_parts_that_are_not_of_the_run_are_refused(joined, change, rule):
-    first = run_local(joined(num_boost_round=1))
-    run = joined(num_boost_round=1, init_model=str(first.path))
+def test_parts_that_are_not_of_the_run_are_refused(continued, trained_once, changes, rule):
+    how = {**TEXTS, **MARGINS, **SMALL, "num_boost_round": 1}
+    first = trained_once(continued("secureboost", **how))
+    if changes is None:
+        change_part(first)
+    run = continued("secureboost", init_model=str(first.path), **how)
     with pytest.raises(PartyError, match=rule):
-        run_local(run.model_copy(update=change))
+        run_local(run.model_copy(update=changes or {}))
 
 
 def test_a_model_to_go_on_from_is_named_by_its_id_alone():
@@ -277,177 +349,19 @@ def test_a_model_to_go_on_from_is_named_by_its_id_alone():
         party.accept(request)
 
 
-def test_parts_of_another_method_are_not_gone_on_from(joined, made, tmp_path):
-    first = run_local(made(num_boost_round=1))
-    rule = "^init-model must be a run of secureboost, .*, got one of pax$"
-    with pytest.raises(ConfigError, match=rule):
-        run_local(joined(init_model=str(first.path)))
-    with pytest.raises(ConfigError, match=r"^init-model must be the folder of a finished run, got"):
-        run_local(joined(init_model=str(tmp_path / "nowhere")))
-
-
-def test_no_server_makes_a_party_go_on_from_a_forest(joined, monkeypatch):
-    forest = run_local(joined(strategy="federated-forest", federated_forest__trees=2))
+def test_models_of_other_methods_are_not_gone_on_from(continued, tmp_path, monkeypatch):
+    first = run_local(continued(num_boost_round=1, **SMALL))
+    for path, rule in (
+        (first.path, "must be a run of secureboost, .*, got one of pax$"),
+        (tmp_path / "no", f"must be the folder of a finished run, got {re.escape(str(tmp_path))}"),
+    ):
+        with pytest.raises(ConfigError, match=f"^init-model {rule}"):
+            run_local(continued("secureboost", init_model=str(path)))
+    forest = {"federated_forest__trees": 2, "allow_export": True, "align": "ordered"}
+    usual = dict.fromkeys(("subsample", "colsample_bytree", "colsample_bynode"), 1.0)
+    forest = run_local(continued("federated-forest", **forest, **usual))
     model_id = summary_of(forest)["model_id"]
+    # No server makes a party go on from it, either.
     monkeypatch.setattr("strategies.secureboost.init_model_id", lambda _: model_id)
     with pytest.raises(PartyError, match="init-model must be a boosted model, got a forest"):
-        run_local(joined())
-
-
-# What fits by its names
-
-
-@pytest.mark.by_default("pax-own", "pax-xgboost")
-@pytest.mark.parametrize("model", ["own", "xgboost"])
-@pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_columns_are_matched_by_name_in_any_order(settings, tmp_path, strategy, model):
-    columns = made_columns("binary:logistic")
-    if model == "own":  # what fedapp exports has no names of categories
-        columns["town"] = [
-            f"t{row % 3}{label if row % 4 else 2}" for row, label in enumerate(columns["y"])
-        ]
-    given = {"strategy": strategy, "label": "y", "parties": 2, "max_depth": 3, "max_bin": 16}
-    data = [
-        write_rows(tmp_path / f"{at}.csv", {name: columns[name] for name in order})
-        for at, order in enumerate((columns, reversed(columns)))
-    ]
-    first = run_local(settings(data=str(data[0]), num_boost_round=2, **given))
-    path = first.path / {"own": "model.json", "xgboost": "model.xgb.json"}[model]
-    second = run_local(settings(data=str(data[1]), init_model=str(path), **given))
-    begun, longer = (load(run.path / "model.json", Ensemble) for run in (first, second))
-    assert longer.columns == begun.columns[::-1]
-    again = longer.first_rounds(2).in_order(begun.columns)
-    np.testing.assert_array_equal(again.sets.bits, begun.sets.bits)
-    assert (len(again.sets.bits) > 0) == (model == "own")
-    for tree, other in zip(again.trees, begun.trees, strict=True):
-        for field in ("left", "column", "threshold", "default_left", "value", "set"):
-            np.testing.assert_array_equal(tree[field], other[field])
-
-
-@pytest.mark.parametrize("file", ["model.json", "model.xgb.json"])
-def test_rows_that_lack_a_class_are_trained_on_where_the_objective_is_set(settings, tmp_path, file):
-    columns = {name: np.asarray(each) for name, each in made_columns("multi:softprob").items()}
-    few = columns["y"] != 1
-    data = [
-        write_rows(tmp_path / name, {key: each[rows] for key, each in columns.items()})
-        for name, rows in (("all.csv", few | ~few), ("few.csv", few))
-    ]
-    given = {"label": "y", "parties": 2, "max_depth": 2, "max_bin": 16, "num_boost_round": 1}
-    first = run_local(settings(data=str(data[0]), objective="auto", **given))
-    given |= {"data": str(data[1]), "init_model": str(first.path / file)}
-    rule = r"^objective of init-model must be .*; where the rows lack classes of it, set objective="
-    with pytest.raises(ConfigError, match=rf"{rule}multi:softprob$"):
-        run_local(settings(objective="auto", **given))
-    second = run_local(settings(objective="multi:softprob", **given))
-    begun, longer = (load(run.path / "model.json", Ensemble) for run in (first, second))
-    assert longer.classes == begun.classes == ("0", "1", "2")
-    assert len(longer.trees) == 2 * len(begun.trees) == 6
-
-
-# What does not fit
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "rule"),
-    [
-        ("objective", "reg:logistic", "'binary:logistic', got 'reg:logistic'"),
-        ("columns", tuple("abcdeg"), "number 6 being 'f', got 'g'"),
-        ("columns", tuple("abcde"), "6 in number, got 5"),
-        ("classes", ("0", "2"), "number 2 being '1', got '2'"),
-        ("categories", (None,) * 5 + (("x",),), "0 in number, got 6"),
-    ],
-)
-def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(made, tmp_path, field, value, rule):
-    model = load(run_local(made(num_boost_round=1)).path / "model.json", Ensemble)
-    trees = tuple(tree[:1].copy() for tree in model.trees)
-    for tree in trees:
-        tree["left"] = -1
-    path = tmp_path / "other.json"
-    classes = () if field == "objective" else model.classes
-    path.write_text(to_text(replace(model, **{"trees": trees, "classes": classes, field: value})))
-    with pytest.raises(ConfigError, match=f"^{field} of init-model must be the run's, {rule}$"):
-        run_local(made(init_model=str(path)))
-
-
-def test_parameters_of_the_objective_must_be_the_models(made):
-    first = run_local(made(num_boost_round=1))
-    with pytest.raises(ConfigError, match=r"^parameters of init-model must be the run's"):
-        run_local(made(init_model=str(first.path), scale_pos_weight=2.0))
-
-
-def test_a_file_that_is_not_there_is_named(made, tmp_path):
-    settings = made(init_model=str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"init-model must be a run's folder, .*, got .*nowhere"):
-        read_init_model(settings, NO_MODEL, log.warning)
-
-
-def test_a_model_in_parts_is_refused(made, tmp_path):
-    (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
-    with pytest.raises(DataError, match=r"^model must be"):
-        read_init_model(made(init_model=str(tmp_path)), NO_MODEL, log.warning)
-
-
-def test_bagging_goes_on_from_whole_rounds_of_as_many_parties(made):
-    first = run_local(made("pax", num_boost_round=2))
-    with pytest.raises(ConfigError, match="must have whole rounds of 3 trees, got 2 trees"):
-        run_local(made("bagging", init_model=str(first.path)))
-
-
-@pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
-def test_methods_that_cannot_go_on_say_so(settings, strategy):
-    usual = dict.fromkeys(("eta", "early_stopping_rounds", "num_boost_round"), "auto")
-    run = settings(strategy=strategy, init_model="runs/pax", **usual)
-    with pytest.raises(ConfigError, match=f"init-model must be omitted for {strategy}"):
-        check_read(run)
-
-
-def test_a_comparison_begins_without_a_model(made):
-    with pytest.raises(ConfigError, match="init-model must be empty in a comparison"):
-        check_comparable([made(init_model="runs/pax")], 1)
-
-
-def test_turns_go_on_where_they_stopped():
-    names, turn = ["a", "b", "c"], ""
-    for n_rounds in range(7):
-        assert last_turn(names, n_rounds) == turn
-        turn = next_turn(names, turn)
-
-
-def test_rounds_are_counted_by_their_trees(made):
-    model = load(run_local(made(objective="multi:softprob")).path / "model.json", Ensemble)
-    assert InitialModel.with_model(model, 3) == InitialModel(2, 6)
-    with pytest.raises(ConfigError, match="must have whole rounds of 4 trees, got 6 trees"):
-        InitialModel.with_model(model, 4)
-
-
-# At a party
-
-
-@pytest.mark.by_default("columns-*")
-@pytest.mark.parametrize(
-    ("field", "value", "rule"),
-    [
-        ("columns", 6, "columns must be 0 to 5|trees columns must be 0 to 5"),
-        ("sets", 0, "trees .*"),
-    ],
-)
-def test_trees_that_do_not_fit_the_table_are_refused_by_a_party(
-    made, monkeypatch, field, value, rule
-):
-    first = run_local(made(num_boost_round=1))
-
-    def changed(*given, **more):
-        arrays = pack_trees(*given, **more)
-        array = arrays[field]
-        return {**arrays, field: np.append(array[:-1], np.array([value], array.dtype))}
-
-    monkeypatch.setattr(pax, "pack_trees", changed)
-    with pytest.raises(PartyError, match=f"InitRequest.({rule})"):
-        run_local(made(init_model=str(first.path)))
-
-
-def test_trees_of_half_a_round_are_refused_by_a_party(made, monkeypatch):
-    first = run_local(made(objective="multi:softprob", num_boost_round=1))
-    monkeypatch.setattr(pax, "pack_trees", lambda trees, sets: pack_trees(trees[:2], sets=sets))
-    with pytest.raises(PartyError, match=r"InitRequest.trees must be a multiple of 3, got 2$"):
-        run_local(made(objective="multi:softprob", init_model=str(first.path)))
+        run_local(continued("secureboost"))

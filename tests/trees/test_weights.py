@@ -14,6 +14,7 @@ from fedapp.errors import DataError, PartyError
 from fedapp.runs.local import run_local
 from fedapp.site.settings import site_config
 from fedapp.site.table import read_columns
+from tests.federated import model_bytes
 
 N_ROWS = 80
 IDS = [f"p{row}" for row in range(N_ROWS)]
@@ -38,47 +39,39 @@ def files(write_table):
 
 @pytest.fixture
 def weighted(vertical):
-    """``weighted(files, ...)``: a run of these tables with the weights w."""
+    """``weighted(files, ...)``: a run of a round on these tables with the weights w."""
 
     def make(files, **more):
         data = ",".join(f"{party}={path}" for party, path in files.items())
-        return vertical(data=data, label="y", id="id", weight="w", **more)
+        given = {"label": "y", "id": "id", "weight": "w", "num_boost_round": 1}
+        return vertical(data=data, **given, **more)
 
     return make
 
 
-def test_weights_in_a_file_without_labels_are_refused(weighted, files):
-    rule = r"^insurer .*weight column 'w' must be in the table with the labels, got it in one with"
-    with pytest.raises(PartyError, match=rf"{rule}.*party that has the labels; .*drop-columns=w"):
+def test_weights_without_labels_are_refused_by_name_at_home_alone(weighted, vertical, sites, files):
+    rule = r"weight column {} must be in the table with the labels"
+    with pytest.raises(PartyError, match=r"^insurer .*" + rule.format("'w'")) as refused:
         run_local(weighted(files(insurer=WEIGHTS)))
-
-
-def test_weights_of_a_site_without_labels_are_refused_without_their_name(vertical, sites, files):
+    assert re.search(r"party that has the labels; .*drop-columns=w", str(refused.value))
     tables = files(bank=WEIGHTS, insurer=WEIGHTS)
-    nodes = [{"name": name, "data": path, "id": "id"} for name, path in tables.items()]
-    nodes[0]["weight"] = "w"
-    nodes[1] |= {"weight": "w", "label": ""}
-    rule = r"^insurer .*weight column \[withheld\] must be in the table with the labels"
-    with pytest.raises(PartyError, match=rule):
+    bank, insurer = ({"name": name, "data": path, "id": "id"} for name, path in tables.items())
+    insurer["weight"] = "w"
+    nodes = {**bank, "weight": "w"}, {**insurer, "label": ""}
+    with pytest.raises(PartyError, match=r"^insurer .*" + rule.format(r"\[withheld\]")):
         run_local(vertical(), sites(*nodes))
+    insurer["data"] = str(insurer["data"])
+    with pytest.raises(DataError, match=rule.format("'w'")):
+        read_columns(site_config(insurer, {}), seed=0)
+    kept = read_columns(site_config({**insurer, "drop-columns": "w"}, {}), seed=0)
+    assert (kept.columns, kept.weights) == (("c",), None)
 
 
 def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files):
     """Those beside the labels count all the same."""
-    alone = run_local(weighted(files(bank=WEIGHTS), num_boost_round=1))
-    both = run_local(
-        weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w", num_boost_round=1)
-    )
-    models = [(folder.path / "model.json").read_bytes() for folder in (alone, both)]
-    assert models[0] == models[1]
-
-
-def test_a_site_is_told_of_lone_weights_by_their_name(files):
-    node = {"name": "insurer", "data": str(files(insurer=WEIGHTS)["insurer"]), "id": "id"}
-    with pytest.raises(DataError, match="weight column 'w' must be in the table with the labels"):
-        read_columns(site_config({**node, "weight": "w"}, {}), seed=0)
-    kept = read_columns(site_config({**node, "weight": "w", "drop-columns": "w"}, {}), seed=0)
-    assert (kept.columns, kept.weights) == (("c",), None)
+    alone = run_local(weighted(files(bank=WEIGHTS)))
+    both = run_local(weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w"))
+    assert model_bytes(alone) == model_bytes(both)
 
 
 # Rows to predict
@@ -92,7 +85,7 @@ def predicted(weighted, files, monkeypatch, tmp_path):
 
     def make(whole, **weights):
         shares = {"allow_export": whole, "share_column_names": whole}
-        folder = run_local(weighted(files(bank=WEIGHTS), num_boost_round=1, **shares))
+        folder = run_local(weighted(files(bank=WEIGHTS), **shares))
         tables = files(**weights)
         data = ",".join(f"{party}={path}" for party, path in tables.items())
         given = ["predict", str(folder.path), "--data", data, "--id", "id", "--output", "out.csv"]
@@ -139,7 +132,7 @@ def test_weights_so_small_that_no_tree_splits_are_warned_of(
     settings, vertical, write_table, method, weight
 ):
     make = vertical if method == "secureboost" else settings
+    given = {"label": "y", "weight": "w", "min_child_weight": 1.0, "parties": 2}
     data = str(write_table(n_rows=200, w=[weight] * 200))
-    given = {"label": "y", "weight": "w", "num_boost_round": 2, "min_child_weight": 1.0}
-    folder = run_local(make(strategy=method, data=data, parties=2, **given))
+    folder = run_local(make(strategy=method, data=data, **given))
     assert (NO_SPLIT in folder.summary["warnings"]) == (weight < 1)
