@@ -122,6 +122,7 @@ KEYS = [
 ]
 OF_LEVEL = "columns must be of this party and this level"
 OPEN = "nodes must be open, in order, and of parties of the run"
+OF_ROWS = "must be sums that rows of the nodes can have, got others of column"
 ASCENDING = r"columns must be < \d+ and ascending"
 WIDTHS_FIT = "widths must be of the party's columns and their categories"
 WON = "listed must be the party's splits of this level"
@@ -145,6 +146,8 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
     ("secureboost", "EncryptedSums"): [
         *(*CIPHERTEXTS, OTHER_KEY),
         ({"level": lambda level: level + 1}, "level must be the one being split"),
+        ({"missing": lambda m: m + np.int32(1)}, f"ciphertexts {OF_ROWS}"),
+        ({"missing": lambda m: m + np.int32(10**6)}, f"ciphertexts {OF_ROWS}"),
         ({"missing": lambda m: m[:, :-1].copy()}, r"missing must be of shape \(1, 3\), got \(1, 2"),
     ],
     ("secureboost", "Splits"): [
@@ -193,6 +196,10 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
         ({"columns": lambda columns: columns * 0}, OF_NODES),
         ({"n_columns": lambda n_columns: n_columns + 1}, OF_NODES),
     ],
+    ("federated-forest", "Partition"): [
+        ({"bits": shorter}, r"bits must be \d+ bytes, got"),
+        ({"level": lambda level: level + 1}, "level must be the one being split"),
+    ],
     ("federated-forest", "Won"): [
         ({"listed": np.flip}, "(listed|set_bits)"),
         ({"level": lambda level: level + 1}, WON),
@@ -234,6 +241,7 @@ HAS = {
     "Splits": "columns",
     "ColumnBins": "widths",
     "ColumnSums": "ciphertexts",
+    "Partition": "bits",
     "Won": "listed",
     "SketchReply": "unseen",
     "PartitionReply": "set_bits",

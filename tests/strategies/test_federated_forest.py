@@ -20,7 +20,6 @@ from tests.letters import letters_sent
 from tests.network import run
 from tests.pooled import Pooled
 from tests.tables import made_columns, write_rows
-from tests.tampering import rewrite_letters
 from tests.transcript import arrays_of, listen, predicted_rows, scalars_of
 from tests.trees.test_cart import Limits, theirs
 
@@ -274,16 +273,3 @@ def test_one_label_alone_is_refused(write_table, sites, forest):
     contexts = sites({"name": "bank", "data": bank}, {"name": "shop", "data": shop, "label": ""})
     with pytest.raises(PartyError, match=r"bank.*label must not be the same in every training row"):
         run(forest(), contexts)
-
-
-@pytest.mark.parametrize(
-    ("field", "change", "match"),
-    [
-        ("bits", lambda bits: bits[:-1], r"Partition.bits must be \d+ bytes, got"),
-        ("level", lambda level: level + 1, "Partition.level must be the one being split"),
-    ],
-)
-def test_a_partition_that_does_not_fit_is_refused(forest, monkeypatch, field, change, match):
-    rewrite_letters(monkeypatch, "Partition", field, change)
-    with pytest.raises(PartyError, match=match):
-        run_local(forest())
