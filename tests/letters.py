@@ -51,6 +51,11 @@ def letters_sent(app):
     return found
 
 
+def ciphertexts(letters, name):
+    """All ciphertexts in letters of a class, as bytes."""
+    return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
+
+
 def raw_of(message):
     """All that a message carries, as the server sees it."""
     records = message.content

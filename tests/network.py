@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from fedapp.client_app import SiteApp
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
 from strategies.run import train
+from tests.federated import lines_of
 
 NODE = 3  # party-2
 
@@ -26,11 +26,11 @@ class Network(LocalGrid):
     Each fault is asked with the step, and how often the message was sent before.
     """
 
-    loses_request: Callable[[int, int], bool] = staticmethod(lambda step, before: False)
-    loses_reply: Callable[[int, int], bool] = staticmethod(lambda step, before: False)
+    loses_request = staticmethod(lambda step, before: False)
+    loses_reply = staticmethod(lambda step, before: False)
     repeats_replies = False
-    dies_before_sending: int | None = None
-    dies_before_reading: int | None = None
+    dies_before_sending = None
+    dies_before_reading = None
 
     def __init__(self, contexts, app):
         super().__init__(contexts, app)
@@ -96,13 +96,18 @@ def run(settings, contexts=None, app=None, **faults):
         grid.close()
 
 
-def fails_from(step, code=1001, reason="party-2: broke"):
+def error_from(step, code=1001, reason="party-2: broke"):
+    """A fault: an error is answered from a step on."""
+
+    def fault(now, request, reply):
+        return Message(Error(code, reason), reply_to=request) if now >= step else reply
+
+    return fault
+
+
+def fails_from(*given, **more):
     """Party-2 answers an error from a step on."""
-    return FaultyApp(
-        lambda now, request, reply: (
-            Message(Error(code, reason), reply_to=request) if now >= step else reply
-        )
-    )
+    return FaultyApp(error_from(*given, **more))
 
 
 def die(settings, contexts=None, **how):
@@ -118,31 +123,9 @@ def one_of_each_kind(kinds):
     return sorted({kind: step for step, kind in kinds.items()}.values())
 
 
-# Steps of a run at which its server dies, one run each, of the kinds of messages at its steps.
-DEATHS = pytest.mark.parametrize(
-    "steps_of",
-    [
-        pytest.param(one_of_each_kind, id="each kind"),
-        pytest.param(sorted, id="each step", marks=pytest.mark.slow),
-    ],
-)
-
-
-def ways_to_die(*by_default):
-    """How many parties a run has whose server dies, and how it does; all but one are slow."""
-    ways = [
-        (parties, f"dies_before_{what}") for parties in (2, 3) for what in ("sending", "reading")
-    ]
-    return pytest.mark.parametrize(
-        ("parties", "how"),
-        [pytest.param(*way, marks=() if way == by_default else pytest.mark.slow) for way in ways],
-    )
-
-
 def kinds_of_steps(folder):
     """What was asked at each step of a run."""
-    lines = map(json.loads, folder.ledger.read_text().splitlines())
-    return {line["step"]: line["type"] for line in lines}
+    return {line["step"]: line["type"] for line in lines_of(folder.ledger)}
 
 
 def resumed(settings):

@@ -1,10 +1,8 @@
 """What a dishonest party sends, and that the run ends by its name."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +24,12 @@ def refuses(match, settings, contexts=None, **how):
 def rewrite_letters(monkeypatch, letter, field, change):
     """Have the parties change a field of their letters of one class before these are sealed."""
 
+    def of_class(each):
+        is_it = type(each).__name__ == letter
+        return replace(each, **{field: change(getattr(each, field))}) if is_it else each
+
     def changed(sender, letters):
-        return [
-            (
-                receiver,
-                replace(each, **{field: change(getattr(each, field))})
-                if type(each).__name__ == letter
-                else each,
-            )
-            for receiver, each in letters
-        ]
+        return [(receiver, of_class(each)) for receiver, each in letters]
 
     rewrite_all_letters(monkeypatch, changed)
 
@@ -84,9 +78,7 @@ def first_row(value):
     return change
 
 
-FALSE: dict[
-    str, tuple[Callable[[Any], Any], str]
-] = {  # how ciphertexts change; the rule they break
+FALSE = {  # how ciphertexts change; the rule they break
     "zero": (first_row(0), r"must be > 0 and < n\^2, got 1 that are not"),
     "too large": (first_row(255), r"must be > 0 and < n\^2, got 1 that are not"),
     "truncated": (lambda rows: rows[:, :-1].copy(), "must be uint8 of shape"),

@@ -46,16 +46,9 @@ def methods(where=lambda row: True):
     return pytest.mark.parametrize("name", [name for name, row in METHODS.items() if where(row)])
 
 
-def mostly(*names):
-    """A test for each method; those of other names are slow."""
-    values = [pytest.param(name, marks=() if name in names else SLOW) for name in METHODS]
-    return pytest.mark.parametrize("name", values)
-
-
 every_method = methods()
 trains = methods(lambda row: not row.trained)
 predicts = methods(lambda row: row.trained)
-horizontal = methods(lambda row: not row.is_vertical)
 
 
 def test_every_method_has_a_row():
@@ -99,30 +92,24 @@ def test_another_seed_gives_another_model(made, recorded, name):
     assert METHODS[name].result(other) != recorded(name).result
 
 
-@pytest.mark.by_default("pax", "cyclic", "fedavg-linear", "secureboost")
+@pytest.mark.by_default("True-pax", "True-cyclic", "True-fedavg-linear", "*-secureboost")
 @methods(lambda row: row.stops_early)
-def test_early_stopping_keeps_the_best_round(made, name):
-    is_linear = name == "fedavg-linear"
-    slowly = {"fedavg_linear__rounds": 200, "fedavg_linear__local_epochs": 30}
-    more = slowly if is_linear else {"eta": 1.0, "num_boost_round": 40}
-    given = {"early_stopping_rounds": 3, "valid_fraction": 0.3, **more}
-    folder = run_local(made(name, "binary:logistic", **given))
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
-    losses = [line["valid"]["logloss"] for line in lines]
-    best = int(np.argmin(losses)) + 1
-    assert summary["best_round"] == best == len(lines) - 3 < 150
-    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
-
-
-@pytest.mark.by_default("pax", "secureboost")
-@methods(lambda row: row.stops_early)
-def test_the_best_round_is_kept_where_rounds_run_out(made, name):
+@pytest.mark.parametrize("stops", [True, False])
+def test_the_best_round_is_kept_also_where_rounds_run_out(made, name, stops):
     given = {"early_stopping_rounds": 3, "valid_fraction": 0.3}
+    if stops and name == "fedavg-linear":
+        given |= {"fedavg_linear__rounds": 200, "fedavg_linear__local_epochs": 30}
+    elif stops:
+        given |= {"eta": 1.0, "num_boost_round": 40}
     folder = run_local(made(name, "binary:logistic", **given))
     summary, lines = summary_of(folder), lines_of(folder.rounds)
     losses = [line["valid"]["logloss"] for line in lines]
     assert summary["best_round"] == int(np.argmin(losses)) + 1
-    assert len(losses) == ROUNDS
+    assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
+    if stops:
+        assert summary["best_round"] == len(lines) - 3 < 150
+    else:
+        assert len(lines) == ROUNDS
 
 
 @methods(lambda row: not row.is_vertical and "privacy__epsilon" not in row.settings)
@@ -222,7 +209,7 @@ def secrets_of(settings, is_vertical):
 
 
 @every_method
-def test_the_ledger_has_every_byte_of_the_summary(recorded, name):
+def test_the_ledger_has_every_byte_of_the_summary_and_rounds_their_scores(recorded, name):
     run = recorded(name)
     lines = lines_of(run.folder.ledger)
     to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
@@ -230,11 +217,8 @@ def test_the_ledger_has_every_byte_of_the_summary(recorded, name):
     assert run.summary["bytes"] == {"to_parties": to_parties, "to_server": to_server}
     assert len(lines) == 2 * len(run.app.heard)
     assert to_server > sum(len(raw_of(reply)) for _, _, reply in run.app.heard) / 2
-
-
-@trains
-def test_rounds_are_told_with_scores_and_bytes(recorded, name):
-    run = recorded(name)
+    if METHODS[name].trained:
+        return
     assert [line["round"] for line in run.rounds] == [1, 2]
     for key, total in run.summary["bytes"].items():
         of_rounds = sum(line["bytes"][key] for line in run.rounds)
@@ -268,7 +252,7 @@ def in_bytes(codec, value):
 
 
 @every_method
-def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded, tmp_path, name):
+def test_a_finished_run_leaves_no_checkpoint_no_rows_and_its_model(recorded, tmp_path, name):
     run = recorded(name)
     left = {path.name for path in run.folder.path.iterdir()}
     assert not any(one.startswith(("checkpoint", "failure", ".")) for one in left - {LOCK})
@@ -279,13 +263,9 @@ def test_a_finished_run_leaves_no_checkpoint_and_no_rows(recorded, tmp_path, nam
         assert store.finished
         assert not store.may_roll_back
         assert with_arrays(store) <= {"reply", "ended", "ended_masks"}
-
-
-@horizontal
-def test_each_party_keeps_the_model(recorded, name):
-    kept = [content for path, content in recorded(name).sites.items() if "/model.json" in path]
-    assert len(kept) == 3
-    assert set(kept) == {recorded(name).result}
+    if not METHODS[name].is_vertical:
+        models = [content for path, content in run.sites.items() if "/model.json" in path]
+        assert models == [run.result] * 3
 
 
 @pytest.mark.by_default(
@@ -387,26 +367,28 @@ def test_messages_that_are_lost_once_or_come_twice_change_nothing(made, recorded
     assert summary_of(folder)["left_out"] == []
 
 
-@mostly("pax")
-def test_a_silent_party_stops_the_run_by_name(made, recorded, name):
-    last = recorded(name).last_step
-    seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in
-    settings = made(name, exchange_deadline=float(seconds), resend_after=0.2)
-    refused = rf"^party-2 \(step {last}\): no answer within {seconds} s$"
-    with pytest.raises(PartyError, match=refused):
-        run(settings, loses_request=lambda step, before: step >= last)
-    assert_stopped(settings)
-
-
 @pytest.mark.by_default(
-    "pax", "fedxgbllr", "cyclic", "secureboost", "federated-forest, encoded", "interactive", "eini"
+    "broke-pax",
+    "broke-fedxgbllr",
+    "broke-cyclic",
+    "broke-secureboost",
+    "broke-federated-forest, encoded",
+    "broke-interactive",
+    "broke-eini",
+    "silent-pax",
 )
 @every_method
-def test_a_party_that_fails_stops_the_run_by_name(made, recorded, name):
+@pytest.mark.parametrize("what", ["broke", "silent"])
+def test_a_party_that_fails_or_is_silent_stops_the_run_by_name(made, recorded, name, what):
     last = recorded(name).last_step
-    settings = made(name)
-    with pytest.raises(PartyError, match=rf"^party-2 \(step {last}\): broke$"):
-        run(settings, app=fails_from(last))
+    settings, how, reason = made(name), {"app": fails_from(last)}, "broke"
+    if what == "silent":
+        seconds = 3 if "key_bits" in str(METHODS[name].settings) else 1  # to encrypt in
+        settings = made(name, exchange_deadline=float(seconds), resend_after=0.2)
+        how = {"loses_request": lambda step, before: step >= last}
+        reason = f"no answer within {seconds} s"
+    with pytest.raises(PartyError, match=rf"^party-2 \(step {last}\): {reason}$"):
+        run(settings, **how)
     assert_stopped(settings)
 
 
@@ -462,19 +444,18 @@ def test_flowers_simulation_gives_the_result_of_the_local_engine(made, simulate,
 
 
 @predicts
-def test_a_part_of_another_model_is_refused(made, name):
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        (lambda path: move_thresholds(path.parent), ": model must be the one this run was trained"),
+        (Path.unlink, r" \(step 1\): model must have a part at this"),
+    ],
+    ids=["of another model", "missing"],
+)
+def test_a_part_that_is_not_the_models_is_refused_by_the_partys_name(made, name, damage, rule):
     settings = made(name)
-    path = home() / "sites" / "party-2" / settings.model / PART_FILE
-    move_thresholds(path.parent)
-    with pytest.raises(PartyError, match="party-2: model must be the one this run was trained"):
-        run_local(settings)
-
-
-@predicts
-def test_a_party_without_its_part_is_named(made, name):
-    settings = made(name)
-    (home() / "sites" / "party-2" / settings.model / PART_FILE).unlink()
-    with pytest.raises(PartyError, match=r"party-2 \(step 1\): model must have a part at this"):
+    damage(home() / "sites" / "party-2" / settings.model / PART_FILE)
+    with pytest.raises(PartyError, match=f"party-2{rule}"):
         run_local(settings)
 
 
@@ -486,11 +467,8 @@ def test_every_party_forgets_the_rows_it_has_predicted(made, name):
         assert Store.open(folder).finished
         assert with_arrays(Store.open(folder)) <= {"reply", "ended"}
         kept = {path.name for path in folder.iterdir()} - {STATE, "lock"}
-        assert (
-            kept == {"predictions.csv", "predictions.json"}
-            if party == summary["active"]
-            else not kept
-        )
+        is_active = party == summary["active"]
+        assert kept == ({"predictions.csv", "predictions.json"} if is_active else set())
 
 
 # Settings

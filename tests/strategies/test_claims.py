@@ -1,9 +1,8 @@
 """Sums that a dishonest party of a plain PAX run sends, and what tells a site of a bad model."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from clients import pax as party
 from clients.handshake import Coded
 from clients.scoring import warn_if_worse
-from fedapp.messages.pax import GrowReply, GrowRequest, SketchRequest
+from fedapp.errors import ProtocolError
+from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.runs.local import run_local
-from fedapp.site.answer import Site
 from tests.federated import summary_of
 from tests.network import die, resumed, run
 from tests.tampering import refuses
@@ -25,17 +24,17 @@ LIAR = "party-2"
 @pytest.fixture
 def lie(monkeypatch):
     """``lie(change)``: party-2 changes sums before it sends them."""
-    honest = cast(Callable[[Site, GrowRequest], GrowReply], party.HANDLERS[GrowRequest])
+    honest = party.HANDLERS[GrowRequest]
 
-    def make(change, name=LIAR):
+    def make(change):
         def grow(site, request):
             reply = honest(site, request)
-            if site.name == name:
-                names = "histograms", "missing", "root_sums"
-                sums = {field: getattr(reply, field).copy() for field in names}
-                change(sums, request)
-                reply = replace(reply, **sums)
-            return reply
+            if site.name != LIAR:
+                return reply
+            names = "histograms", "missing", "root_sums"
+            sums = {field: getattr(reply, field).copy() for field in names}
+            change(sums, request)
+            return replace(reply, **sums)
 
         monkeypatch.setitem(party.HANDLERS, GrowRequest, grow)
 
@@ -81,27 +80,56 @@ WEIGHT, TOTAL, CHILDREN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (times(-20, *ALL), WEIGHT.format(0)),
-        (times(1.5, *ALL, part=1), WEIGHT.format(0)),
-        (times(0.5, "root_sums"), TOTAL.format(0)),
-        (times(0.5, "histograms", part=1), TOTAL.format(0)),
-        (no_value, TOTAL.format(0)),
-        (times(0.5, "histograms", level=1), TOTAL.format(1)),
-        (times(-1, "histograms", level=1), "at level 1$"),
-        (into_one_bin, CHILDREN.format(1)),
-    ],
-)
-def test_sums_that_no_rows_have_end_the_run_by_name(settings, lie, change, expected):
+@pytest.fixture
+def labelled(settings, write_table):
+    """``labelled(objective)``: a run on labels above 0 and up to 1, some columns with holes."""
+
+    def make(objective):
+        rng = np.random.default_rng(2)
+        holes = np.where(rng.random(200) < 0.3, "", rng.normal(size=200).round(1).astype(str))
+        data = write_table(n_rows=200, y=rng.uniform(0.01, 1, 200).round(3), holes=holes)
+        return settings(data=str(data), label="y", objective=objective, parties=3)
+
+    return make
+
+
+LIES = {  # of an objective, if not of classes: what is changed, and the rule
+    "gradients": ("", times(-20, *ALL), WEIGHT.format(0)),
+    "hessians": ("", times(1.5, *ALL, part=1), WEIGHT.format(0)),
+    "roots": ("", times(0.5, "root_sums"), TOTAL.format(0)),
+    "bins": ("", times(0.5, "histograms", part=1), TOTAL.format(0)),
+    "rows without a value": ("", no_value, TOTAL.format(0)),
+    "bins below": ("", times(0.5, "histograms", level=1), TOTAL.format(1)),
+    "signs below": ("", times(-1, "histograms", level=1), "at level 1$"),
+    "one bin": ("", into_one_bin, CHILDREN.format(1)),
+    "gradients of classes": ("multi:softprob", times(-20, *ALL), WEIGHT.format(0)),
+    "hessians of classes": ("multi:softprob", times(4, *ALL, part=1), WEIGHT.format(0)),
+    "counts of rows": ("reg:squarederror", times(20, *ALL, part=1), WEIGHT.format(0)),
+    "gradients of shares": ("reg:logistic", times(-20, *ALL), WEIGHT.format(0)),
+    # which have no limits
+    "bins of counts": ("count:poisson", times(1.001, "histograms"), TOTAL.format(0)),
+    "bins of sizes": ("reg:gamma", times(1.001, "histograms"), TOTAL.format(0)),
+    "bins of claims": ("reg:tweedie", times(1.001, "histograms"), TOTAL.format(0)),
+}
+
+
+@pytest.mark.parametrize(("objective", "change", "expected"), LIES.values(), ids=LIES)
+def test_sums_that_no_rows_have_end_the_run_by_name(
+    settings, made, labelled, lie, objective, change, expected
+):
     lie(change)
-    refuses(expected, settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3))
+    if not objective:
+        run_settings = settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3)
+    elif objective in ("multi:softprob", "reg:squarederror"):
+        run_settings = made("pax", objective, parties=3)
+    else:
+        run_settings = labelled(objective)
+    refuses(expected, run_settings)
 
 
 def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(settings, lie, monkeypatch):
     """Else their gradients may be as large."""
-    honest = cast(Callable[..., Any], party.HANDLERS[SketchRequest])
+    honest = party.HANDLERS[SketchRequest]
 
     def sketch(site, request):
         reply = honest(site, request)
@@ -113,60 +141,20 @@ def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(settings, lie, m
     refuses(rule, settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3))
 
 
-@pytest.fixture
-def positive(settings, write_table):
-    """``positive(objective)``: a run on labels above 0 and up to 1, some columns with holes."""
-
-    def make(objective):
-        rng = np.random.default_rng(2)
-        holes = np.where(rng.random(200) < 0.3, "", rng.normal(size=200).round(1).astype(str))
-        data = write_table(n_rows=200, y=rng.uniform(0.01, 1, 200).round(3), holes=holes)
-        return settings(data=str(data), label="y", objective=objective, parties=3)
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("objective", "part", "factor"),
-    [
-        ("multi:softprob", 0, -20),
-        ("multi:softprob", 1, 4),
-        ("reg:squarederror", 1, 20),
-    ],
-)
-def test_each_objective_has_its_limits(made, lie, objective, part, factor):
-    lie(times(factor, *ALL, part=part))
-    refuses(WEIGHT.format(0), made("pax", objective, parties=3))
-
-
-def test_shares_as_labels_have_the_limits_of_classes(positive, lie):
-    lie(times(-20, *ALL))
-    refuses(WEIGHT.format(0), positive("reg:logistic"))
-
-
-@pytest.mark.by_default("reg:gamma")
-@pytest.mark.parametrize("objective", ["count:poisson", "reg:gamma", "reg:tweedie"])
-def test_totals_hold_without_limits_too(positive, lie, objective):
-    assert summary_of(run_local(positive(objective)))["trees"] == 2
-    lie(times(1.001, "histograms"))
-    refuses(TOTAL.format(0), positive(objective))
-
-
 def test_the_party_is_left_out_where_others_may_go_on(settings, lie):
     lie(times(-20, *ALL))
-    found = summary_of(
-        run_local(settings(data="breast-cancer", parties=3, min_parties=2, num_boost_round=10))
-    )
+    more = {"parties": 3, "min_parties": 2, "num_boost_round": 10}
+    found = summary_of(run_local(settings(data="breast-cancer", **more)))
     assert [gone["party"] for gone in found["left_out"]] == [LIAR]
     assert found["metrics"]["test"]["auc"] > 0.95
 
 
 def test_a_resumed_run_knows_the_weights(settings, lie):
-    made = settings(data="breast-cancer", parties=3, num_boost_round=3)
-    die(made, dies_before_sending=6)
+    begun = settings(data="breast-cancer", parties=3, num_boost_round=3)
+    die(begun, dies_before_sending=6)
     lie(times(-20, *ALL))
-    with pytest.raises(Exception, match=WEIGHT.format(0)):
-        run(resumed(made))
+    with pytest.raises(ProtocolError, match=WEIGHT.format(0)):
+        run(resumed(begun))
 
 
 def test_a_party_that_merges_bins_is_held_to_totals(settings, lie):
@@ -178,29 +166,26 @@ def test_a_party_that_merges_bins_is_held_to_totals(settings, lie):
     refuses(TOTAL.format(0), settings(**given))
 
 
-@pytest.mark.by_default("more0", "more2")
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"subsample": 0.5, "colsample_bytree": 0.5},
-        {"scale_pos_weight": 3.0},
-        {"weight": "w", "base_margin": "m"},
-        {"least_bin_rows": 4, "colsample_bynode": 0.5},
-    ],
-)
+HONEST = {
+    "draws": {"subsample": 0.5, "colsample_bytree": 0.5},
+    "positive rows": {"scale_pos_weight": 3.0},
+    "weights and margins": {"weight": "w", "base_margin": "m"},
+    "merged bins": {"least_bin_rows": 4, "colsample_bynode": 0.5},
+    "counts": {"objective": "count:poisson"},
+}
+
+
+@pytest.mark.by_default("draws", "weights *", "counts")
+@pytest.mark.parametrize("more", HONEST.values(), ids=HONEST)
 def test_honest_sums_pass(settings, write_table, more):
     rng = np.random.default_rng(4)
     holes = np.where(rng.random(300) < 0.3, "", rng.normal(size=300).round(1).astype(str))
     kinds = np.where(rng.random(300) < 0.2, "", rng.choice(["u", "v", "w"], 300))
     extra = {"w": rng.choice([0, 1e-3, 1, 700], 300), "m": rng.normal(size=300).round(2)}
     columns = {name: extra[name] for name in extra if name in more.values()}
-    data = write_table(n_rows=300, holes=holes, kinds=kinds, **columns)
-    found = summary_of(
-        run_local(
-            settings(data=str(data), label="y", parties=3, max_depth=5, num_boost_round=6, **more)
-        )
-    )
-    assert found["trees"] == 6
+    data = str(write_table(n_rows=300, holes=holes, kinds=kinds, **columns))
+    given = {"data": data, "label": "y", "parties": 3, "max_depth": 5, "num_boost_round": 6}
+    assert summary_of(run_local(settings(**given, **more)))["trees"] == 6
 
 
 # What tells a site of sums that keep the rules
@@ -212,6 +197,7 @@ def flipped(monkeypatch):
     names = set()
     honest = Coded.code
 
+    @wraps(honest)
     def code(self, request):
         found = honest(self, request)
         if self.name in names:
@@ -234,7 +220,7 @@ def test_a_site_whose_training_rows_are_of_one_class_is_warned_too(caplog):
     assert warned(caplog) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.by_default("more1")
 @pytest.mark.parametrize("more", [{}, {"pax__aggregation": "secure"}, {"strategy": "bagging"}])
 def test_a_site_is_warned_of_a_model_worse_than_its_rows_give(
     settings, sites, write_table, flipped, caplog, more
@@ -262,17 +248,13 @@ def test_a_simulation_compares_nothing_at_its_sites(settings, caplog, more):
     assert not warned(caplog)
 
 
+STUMP = {"federated_forest__trees": 1, "federated_forest__max_depth": 1}
+
+
 @pytest.mark.by_default("more1")
 @pytest.mark.parametrize(
     "more",
-    [
-        {"num_boost_round": 1, "eta": 0.001},
-        {
-            "strategy": "federated-forest",
-            "federated_forest__trees": 1,
-            "federated_forest__max_depth": 1,
-        },
-    ],
+    [{"num_boost_round": 1, "eta": 0.001}, {"strategy": "federated-forest", **STUMP}],
 )
 def test_the_party_with_the_labels_is_warned(vertical, settings, sites, write_table, caplog, more):
     shown = np.random.default_rng(3).normal(size=400).round(2)
@@ -294,12 +276,7 @@ def test_baselines_warn_of_a_party_that_does_better_alone():
         "rows": {"test": 100},
         "metrics": {"test": {"auc": 0.8}},
     }
-    alone = {
-        "a": {"auc": 0.89},
-        "b": {"auc": 0.91},
-        "c": {"auc": None},
-        "d": {},
-    }
+    alone = {"a": {"auc": 0.89}, "b": {"auc": 0.91}, "c": {"auc": None}, "d": {}}
     (line,) = worse_than_alone(summary, alone)
     assert line.startswith("test auc is 0.8000, and 0.9100 of b alone: its rows may be of another")
     numbers = {**summary, "objective": "reg:squarederror", "metrics": {"test": {"rmse": 11.5}}}

@@ -8,27 +8,18 @@ import pytest
 from clients.federated_forest import paillier
 from fedapp.messages import federated_forest as messages
 from fedapp.messages import vertical
-from fedapp.messages.vertical import SentReply
+from fedapp.settings import load_settings
 from fedapp.trees.forest.label_codes import RowFields, number_codes
 from strategies.federated_forest import WARNINGS
 from tests.federated import summary_of
 from tests.forests import encrypted_forest, parts_of
-from tests.letters import letters_sent, raw_of, texts_of, written
+from tests.letters import ciphertexts, letters_sent, raw_of, texts_of, written
 from tests.network import run
 from tests.pooled import Pooled
 from tests.tables import made_columns, write_rows
-from tests.transcript import ORDERED, arrays_of, check_declared, listen
+from tests.transcript import listen
 
 NUMBERS = "reg:squarederror"
-OWN = "train.federated_forest"
-KINDS = {
-    **ORDERED,
-    f"{OWN}_setup": (messages.SetupRequest, SentReply),
-    f"{OWN}_sum": (messages.SumRequest, SentReply),
-    f"{OWN}_split": (messages.SplitRequest, messages.SplitReply),
-    f"{OWN}_partition": (messages.PartitionRequest, messages.PartitionReply),
-    "evaluate.federated_forest_finish": (messages.FinishRequest, messages.FinishReply),
-}
 
 
 @pytest.fixture
@@ -37,30 +28,37 @@ def made(settings, tmp_path):
     return encrypted_forest(settings, tmp_path)
 
 
-@pytest.fixture
-def weighted(made, tmp_path):
-    """Three parties, numbers as labels, weights; in one column each row has a bin of its own."""
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory):
+    """Three parties, numbers as labels, weights; in one column each row has a bin of its own: the
+    settings of a run, its folder, what each party keeps, the requests and the letters."""
+    folder = tmp_path_factory.mktemp("heard")
     rng = np.random.default_rng(2)
     columns = made_columns(NUMBERS, n_rows=160)
     columns["f"], columns["w"] = rng.permutation(160) / 7, rng.exponential(size=160).round(4)
     columns["w"][:10] = 0
-    data = write_rows(tmp_path / "unique.csv", columns)
-    return made(NUMBERS, 3, data=str(data), weight="w", max_bin=256)
+    data = write_rows(folder / "unique.csv", columns)
+
+    def settings(**given):
+        named = {name.replace("__", ".").replace("_", "-"): one for name, one in given.items()}
+        return load_settings({"run-dir": str(folder / "run"), **named})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDAPP_HOME", str(folder / "home"))
+        given = {"data": str(data), "weight": "w", "max_bin": 256}
+        run_settings = encrypted_forest(settings, folder)(NUMBERS, 3, **given)
+        done, app = listen(run_settings)
+        requests = [raw_of(request) for _, request, _ in app.heard]
+        return run_settings, done, parts_of(done), requests, letters_sent(app)
 
 
 # What crosses the wire
 
 
-def ciphertexts(letters, name):
-    return [row.tobytes() for one in letters if one.name == name for row in one["ciphertexts"]]
-
-
-@pytest.mark.slow
-def test_every_ciphertext_on_the_wire_is_fresh(weighted):
-    folder, app = listen(weighted)
-    letters = letters_sent(app)
+def test_every_ciphertext_on_the_wire_is_fresh(heard):
+    settings, folder, _, _, letters = heard
     came, left = ciphertexts(letters, "EncryptedLabels"), ciphertexts(letters, "ColumnSums")
-    n_weighted = int((Pooled(weighted).weights[Pooled(weighted).train] > 0).sum())
+    n_weighted = int((Pooled(settings).weights[Pooled(settings).train] > 0).sum())
     assert len(came) == 2 * n_weighted < 2 * summary_of(folder)["matched_rows"]["train"]
     assert len(left) > len(came)
     sizes = np.concatenate([one["sizes"] for one in letters if one.name == "ColumnSums"])
@@ -95,14 +93,12 @@ def runs_of(values, n_run):
         return written(values, n_run) | texts_of(np.asarray(values).tolist())
 
 
-def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted):
-    _, app = listen(weighted)
-    letters = letters_sent(app)
-    secrets = secrets_of_the_labels(weighted)
+def test_a_passive_party_gets_no_label_no_code_and_no_weight(heard):
+    settings, _, _, requests, letters = heard
+    secrets = secrets_of_the_labels(settings)
     for party in ("party-2", "party-3"):
         mine = [one for one in letters if one.receiver == party]
         assert {one.name for one in mine} <= TO_PASSIVE
-        requests = [raw_of(request) for _, request, _ in app.heard]
         seen = b"|".join([*(one.raw for one in mine), *requests])
         assert not [secret for secret in secrets if secret in seen]
     for one in letters:
@@ -111,24 +107,40 @@ def test_a_passive_party_gets_no_label_no_code_and_no_weight(weighted):
             assert names == {field.name for field in fields(LETTERS[one.name])}
 
 
-def test_the_search_finds_codes_where_they_are_sent(made):
-    settings = made(NUMBERS, own_labels="encoded")
-    _, app = listen(settings)
-    raw = b"".join(one.raw for one in letters_sent(app))
-    assert any(secret in raw for secret in secrets_of_the_labels(settings))
-
-
-@pytest.mark.slow
-def test_the_active_party_sees_no_threshold_and_no_value_of_another(weighted):
-    folder, app = listen(weighted)
-    letters = letters_sent(app)
+def test_the_active_party_sees_no_threshold_and_no_value_of_another(heard):
+    *_, parts, _, letters = heard
     mine = [one for one in letters if one.receiver == "party-1"]
     assert {one.name for one in mine} <= TO_ACTIVE
     seen = b"|".join(one.raw for one in mine)
-    for part in parts_of(folder)[1:]:
+    for part in parts[1:]:
         secrets = runs_of(part["lookup"]["thresholds"], 2)
         assert len(secrets) > 4
         assert not [secret for secret in secrets if secret in seen]
+
+
+def test_a_party_is_told_of_its_own_splits_alone_and_of_no_rows_in_the_last_level(heard):
+    *_, parts, _, letters = heard
+    for party, part in zip(("party-2", "party-3"), parts[1:], strict=True):
+        won = [one for one in letters if one.name == "Won" and one.receiver == party]
+        assert {one.sender for one in won} == {"party-1"}
+        assert sum(len(one["listed"]) for one in won) == len(part["lookup"]["columns"]) > 0
+    assert_levels(letters)
+
+
+def assert_levels(letters):
+    """Which rows a party sends left in the last level, only the active party is told."""
+    told = [one for one in letters if one.name == "Partition"]
+    assert {one["level"] for one in told if one.receiver == "party-1"} == {0, 1, 2}
+    assert {one["level"] for one in told if one.receiver != "party-1"} == {0, 1}
+
+
+def test_the_search_finds_codes_where_they_are_sent(made):
+    settings = made(NUMBERS, 3, own_labels="encoded")
+    _, app = listen(settings)
+    letters = letters_sent(app)
+    assert_levels(letters)
+    raw = b"".join(one.raw for one in letters)
+    assert any(secret in raw for secret in secrets_of_the_labels(settings))
 
 
 def improvements_of(patch):
@@ -158,34 +170,6 @@ def test_the_server_sees_improvements_of_encoded_labels_alone(made, monkeypatch,
     seen = b"|".join(raw_of(message) for _, *pair in app.heard for message in pair)
     assert len(found) > 20
     assert any(value in seen for value in found) == (labels == "encoded")
-
-
-def test_messages_have_their_declared_fields(made):
-    _, app = listen(made(parties=3))
-    check_declared(app, KINDS)
-    for request, reply in app.of_kind("forest_split"):
-        assert arrays_of(request)["n_drawn"].max(initial=0) <= 2
-        assert arrays_of(reply)["owners"].max(initial=0) <= 2
-
-
-@pytest.mark.slow
-def test_a_party_is_told_of_its_own_splits_alone(made):
-    folder, app = listen(made(parties=3))
-    letters = letters_sent(app)
-    for party, part in zip(("party-2", "party-3"), parts_of(folder)[1:], strict=True):
-        won = [one for one in letters if one.name == "Won" and one.receiver == party]
-        assert {one.sender for one in won} == {"party-1"}
-        assert sum(len(one["listed"]) for one in won) == len(part["lookup"]["columns"]) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("labels", ["paillier", "encoded"])
-def test_a_passive_party_is_not_told_which_rows_others_send_left_in_the_last_level(made, labels):
-    _, app = listen(made(parties=3, own_labels=labels))
-    letters = letters_sent(app)
-    told = [one for one in letters if one.name == "Partition"]
-    assert {one["level"] for one in told if one.receiver == "party-1"} == {0, 1, 2}
-    assert {one["level"] for one in told if one.receiver != "party-1"} == {0, 1}
 
 
 @pytest.mark.parametrize("labels", WARNINGS)

@@ -5,11 +5,10 @@ import pytest
 from flwr.app import Error, Message
 
 from fedapp.errors import PartyError, ProtocolError
-from fedapp.messages import handshake, pax, scoring, secagg
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.trees.model import LEAF
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
-from tests.federated import model_of, summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.network import NODE, FaultyApp, die, fails_from, resumed, run, step_of
 from tests.tables import made_columns, write_rows
 from tests.transcript import arrays_of, check_declared, check_no_rows, listen, masked_in
@@ -47,50 +46,40 @@ def depth_of(tree):
     return int(depths.max())
 
 
-@pytest.mark.slow
-def test_a_run_that_loses_none_gives_the_model_of_one_mask_a_pair(made):
-    with_shares, without = run_local(made()), run_local(made(min_parties=0))
-    assert (with_shares.path / "model.json").read_bytes() == (
-        without.path / "model.json"
-    ).read_bytes()
-    found, expected = summary_of(with_shares), summary_of(without)
+def test_a_run_that_loses_none_tells_no_seed_and_gives_the_model_of_one_mask_a_pair(made):
+    folder, app = listen(made())
+    without = run_local(made(min_parties=0))
+    assert model_bytes(folder) == model_bytes(without)
+    found, expected = summary_of(folder), summary_of(without)
     assert found["metrics"] == expected["metrics"]
     # Greeting, hello and keys are no sums.
     assert found["exchanges"] - 3 == 2 * (expected["exchanges"] - 3)
+    steps = {f"train.pax_{step}" for step in ("open", "count", "sums")}
+    opening = {f"query.{step}" for step in ("greet", "hello", "secure_keys", "secure_unmask")}
+    check_declared(app, {*opening, *steps, "evaluate.scoring_sums"})
+    check_no_rows(app, found)
+    assert chi_squared(np.concatenate(masked_in(app))) < MOST_CHI2
+    told = [arrays_of(reply) for _, _, reply in app.heard]
+    assert not any(one["seeds"].size for one in told if "seeds" in one)
 
 
 # How a run goes on
 
 
 # Lost before its answer: the tree ends above the level; after it: below.
-@pytest.mark.slow
 @pytest.mark.by_default("12-*")
 @pytest.mark.parametrize(
     ("step", "depths"),
-    [
-        (FIRST, [3, 3]),
-        (FIRST + 1, [1, 3]),
-        (FIRST + 2, [1, 3]),
-        (SECOND + 3, [3, 2]),
-        *(
-            pytest.param(step, depths, marks=pytest.mark.slow)
-            for step, depths in ((2, [3, 3]), (FIRST + 4, [2, 3]), (SECOND + 5, [3, 3]))
-        ),
-    ],
+    [(FIRST, [3, 3]), (FIRST + 1, [1, 3]), (FIRST + 4, [2, 3]), (SECOND + 3, [3, 2])],
 )
 def test_a_tree_in_which_a_party_is_lost_ends_at_the_depth_it_has(made, step, depths):
     folder, whole = run(made(), app=fails_from(step)), model_of(run_local(made()))
-    summary = summary_of(folder)
-    assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
+    assert summary_of(folder)["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
     trees = model_of(folder).trees
     assert [depth_of(tree) for tree in trees] == depths
-    # Whatever was split before is what it would have been.
-    for found, expected in zip(trees, whole.trees, strict=True) if step > FIRST else ():
-        inner = np.flatnonzero(found["left"] != LEAF)[:3]
+    if step > FIRST:  # the root was split before
         for name in ("column", "threshold"):
-            np.testing.assert_array_equal(found[name][inner[:1]], expected[name][inner[:1]])
-        if found is not trees[0]:
-            break
+            assert trees[0][name][0] == whole.trees[0][name][0]
 
 
 @pytest.fixture
@@ -110,50 +99,25 @@ def split_anew(made, tmp_path):
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("12")
-@pytest.mark.parametrize("step", [SECOND, FIRST + 1, SCORES])
+@pytest.mark.parametrize("step", [FIRST + 1, SECOND, SCORES])
 def test_sums_after_a_loss_are_exactly_those_of_the_rest(split_anew, step):
     four, five = (run(split_anew(starts), app=fails_from(step)) for starts in ([150], [90, 130]))
-    assert model_of(four).trees[0].tobytes() == model_of(five).trees[0].tobytes()
-    assert (four.path / "model.json").read_bytes() == (five.path / "model.json").read_bytes()
+    assert model_bytes(four) == model_bytes(five)
     scores = summary_of(four)["metrics"]["train"]
     assert scores == summary_of(five)["metrics"]["train"]
     assert scores != summary_of(run_local(split_anew([150])))["metrics"]["train"]
 
 
-def test_a_party_that_is_lost_before_the_first_tree_ends_the_run(made):
-    for step in (COUNTS, COUNTS + 1, COUNTS + 4):
-        with pytest.raises(PartyError, match=rf"^party-2 \(step {step}\): broke$"):
-            run(made(), app=fails_from(step))
-
-
-def test_messages_hold_what_their_modules_list(made):
-    folder, app = listen(made())
-    check_declared(
-        app,
-        {
-            "query.greet": (handshake.GreetRequest, handshake.GreetReply),
-            "query.hello": (handshake.HelloRequest, handshake.HelloReply),
-            "query.secure_keys": (secagg.KeysRequest, secagg.KeysReply),
-            "query.secure_unmask": (secagg.UnmaskRequest, secagg.UnmaskReply),
-            "train.pax_open": (pax.OpenRequest, secagg.MaskedReply),
-            "train.pax_count": (pax.CountRequest, secagg.MaskedReply),
-            "train.pax_sums": (pax.GrowSumsRequest, secagg.MaskedReply),
-            "evaluate.scoring_sums": (scoring.SumScoresRequest, secagg.MaskedReply),
-        },
-    )
-    check_no_rows(app, summary_of(folder))
-    told = [arrays_of(reply) for _, _, reply in app.heard]
-    assert chi_squared(np.concatenate(masked_in(app))) < MOST_CHI2
-    # Nobody is lost, so no seed of a pair is told.
-    assert not any(one["seeds"].size for one in told if "seeds" in one)
+@pytest.mark.parametrize("step", [COUNTS, COUNTS + 1, COUNTS + 4])
+def test_a_party_that_is_lost_before_the_first_tree_ends_the_run(made, step):
+    with pytest.raises(PartyError, match=rf"^party-2 \(step {step}\): broke$"):
+        run(made(), app=fails_from(step))
 
 
 # Two that are lost in one sum, and runs that are resumed
 
 
-@pytest.mark.slow
 def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(made):
     five = {"parties": 5, "min_parties": 3}
     lost = {NODE: SECOND, NODE + 1: SECOND + 1}
@@ -169,15 +133,13 @@ def test_two_lost_in_one_sum_stop_the_run_until_the_one_that_is_needed_is_back(m
     with pytest.raises(ProtocolError, match=rule):
         run(settings, app=TwoFail(lambda step, request, reply: reply))
     folder = go_on(settings)
-    assert any("party-2 was lost" in text for text in summary_of(folder)["warnings"])
-    assert [party["name"] for party in summary_of(folder)["parties"]] == [
-        f"party-{n}" for n in (1, 3, 4, 5)
-    ]
+    summary = summary_of(folder)
+    assert any("party-2 was lost" in text for text in summary["warnings"])
+    assert [party["name"][-1] for party in summary["parties"]] == list("1345")
     expected = run(made(**five), app=fails_from(SECOND))
     assert model_of(folder).trees[1].tobytes() == model_of(expected).trees[1].tobytes()
 
 
-@pytest.mark.slow
 def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alone(made):
     """Else the sums of before, less those of after, would be the party's own."""
     settings = made()
@@ -189,9 +151,8 @@ def test_what_was_summed_before_a_resumption_is_summed_for_the_same_parties_alon
     assert model_of(go_on(settings)).trees[1].tobytes() == whole.trees[1].tobytes()
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("21")
-@pytest.mark.parametrize("dies", [SECOND + 2, SECOND + 4, SCORES + 1])
+@pytest.mark.parametrize("dies", [SECOND + 4, SCORES + 1])
 def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(made, dies):
     lost = SCORES if dies > SCORES else SECOND
     expected = run(made(), app=fails_from(lost))
@@ -199,7 +160,7 @@ def test_a_party_that_was_lost_does_not_come_back_with_a_server_that_does(made, 
     with pytest.raises(KeyboardInterrupt):
         run(settings, app=fails_from(lost), dies_before_reading=dies)
     folder = go_on(settings)
-    assert (folder.path / "model.json").read_bytes() == (expected.path / "model.json").read_bytes()
+    assert model_bytes(folder) == model_bytes(expected)
     assert summary_of(folder)["metrics"] == summary_of(expected)["metrics"]
 
 

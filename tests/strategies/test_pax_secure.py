@@ -1,29 +1,22 @@
 """PAX whose coordinator sees sums over all parties alone."""
 
-import json
-
 import numpy as np
 import pytest
 
 from clients.handshake import look
+from fedapp.data.datasets import read_source
+from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages import handshake
-from fedapp.records.document import load
 from fedapp.run_folder import Checkpoints
 from fedapp.runs.local import run_local
 from fedapp.site.settings import site_config
-from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.model import LEAF
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
-from tests.federated import lines_of, model_bytes, summary_of
+from tests.federated import lines_of, model_bytes, model_of, summary_of
 from tests.tables import made_columns, write_rows
 from tests.transcript import label_ranges, listen, masked_in, scalars_of
-
-OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
-# Of each kind of trees one by default: with and without a tree a class.
-EVERY_OBJECTIVE = pytest.mark.parametrize(
-    "objective", [*OBJECTIVES[1:], pytest.param(OBJECTIVES[0], marks=pytest.mark.slow)]
-)
 
 
 @pytest.fixture
@@ -38,54 +31,6 @@ def made(settings, tmp_path):
         return settings(**{"pax__aggregation": "secure", "max_bin": 32, **given})
 
     return make
-
-
-# Sums have no order
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("binary:hinge")
-@pytest.mark.parametrize(
-    "objective",
-    [
-        "reg:tweedie",
-        "reg:squaredlogerror",
-        "binary:hinge",
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("count:poisson", "reg:gamma", "reg:logistic", "reg:pseudohubererror")
-        ),
-    ],
-)
-def test_every_objective_has_whole_gradients(made, tmp_path, objective):
-    columns = made_columns("reg:squarederror")
-    sizes = np.exp(columns["y"] / 30) + 0.01
-    labels = {"count:poisson": np.round(sizes), "reg:logistic": sizes / sizes.max()}
-    labels["binary:hinge"] = (sizes > np.quantile(sizes, 0.6)).astype(int)
-    path = write_rows(tmp_path / "sizes.csv", {**columns, "y": labels.get(objective, sizes)})
-    runs = [run_local(made(objective, data=str(path), parties=n)) for n in (1, 3)]
-    assert model_bytes(runs[0]) == model_bytes(runs[1])
-    assert load(runs[0].path / "model.json", Ensemble).n_outputs == 1
-    plain = run_local(
-        made(objective, data=str(path), parties=1, max_bin=64, pax__aggregation="plain")
-    )
-    again = run_local(made(objective, data=str(path), max_bin=64))
-    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (again, plain)))
-
-
-@pytest.mark.slow
-def test_weights_and_categories_are_those_of_all_rows(made, tmp_path):
-    columns = made_columns("binary:logistic")
-    rng = np.random.default_rng(4)
-    columns["c"] = rng.choice(["oslo", "rome", "bonn", "york", "lima"], 400)
-    columns["w"] = rng.uniform(0, 3, 400).round(3)
-    columns["w"][::17] = 0
-    path = write_rows(tmp_path / "weighted.csv", columns)
-    given = {"data": str(path), "weight": "w", "max_bin": 64, "max_depth": 4}
-    runs = [run_local(made(parties=n, **given)) for n in (1, 3)]
-    assert model_bytes(runs[0]) == model_bytes(runs[1])
-    plain = run_local(made(parties=1, pax__aggregation="plain", **given))
-    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (runs[1], plain)))
 
 
 # Nothing changes but who sees what
@@ -107,51 +52,72 @@ def assert_same_trees(found, expected):
         assert own["left"][0] != LEAF
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("multi:softprob")
-@EVERY_OBJECTIVE
-def test_columns_of_few_values_give_the_trees_of_plain_sums(made, objective):
-    more = {"max_bin": 64, "num_boost_round": 4, "max_depth": 5}
-    secure_run = run_local(made(objective, parties=3, **more))
+def sized(objective):
+    """Columns with labels of any size, or of those that an objective takes."""
+    columns = made_columns("reg:squarederror")
+    sizes = np.exp(columns["y"] / 30) + 0.01
+    labels = {"count:poisson": np.round(sizes), "reg:logistic": sizes / sizes.max()}
+    labels["binary:hinge"] = (sizes > np.quantile(sizes, 0.6)).astype(int)
+    return {**columns, "y": labels.get(objective, sizes)}
+
+
+def weighted(objective):
+    columns, rng = made_columns(objective), np.random.default_rng(4)
+    columns["c"] = rng.choice(["oslo", "rome", "bonn", "york", "lima"], 400)
+    columns["w"] = rng.uniform(0, 3, 400).round(3)
+    columns["w"][::17] = 0
+    return columns
+
+
+DEEP = {"num_boost_round": 4, "max_depth": 5}
+DRAWN = {"colsample_bytree": 0.7, "colsample_bynode": 0.8, "pax__bins": "equal"}
+DRAWN |= {"monotone_constraints": "a:1", "interaction_constraints": "[a,b,c],[d,e,f]"}
+PLAIN = {  # columns, if not the usual ones; objective; settings
+    "classes": (None, "multi:softprob", DEEP),
+    "numbers": (None, "reg:squarederror", DEEP),
+    "draws and constraints": (None, "binary:logistic", DRAWN),
+    "weights and names": (weighted, "binary:logistic", {"weight": "w", "max_depth": 4}),
+    **{
+        objective: (sized, objective, {})
+        for objective in (
+            *("binary:hinge", "reg:tweedie", "reg:squaredlogerror", "count:poisson"),
+            *("reg:gamma", "reg:logistic", "reg:pseudohubererror"),
+        )
+    },
+}
+
+
+@pytest.mark.by_default("classes", "draws*", "weights*", "binary:hinge")
+@pytest.mark.parametrize(("columns", "objective", "more"), PLAIN.values(), ids=PLAIN)
+def test_columns_of_few_values_give_the_trees_of_plain_sums(
+    made, tmp_path, columns, objective, more
+):
+    """Sums have no order: the model is, byte for byte, that of one party with all rows."""
+    more = {"max_bin": 64, **more}
+    if columns:
+        more["data"] = str(write_rows(tmp_path / "rows.csv", columns(objective)))
+    alone, three = (run_local(made(objective, parties=n, **more)) for n in (1, 3))
     plain = run_local(made(objective, parties=1, pax__aggregation="plain", **more))
-    models = [load(each.path / "model.json", Ensemble) for each in (secure_run, plain)]
-    assert_same_trees(*models)
-    scores, expected = (summary_of(each)["metrics"] for each in (secure_run, plain))
+    assert model_bytes(alone) == model_bytes(three)
+    assert_same_trees(model_of(three), model_of(plain))
+    scores, expected = (summary_of(each)["metrics"] for each in (three, plain))
     assert scores.pop("by_party") == {}
     for subset, found in scores.items():
         assert found == pytest.approx(expected[subset], rel=1e-6, abs=1e-6)
-    rounds = [lines_of(each.rounds)[-1]["valid"] for each in (secure_run, plain)]
+    rounds = [lines_of(each.rounds)[-1]["valid"] for each in (three, plain)]
     assert rounds[0] == pytest.approx(rounds[1], rel=1e-6, abs=1e-6)
 
 
-REAL = [
-    ("default-credit", "binary:logistic"),
-    ("give-me-some-credit", "binary:logistic"),
-    ("ijcnn1", "binary:logistic"),
-    ("waveform", "multi:softprob"),
-    ("abalone", "reg:squarederror"),
-    ("space-ga", "reg:squarederror"),
-]
-
-
-@pytest.mark.parametrize(
-    ("data", "objective"),
-    [REAL[-1], *(pytest.param(*each, marks=pytest.mark.slow) for each in REAL[:-1])],
-)
 def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
-    real_data, made, tmp_path, data, objective
+    real_data, made, tmp_path, monkeypatch
 ):
     """Where values are those that their bins begin with, plain sums have no other cuts."""
-    from fedapp.data.datasets import read_source
-    from fedapp.data.schema import Roles
-
+    objective, data = "reg:squarederror", "space-ga"
     more = {"num_boost_round": 5, "max_depth": 5, "max_bin": 64, "valid_fraction": 0.0}
-    secure_run = made(objective, data=data, label="", **more)
-    states = []
-    save = Checkpoints.save
-    with pytest.MonkeyPatch.context() as patch:
+    states, save = [], Checkpoints.save
+    with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", lambda *given: states.append(given[2]) or save(*given))
-        found = run_local(secure_run)
+        found = run_local(made(objective, data=data, label="", **more))
     cuts = states[0].boosting.cuts
     table = read_source(data, Roles())
     columns = {}
@@ -160,36 +126,15 @@ def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
         begins = np.append(np.float32(-1e30), own[:-1]).astype(np.float64)
         codes = np.minimum(np.searchsorted(own, values, side="right"), len(own) - 1)
         columns[f"x{name}"] = np.where(np.isnan(values), np.nan, begins[codes])
-    assert table.labels is not None
     path = write_rows(tmp_path / "begins.csv", {**columns, "y": table.labels})
     plain = made(objective, data=str(path), parties=1, pax__aggregation="plain", **more)
-    expected = run_local(plain)
-    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (found, expected)))
+    assert_same_trees(model_of(found), model_of(run_local(plain)))
 
 
-@pytest.mark.slow
 def test_more_rounds_end_in_the_model_of_all_at_once(made):
-    first = run_local(made(num_boost_round=2))
-    more = run_local(made(num_boost_round=3, init_model=str(first.path)))
-    once = run_local(made(num_boost_round=5))
-    assert model_bytes(more) == model_bytes(once)
-
-
-def test_constraints_draws_and_depth(made):
-    given = {
-        "colsample_bytree": 0.7,
-        "colsample_bynode": 0.8,
-        "subsample": 0.7,
-        "monotone_constraints": "a:1",
-        "interaction_constraints": "[a,b,c],[d,e,f]",
-        "pax__bins": "equal",
-        "max_bin": 64,
-    }
-    found, plain = (
-        run_local(made(**given, parties=1, pax__aggregation=how)) for how in ("secure", "plain")
-    )
-    assert_same_trees(*(load(each.path / "model.json", Ensemble) for each in (found, plain)))
-    assert summary_of(run_local(made(**given)))["trees"] == 2
+    first = run_local(made(num_boost_round=1))
+    more = run_local(made(num_boost_round=2, init_model=str(first.path)))
+    assert model_bytes(more) == model_bytes(run_local(made(num_boost_round=3)))
 
 
 # What is sent
@@ -213,11 +158,31 @@ def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made):
 # Who is refused
 
 
-def test_a_run_that_may_lose_too_many_parties_is_refused(made):
-    with pytest.raises(ConfigError, match=r"^min-parties must be 0 or >= 3 of 4 with pax\.aggreg"):
-        run_local(made(parties=4, min_parties=2))
-    with pytest.raises(ConfigError, match=r"^min-parties must be 0 with .* early-stopping-rounds"):
-        run_local(made(parties=4, min_parties=3, early_stopping_rounds=2))
+REFUSED = {  # objective, settings, and the error
+    "too many lost": (
+        *("binary:logistic", {"parties": 4, "min_parties": 2}),
+        r"^min-parties must be 0 or >= 3 of 4 with pax\.aggreg",
+    ),
+    "lost, and stopped early": (
+        *("binary:logistic", {"parties": 4, "min_parties": 3, "early_stopping_rounds": 2}),
+        r"^min-parties must be 0 with .* early-stopping-rounds",
+    ),
+    "counts that no message holds": (
+        *("binary:logistic", {"max_bin": 65535}),
+        r"^max-bin must be less for so many columns .* at",
+    ),
+    "gradients beyond all bounds": (
+        *("reg:squarederror", {"eta": 1000.0, "num_boost_round": 3}),
+        r"every gradient must be <= .* got a larger one; a smaller eta",
+    ),
+}
+
+
+@pytest.mark.parametrize(("objective", "more", "rule"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_summed_is_refused(made, monkeypatch, objective, more, rule):
+    monkeypatch.setattr("strategies.pax_sums.MAX_COUNT_BYTES", 100_000)
+    with pytest.raises((ConfigError, DivergedError), match=rule):
+        run_local(made(objective, **more))
 
 
 def test_two_parties_are_told_what_each_sees(made):
@@ -229,7 +194,7 @@ def test_sites_with_tables_of_their_own_train(made, three):
     run_settings = made(objective="auto", data="breast-cancer", parties=3)
     folder = run_local(run_settings, three(bank={"least-parties": 3}))
     assert summary_of(folder)["trees"] == 2
-    assert load(folder.path / "model.json", Ensemble).objective == "binary:logistic"
+    assert model_of(folder).objective == "binary:logistic"
 
 
 def test_a_site_with_least_parties_rounds_whatever_it_is_asked(write_table):
@@ -257,24 +222,28 @@ def test_a_site_with_limits_names_no_classes_that_are_its_labels(write_table):
     assert look(site_config({**node, "data": str(digits), "least-parties": 3}, {}), request)
 
 
-@pytest.mark.parametrize(
-    ("node", "aggregation", "rule"),
-    [
-        ({"least-parties": 4}, "secure", r"parties must be >= 4 \(least-parties of bank\), got 3"),
-        ({"least-parties": 2}, "plain", r"aggregation must be secure for bank, whose node config"),
-        (
-            {"trusted": f"shop:{'0' * 32}"},
-            "secure",
-            r"insurer .*: parcel\.key must be one bank trusts \(none is pinned\)",
-        ),
-        (
-            {"most-bins": 8},
-            "secure",
-            r"max-bin must be <= 8 \(most-bins in the node config of bank",
-        ),
-        ({"least-parties": 1}, "secure", r"least-parties must be >= 2, got .1."),
-    ],
-)
+NODES = {  # node config, aggregation, the error
+    "parties": (
+        {"least-parties": 4},
+        *("secure", r"parties must be >= 4 \(least-parties of bank\), got 3"),
+    ),
+    "aggregation": (
+        {"least-parties": 2},
+        *("plain", r"aggregation must be secure for bank, whose node config"),
+    ),
+    "trust": (
+        {"trusted": f"shop:{'0' * 32}"},
+        *("secure", r"insurer .*: parcel\.key must be one bank trusts \(none is pinned\)"),
+    ),
+    "bins": (
+        {"most-bins": 8},
+        *("secure", r"max-bin must be <= 8 \(most-bins in the node config of bank"),
+    ),
+    "one party": ({"least-parties": 1}, "secure", r"least-parties must be >= 2, got .1."),
+}
+
+
+@pytest.mark.parametrize(("node", "aggregation", "rule"), NODES.values(), ids=NODES)
 def test_a_site_refuses_what_its_node_config_does(made, three, node, aggregation, rule):
     run_settings = made(parties=3, pax__aggregation=aggregation)
     with pytest.raises(FedappError, match=rule):
@@ -289,18 +258,4 @@ def test_two_sites_sum_only_where_both_say_so(made, three):
         run_local(run_settings, three()[:2])
     agreed = {"least-parties": 2}
     folder = run_local(made(parties=2), three(bank=agreed, insurer=agreed)[:2])
-    assert json.loads((folder.path / "summary.json").read_text())["trees"] == 2
-
-
-def test_counts_that_no_message_holds_are_refused(made, monkeypatch):
-    monkeypatch.setattr("strategies.pax_sums.MAX_COUNT_BYTES", 10_000)
-    with pytest.raises(
-        ConfigError, match=r"^max-bin must be less for so many columns .* 10,000 at"
-    ):
-        run_local(made())
-
-
-def test_gradients_beyond_what_holds_for_all_rows_are_refused(made):
-    rule = r"every gradient must be <= .* got a larger one; a smaller eta"
-    with pytest.raises(DivergedError, match=rule):
-        run_local(made("reg:squarederror", eta=1000.0, num_boost_round=3))
+    assert summary_of(folder)["trees"] == 2

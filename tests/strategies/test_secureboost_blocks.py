@@ -8,7 +8,7 @@ import pytest
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost.active import Active
-from clients.secureboost.passive import Passive, blocks_of
+from clients.secureboost.passive import blocks_of
 from fedapp.messages import secureboost as messages
 from fedapp.runs.local import run_local, simulated_contexts
 from tests.contract.methods import METHODS
@@ -50,8 +50,7 @@ def steps_of(folder, kind):
     return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("multi:softprob-*")
+@pytest.mark.by_default("multi:*")
 @pytest.mark.parametrize(
     ("objective", "parties", "more"),
     [
@@ -63,48 +62,41 @@ def steps_of(folder, kind):
 def test_gradients_in_several_messages_make_the_same_model(
     made, monkeypatch, objective, parties, more
 ):
+    """A block takes one exchange, and shows the server nothing more."""
     whole = run_local(made(objective, parties=parties, **more))
     assert not steps_of(whole, "encrypt")
     monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
-    in_blocks = run_local(made(objective, parties=parties, **more))
-    assert len(steps_of(in_blocks, "encrypt")) > 2
-    assert model_bytes(in_blocks) == model_bytes(whole)
-
-
-@pytest.mark.by_default("3")
-@pytest.mark.parametrize("parties", [2, 3])
-def test_a_block_takes_one_exchange_and_no_message_carries_more(made, small_blocks, parties):
     app = Listener()
-    folder = run(made(parties=parties), app=app)
-    letters = [one for one in letters_sent(app) if one.name.endswith("Gradients")]
-    n_train, n_receivers = summary_of(folder)["matched_rows"]["train"], parties - 1
-    rows = BLOCK_ROWS // n_receivers
-    n_blocks = -(-n_train // rows)
-    assert n_blocks > 2
+    folder = run(made(objective, parties=parties, **more), app=app)
+    assert model_bytes(folder) == model_bytes(whole)
     asked = steps_of(folder, "encrypt")
-    assert len(asked) == 2 * (n_blocks - 1)
+    assert len(asked) > 2
     assert asked == steps_of(folder, "take")  # one is made as another is kept
-    sizes = [len(letter["ciphertexts"]) for letter in letters]
-    assert Counter(sizes) == Counter(
-        {rows: 2 * n_receivers * (n_blocks - 1), n_train - rows * (n_blocks - 1): 2 * n_receivers}
-    )
-
-
-@pytest.mark.slow
-def test_blocks_are_declared_and_show_the_server_nothing_more(made, small_blocks):
-    app = Listener()
-    folder = run(made(), app=app)
     check_declared(app, METHODS["secureboost"].kinds | {f"{TRAIN}encrypt", f"{TRAIN}take"})
     check_no_rows(app, summary_of(folder))
-    got = {one.name for one in letters_sent(app) if one.receiver == "party-2"}
-    assert got - {"CommonRows"} == {"PublicKey", "EncryptedGradients", "MoreGradients", "Splits"}
+    letters = letters_sent(app)
+    got = {one.name for one in letters if one.receiver == "party-2"}
+    assert got - {"CommonRows", "OrderDigest", "Partition"} == {
+        *("PublicKey", "EncryptedGradients", "MoreGradients", "Splits")
+    }
+    if more:
+        return
+    n_train, n_receivers = summary_of(folder)["matched_rows"]["train"], parties - 1
+    n_layouts = 2 if objective == "multi:softprob" else 1
+    rows = BLOCK_ROWS // n_receivers
+    n_blocks = -(-n_train * n_layouts // rows)
+    assert len(asked) == 2 * (n_blocks - 1)
+    last = n_train * n_layouts - rows * (n_blocks - 1)
+    sizes = [len(one["ciphertexts"]) for one in letters if one.name.endswith("Gradients")]
+    assert Counter(sizes) == Counter(
+        {rows: 2 * n_receivers * (n_blocks - 1), last: 2 * n_receivers}
+    )
 
 
 # What goes wrong in between
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("sum")
 @pytest.mark.parametrize("kind", ["encrypt", "sum"])
 def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(made, small_blocks, kind):
     whole = run(made())
@@ -113,13 +105,6 @@ def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(made, small
     die(settings, contexts, dies_before_reading=steps[1])  # in the first round
     die(resumed(settings), contexts, dies_before_sending=steps[-1])
     assert model_bytes(run(resumed(settings), contexts)) == model_bytes(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["loses_request", "loses_reply"])
-def test_a_block_that_gets_lost_is_sent_again(made, small_blocks, fault):
-    whole, faults = run(made()), {fault: lambda step, before: step > 1 and before == 0}
-    assert model_bytes(run(made(resend_after=0.05), **faults)) == model_bytes(whole)
 
 
 # What is false
@@ -163,20 +148,6 @@ def test_a_block_of_another_round_stops_the_run(made, small_blocks, monkeypatch)
 
     monkeypatch.setattr(Active, "send_on", of_next)
     refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
-
-
-@pytest.mark.slow
-def test_blocks_of_a_round_are_dropped_when_the_next_one_begins(made, small_blocks, monkeypatch):
-    honest, found = Passive._begin, list[int]()
-
-    def begin(party, letter):
-        honest(party, letter)
-        party.save()
-        found.append(len(Passive.load(party.site).blocks))
-
-    monkeypatch.setattr(Passive, "_begin", begin)
-    run(made())
-    assert found == [1] * 2
 
 
 def test_blocks_give_any_run_of_ciphertexts_in_order():

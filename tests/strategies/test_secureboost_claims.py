@@ -10,14 +10,15 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
 from tests.federated import summary_of
 from tests.network import run
-from tests.tampering import refuses, rewrite_letters
+from tests.tables import write_rows
+from tests.tampering import refuses
 
 SIDE, NOISE, VALUE, KIND = range(4)  # columns of party-2
 SMALLER, LARGER = 0, 1  # which side of SIDE has more rows
 
 
 @pytest.fixture
-def made(vertical, write_table):
+def made(vertical, tmp_path):
     """Settings of a run whose first split is by ``side``, and whose second ones by ``value``."""
 
     def make(**more):
@@ -28,10 +29,8 @@ def made(vertical, write_table):
         labels = (value > np.where(side, 0, 6)).astype(int)
         if more.get("objective") == "multi:softprob":
             labels += value > 6
-        data = write_table(n_rows=240, a=rng.integers(0, 3, 240), b=None, y=None, **columns)
-        table = data.read_text().splitlines()
-        rows = [f"{line},{y}" for line, y in zip(table, ("y", *labels), strict=True)]
-        data.write_text("\n".join(rows) + "\n")
+        columns = {"a": rng.integers(0, 3, 240), **columns, "y": labels}
+        data = write_rows(tmp_path / "rows.csv", columns)
         shared = {"data": str(data), "label": "y", "columns": "sizes:1,4", "valid_fraction": 0.0}
         return vertical(**{**shared, **more})
 
@@ -67,6 +66,7 @@ def of_children(side):
 
 
 CLASSES = {"objective": "multi:softprob"}
+ONE_TREE = {**CLASSES, "multi_strategy": "multi_output_tree"}
 LIES = {
     "in the last level": (by_label, NOISE, {"max_depth": 1}),
     "above the last level": (by_label, NOISE, {}),
@@ -77,12 +77,7 @@ LIES = {
     "of trees by class": (by_label, NOISE, CLASSES),
     "of a tree of all classes": (
         *(by_label, NOISE),
-        {
-            **CLASSES,
-            "multi_strategy": "multi_output_tree",
-            "drop_columns": "kind",
-            "columns": "sizes:1,3",
-        },
+        {**ONE_TREE, "drop_columns": "kind", "columns": "sizes:1,3"},
     ),
     "of parallel trees": (by_label, NOISE, {"num_parallel_tree": 2, "subsample": 0.6}),
     "of drawn rows": (by_label, NOISE, {"secureboost__goss": True}),
@@ -103,6 +98,23 @@ LIES = {
 )
 @pytest.mark.parametrize(("lie", "column", "more"), LIES.values(), ids=LIES)
 def test_a_split_by_sums_of_other_rows_is_refused(made, monkeypatch, lie, column, more):
+    sum_otherwise(monkeypatch, lie)
+    rule = f"must be of rows with the sums that were claimed of column {column + 1} in round 1"
+    refuses(f"^party-2.*: Partition.bits {rule}: other sums show labels$", made(**more))
+
+
+def test_a_lie_that_is_not_chosen_is_not_seen(made, monkeypatch):
+    """The module of its messages says so."""
+
+    def turned_round(codes, widths):
+        codes[:, NOISE] = codes[::-1, NOISE].copy()
+
+    sum_otherwise(monkeypatch, turned_round)
+    assert summary_of(run(made(max_depth=1)))["trees"] == 2
+
+
+def sum_otherwise(patch, lie):
+    """Party-2 sums rows as if they had other bins."""
     honest = Passive.encrypted_sums
 
     def sums(party):
@@ -113,9 +125,7 @@ def test_a_split_by_sums_of_other_rows_is_refused(made, monkeypatch, lie, column
         letter, party.codes = honest(party), true
         return letter
 
-    monkeypatch.setattr(Passive, "encrypted_sums", sums)
-    rule = f"must be of rows with the sums that were claimed of column {column + 1} in round 1"
-    refuses(f"^party-2.*: Partition.bits {rule}: other sums show labels$", made(**more))
+    patch.setattr(Passive, "encrypted_sums", sums)
 
 
 # Sums that no rows have
@@ -156,71 +166,54 @@ def test_sums_that_no_rows_have_are_refused(made, monkeypatch, wrap, column):
     refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
 
 
-@pytest.mark.parametrize("n_more", [1, 10**6])
-def test_rows_that_are_said_to_be_missing_are_refused(made, monkeypatch, n_more):
-    def more(counts):
-        return counts + np.where(np.arange(counts.shape[1]) == VALUE, n_more, 0).astype(np.int32)
-
-    rewrite_letters(monkeypatch, "EncryptedSums", "missing", more)
-    rule = f"must be sums that rows of the nodes can have, got others of column {VALUE + 1}"
-    refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
-
-
-def test_a_lie_that_is_not_chosen_is_not_seen(made, monkeypatch):
-    """The module of its messages says so."""
-    honest = Passive.encrypted_sums
-
-    def sums(party):
-        true = party.codes
-        party.codes = true.copy()
-        party.codes[:, NOISE] = party.codes[::-1, NOISE]
-        letter, party.codes = honest(party), true
-        return letter
-
-    monkeypatch.setattr(Passive, "encrypted_sums", sums)
-    assert summary_of(run(made(max_depth=1)))["trees"] == 2
-
-
 # Honest sums
 
 
-# 4: rounds in which a party has none of its columns drawn
-@pytest.mark.by_default("4")
-@pytest.mark.parametrize("seed", range(24))
-def test_honest_sums_are_never_refused(vertical, write_table, seed):
+SIZED = "reg:squarederror"
+HONEST = {  # objective and settings
+    "draws": ("count:poisson", {"subsample": 0.5, "weight": "w"}),
+    "goss": (SIZED, {"secureboost__goss": True, "weight": "w"}),
+    "parallel trees": (
+        "binary:logistic",
+        {"num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.5},
+    ),
+    "leaves by gain": (
+        "reg:absoluteerror",
+        {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0, "weight": "w"},
+    ),
+    # rounds in which a party has none of its columns drawn
+    "few columns": (
+        "binary:logistic",
+        {"colsample_bytree": 0.3, "secureboost__first_trees": 1, "weight": "w"},
+    ),
+    "no limits": (SIZED, {"min_child_weight": 0.0, "reg_lambda": 0.0, "max_depth": 5}),
+    "drawn labels": ("binary:logistic", {"label_epsilon": 1.0}),
+    "margins": ("count:poisson", {"base_margin": "m", "weight": "w"}),
+}
+
+
+@pytest.mark.by_default("few columns-0")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("objective", "more"), HONEST.values(), ids=HONEST)
+def test_honest_sums_are_never_refused(vertical, write_table, objective, more, seed):
     rng = np.random.default_rng(seed)
     n_rows = int(rng.integers(60, 300))
+    holes = np.where(rng.random(n_rows) < 0.4, "", rng.normal(size=n_rows).round(1).astype(str))
     columns = {
-        "holes": np.where(
-            rng.random(n_rows) < 0.4, "", rng.normal(size=n_rows).round(1).astype(str)
-        ),
+        "holes": holes,
         "kind": np.where(rng.random(n_rows) < 0.2, "", rng.choice(list("uvwxyz"), n_rows)),
         "ties": rng.integers(0, 3, n_rows),
         "large": rng.normal(size=n_rows) * 1e30,
+    }
+    of_rows = {
         "w": rng.choice([0.0, 1e-30, 1e-3, 1.0, 700.0, 1e6], n_rows),
         "m": rng.choice([-80.0, 0.0, 1e-9, 30.0], n_rows),
     }
-    choices = [
-        {"subsample": 0.5},
-        {"secureboost__goss": True},
-        {"num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.5},
-        {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0},
-        {"colsample_bytree": 0.3, "secureboost__first_trees": 1},
-        {"min_child_weight": 0.0, "reg_lambda": 0.0, "max_depth": 5},
-        {"label_epsilon": 1.0},
-        {"base_margin": "m"},
-    ]
-    more = {**choices[seed % len(choices)], **({"weight": "w"} if seed % 3 else {})}
-    objectives = ("binary:logistic", "reg:absoluteerror", "count:poisson", "reg:squarederror")
-    objective = "binary:logistic" if "label_epsilon" in more else objectives[seed % 4]
-    if "secureboost__goss" in more and objective == "reg:absoluteerror":
-        objective = "reg:squarederror"
-    used = {name: column for name, column in columns.items() if name not in "wm"}
-    used |= {name: columns[name] for name in "wm" if name in more.values()}
-    if objective == "count:poisson":
-        used["y"] = rng.poisson(3, n_rows)
-    if objective in ("reg:squarederror", "reg:absoluteerror"):
-        used["y"] = rng.choice([1e-12, 1.0, 3e7], n_rows) * rng.normal(size=n_rows)
-    data = write_table(n_rows=n_rows, seed=seed, **used)
+    columns |= {name: of_rows[name] for name in of_rows if name in more.values()}
+    sizes = rng.choice([1e-12, 1.0, 3e7], n_rows) * rng.normal(size=n_rows)
+    labels = {"count:poisson": rng.poisson(3, n_rows), "binary:logistic": None}
+    if (label := labels.get(objective, sizes)) is not None:
+        columns["y"] = label
+    data = write_table(n_rows=n_rows, seed=seed, **columns)
     given = {"data": str(data), "label": "y", "parties": 3, "objective": objective, "max_bin": 8}
     run(vertical(**{**given, "num_boost_round": 4, "max_depth": 4, **more}))

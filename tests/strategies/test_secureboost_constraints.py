@@ -8,10 +8,10 @@ import pytest
 from clients.secureboost.joint import ConfiguredConstraints, check_bins, joint_constraints
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
-from fedapp.records.document import load
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
-from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.model import LEAF
+from tests.federated import model_of
 from tests.network import run
 
 
@@ -99,10 +99,6 @@ def check(sent):
     check_bins("shop", sent, ConfiguredConstraints.of("a:1,b:1,c:1", ""), 4, 3, "bank")
 
 
-def test_a_letter_that_fits_the_partys_columns_is_taken():
-    check(letter())
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -115,6 +111,7 @@ def test_a_letter_that_fits_the_partys_columns_is_taken():
     ],
 )
 def test_what_does_not_fit_the_partys_columns_is_refused(field, value):
+    check(letter())
     changed = np.array(value, dtype=getattr(letter(), field).dtype)
     with pytest.raises(ProtocolError, match=rf"^shop: ColumnBins.{field} must"):
         check(letter(**{field: changed}))
@@ -138,30 +135,31 @@ def test_an_owner_holds_its_columns_without_telling_their_names(vertical, sites,
     short = {"num_boost_round": 3, "max_depth": 3, "max_bin": 8}
     own = {"monotone-constraints": "c:-1", "interaction-constraints": "[c],[d]"}
     contexts = sites({**bank, "interaction-constraints": "[a,b]"}, {**shop, **own})
-    hidden = load(run(vertical(**short), contexts).path / "model.json", Ensemble)
+    hidden = model_of(run(vertical(**short), contexts))
     said = {"monotone_constraints": "c:-1", "interaction_constraints": "[a,b],[c],[d]"}
     shared = sites(*({**table, "share-column-names": "true"} for table in (bank, shop)))
-    named = load(run(vertical(**short, **said), shared).path / "model.json", Ensemble)
+    named = model_of(run(vertical(**short, **said), shared))
     assert [tree.tolist() for tree in hidden.trees] == [tree.tolist() for tree in named.trees]
     for tree in hidden.trees:
         split = tree["column"][tree["left"] != LEAF]
         assert set(split) in ({0}, {1}, {0, 1}, {2}, {3})
-    free = load(run(vertical(**short), sites(bank, shop)).path / "model.json", Ensemble)
+    free = model_of(run(vertical(**short), sites(bank, shop)))
     assert [tree.tolist() for tree in hidden.trees] != [tree.tolist() for tree in free.trees]
 
 
-def test_an_owner_that_hides_its_names_does_not_confirm_one(vertical, sites, tables):
-    rule = "^bank .*: .* must name columns of one party that shares its names .*, got c of no party"
-    with pytest.raises(PartyError, match=rule):
-        run(vertical(monotone_constraints="c:1"), sites(*tables))
-
-
-def test_a_node_config_that_names_another_column_is_refused_without_the_name(
-    vertical, sites, tables
+@pytest.mark.parametrize(
+    ("given", "node", "rule"),
+    [
+        ({"monotone_constraints": "c:1"}, {}, "^bank .*: .* got c of no party"),
+        ({}, {"monotone-constraints": "secret:1"}, r"^shop \(step \d+\): .* must name columns"),
+    ],
+)
+def test_an_owner_that_hides_its_names_does_not_confirm_one(
+    vertical, sites, tables, given, node, rule
 ):
     bank, shop = tables
-    with pytest.raises(PartyError, match=r"^shop \(step \d+\): .* must name columns") as caught:
-        run(vertical(), sites(bank, {**shop, "monotone-constraints": "secret:1"}))
+    with pytest.raises(PartyError, match=rule) as caught:
+        run(vertical(**given), sites(bank, {**shop, **node}))
     assert "secret" not in str(caught.value)
 
 
