@@ -5,14 +5,12 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import ssl
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -53,7 +51,6 @@ from tests.deployed import (
     same_columns,
     same_rows,
     started,
-    take_the_tour,
     tour_commands,
     use_tables,
     with_words,
@@ -464,12 +461,6 @@ def test_the_tour_has_all_commands_of_its_page():
         assert word in commands
     assert "@@" not in commands
     subprocess.run(["bash", "-n", "-c", commands], check=True)
-
-
-@pytest.mark.slow
-def test_the_tour_works_word_by_word(tmp_path):
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    take_the_tour(tmp_path, {**os.environ, "PATH": path})
 
 
 # What a process imports, and how many exchanges there are

@@ -59,8 +59,7 @@ def at_the_start():
 
 @needs_lanes
 @pytest.mark.parametrize(
-    ("kernel", "rows"),
-    [*((kernel, slice(None)) for kernel in KERNELS), ("products", slice(5, 6))],
+    ("kernel", "rows"), [*((kernel, slice(None)) for kernel in KERNELS), ("products", slice(5, 6))]
 )
 def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(kernel, rows, broken, at_the_start):
     broken(kernel, rows)

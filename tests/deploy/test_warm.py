@@ -67,13 +67,7 @@ import fedapp
 from fedapp.deploy import warm
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import Token
-from fedapp.deploy.warm import (
-    one_cpu,
-    pass_on_messages,
-    slow_modes,
-    supernode,
-    wait_for_replies,
-)
+from fedapp.deploy.warm import one_cpu, pass_on_messages, slow_modes, supernode, wait_for_replies
 from fedapp.deploy.warm.executor import (
     IDLE_SECONDS,
     MOST_WORKERS,

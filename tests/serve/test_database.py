@@ -6,7 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -59,17 +61,22 @@ def url(request, tmp_path):
     )
     if not programs:
         pytest.skip("needs PostgreSQL")
-    bin_folder, data, (port,) = Path(programs).parent, tmp_path / "cluster", free_ports(1)
+    with TemporaryDirectory() as folder:  # tmp_path is below a folder that only one user reads
+        Path(folder).chmod(0o777)
+        with postgres(Path(programs).parent, Path(folder, "cluster")) as place:
+            yield place
+
+
+@contextmanager
+def postgres(programs, data):
+    """The URL of a server of an empty cluster."""
+    (port,) = free_ports(1)
     who = {"user": "nobody"} if os.getuid() == 0 else {}  # it refuses to be root's
-    if who:
-        tmp_path.chmod(0o777)
-        for parent in tmp_path.parents[:3]:
-            parent.chmod(0o755)
-    begin = [bin_folder / "initdb", "-D", data, "-A", "trust", "-U", "site", "--no-sync"]
+    begin = [programs / "initdb", "-D", data, "-A", "trust", "-U", "site", "--no-sync"]
     subprocess.run(begin, check=True, capture_output=True, cwd="/", **who)
-    options = ("-p", str(port), "-k", str(data), "-h", "127.0.0.1", "-F")
+    command = [programs / "postgres", "-D", data, "-k", data, "-h", "127.0.0.1", "-F"]
     server = subprocess.Popen(
-        [bin_folder / "postgres", "-D", data, *options], stderr=subprocess.DEVNULL, cwd="/", **who
+        [*command, "-p", str(port)], stderr=subprocess.DEVNULL, cwd="/", **who
     )
     place = f"postgresql+psycopg://site@127.0.0.1:{port}/postgres"
     try:

@@ -234,37 +234,45 @@ def test_a_page_of_another_site_gets_no_score_and_sends_nothing(threads, headers
 # Who is answered
 
 
-def test_only_the_party_with_the_labels_is_answered(threads):
-    version = current("bank")[0]
-    for asker, asked, status in (
-        ("bank", "insurer", 200),
-        ("shop", "insurer", 409),
-        ("insurer", "bank", 409),
-    ):
-        with as_peer(threads, asker, asked) as client:
-            for path in (f"/cells/{version}", f"/ahead/{version}"):
-                reply = client.post(path, json=ASKED)
-                if status == 409:
-                    rule = f"version must be one that {asked} answers for this certificate, its "
-                    assert reply.json()["error"].startswith(f"{rule}active party's (none), got")
-                    assert logged(asked)[-1]["outcome"].startswith("refused: version must be one")
-                assert reply.status_code == (status if "cells" in path or status == 409 else 403)
-            assert client.get("/alive").text == (version if status == 200 else "")
+NOT_OF = "version must be one that {} answers for this certificate, its active party's ({}), got "
+TEXTS = "got texts of more than 80 characters or none"
+TOO_LONG = "body must have at most 2,000,000 bytes, got more"
+NOT_NOW = "standing-nightly must be named or all in the node config of insurer, got none"
+# By what it is: who asks whom for what, which version if not the active one, status, error.
+PEERS = {
+    "cells": ("bank", "insurer", "cells", ASKED, "", 200, ""),
+    "ahead": ("bank", "insurer", "ahead", ASKED, "", 403, NOT_NOW),
+    **{
+        f"{path} of {asked} to {asker}": (asker, asked, path, ASKED, "", 409, NOT_OF)
+        for asker, asked in (("shop", "insurer"), ("insurer", "bank"))
+        for path in ("cells", "ahead")
+    },
+    "another version": ("bank", "insurer", "cells", ASKED, "another", 409, NOT_OF),
+    "a long body": ("bank", "insurer", "cells", b" " * 2_000_001, "", 413, TOO_LONG),
+    **{
+        f"a long {text}": ("bank", "insurer", "cells", ASKED | {text: "x" * 81}, "", 422, TEXTS)
+        for text in ("purpose", "request")
+    },
+}
 
 
-def test_another_version_or_too_long_a_body_is_refused(threads):
-    with as_peer(threads) as client:
-        reply = client.post("/cells/another", json=ASKED)
-        assert (reply.status_code, reply.json()["error"][-13:]) == (409, ", got another")
-        reply = client.post(f"/cells/{current('bank')[0]}", content=b" " * 2_000_001)
-        assert (reply.status_code, reply.json()["error"]) == (
-            413,
-            "body must have at most 2,000,000 bytes, got more",
-        )
-        for text in ("purpose", "request"):
-            reply = client.post(f"/cells/{current('bank')[0]}", json=ASKED | {text: "x" * 81})
-            assert reply.status_code == 422
-            assert reply.json()["error"].endswith("got texts of more than 80 characters or none")
+@pytest.mark.parametrize(
+    ("asker", "asked", "path", "body", "version", "status", "error"), PEERS.values(), ids=PEERS
+)
+def test_only_the_party_with_the_labels_is_answered(
+    threads, asker, asked, path, body, version, status, error
+):
+    active = current("bank")[0] if asker == "bank" else "none"
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    with as_peer(threads, asker, asked) as client:
+        reply = client.post(f"/{path}/{version or current('bank')[0]}", content=content)
+        assert reply.status_code == status
+        assert client.get("/alive").text == ("" if active == "none" else active)
+    if error:
+        refusal = reply.json()["error"]
+        assert error.format(asked, active) in refusal
+        assert refusal.endswith(version)
+        assert logged(asked)[-1]["outcome"].startswith(f"refused: {refusal[:40]}")
 
 
 FIELDS = st.fixed_dictionaries(
@@ -657,34 +665,50 @@ def test_blocks_for_the_night_are_of_equal_size(threads, configure, monkeypatch)
 # What other parties answer
 
 
-REPLIES = {
-    "no JSON": (422, b"[" * 10**5, 422, "answered with status 422"),
-    "no error": (429, b"[]", 429, "answered with status 429"),
-    "another place": (302, b"", 502, "answered with status 302"),
-    "half a character": (403, b'{"error": "\\ud800"}', 403, "?"),
-    "no such path": (404, b'{"error": "Not Found"}', 502, "Not Found"),
+def replied(status, body):
+    async def given(client, *request, **content):
+        return httpx.Response(status), body
+
+    return {"joint._replied": given}
+
+
+def altered(change):
+    return {"peers.compress": lambda cells: change(cells_of_trees.compress(cells))}
+
+
+def cells_of(value):
+    return lambda data: cells_of_trees.compress(np.full((10**4, 1), value, np.uint8))
+
+
+# By what it is: what is in place of names in ``fedapp.serve``, status, error.
+ANSWERS = {
+    "no JSON": (replied(422, b"[" * 10**5), 422, "answered with status 422$"),
+    "no error": (replied(429, b"[]"), 429, "answered with status 429$"),
+    "another place": (replied(302, b""), 502, "answered with status 302$"),
+    "half a character": (replied(403, b'{"error": "\\ud800"}'), 403, r"\?$"),
+    "no such path": (replied(404, b'{"error": "Not Found"}'), 502, "Not Found$"),
+    "too long": (
+        {"joint.MOST_ANSWER": 0, "joint.MOST_TIMES": 0},
+        *(502, "answer must have at most 0 bytes, got more$"),
+    ),
+    "zeros": (altered(cells_of(0)), 502, "cells must leave every row one leaf"),
+    "ones": (altered(cells_of(255)), 502, "cells must leave every row one leaf"),
+    "nothing": (altered(lambda data: b""), 502, "cells must"),
+    "other bytes": (altered(lambda data: b"{}"), 502, "cells must"),
+    "half": (altered(lambda data: data[: len(data) // 2]), 502, "cells must"),
 }
 
 
-@pytest.mark.parametrize(("due", "body", "status", "error"), REPLIES.values(), ids=REPLIES)
-def test_a_partys_refusal_is_passed_on_in_its_name(threads, monkeypatch, due, body, status, error):
-    async def replied(client, *given, **content):
-        return httpx.Response(due), body
-
-    monkeypatch.setattr("fedapp.serve.joint._replied", replied)
+@pytest.mark.parametrize(("changes", "status", "error"), ANSWERS.values(), ids=ANSWERS)
+def test_a_partys_refusal_or_false_answer_is_passed_on_in_its_name(
+    threads, monkeypatch, changes, status, error
+):
+    for name, value in changes.items():
+        monkeypatch.setattr(f"fedapp.serve.{name}", value)
     got, reply = live(threads, ids()[0])
     assert got == status
-    assert reply["error"] in (f"insurer: {error}", f"shop: {error}")
+    assert re.match(f"(insurer|shop): {error}", reply["error"])
     assert logged("bank")[-1]["outcome"] == f"refused: {reply['error']}"
-
-
-def test_an_answer_that_is_too_long_is_not_read(threads, monkeypatch):
-    monkeypatch.setattr("fedapp.serve.joint.MOST_ANSWER", 0)
-    monkeypatch.setattr("fedapp.serve.joint.MOST_TIMES", 0)
-    status, reply = live(threads, ids()[0])
-    rule = "answer must have at most 0 bytes, got more"
-    assert status == 502
-    assert reply["error"] in (f"insurer: {rule}", f"shop: {rule}")
 
 
 @contextmanager
@@ -735,24 +759,6 @@ def test_an_answer_of_another_form_is_refused_with_a_line(threads, reply, status
         got, content = live(threads, ids()[0])
     assert (got, content["error"][: len(text)]) == (status, text)
     assert logged("bank")[-1]["outcome"] == f"refused: {content['error']}"
-
-
-ALTERED = {
-    "zeros": lambda data: cells_of_trees.compress(np.zeros((10**4, 1), np.uint8)),
-    "ones": lambda data: cells_of_trees.compress(np.full((10**4, 1), 255, np.uint8)),
-    "nothing": lambda data: b"",
-    "other bytes": lambda data: b"{}",
-    "half": lambda data: data[: len(data) // 2],
-}
-
-
-@pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
-def test_cells_that_contradict_each_other_give_no_score(threads, monkeypatch, change):
-    packed = lambda cells: change(cells_of_trees.compress(cells))  # noqa: E731
-    monkeypatch.setattr("fedapp.serve.peers.compress", packed)
-    status, reply = live(threads, ids()[0])
-    assert status == 502
-    assert re.match("(insurer|shop): cells must", reply["error"])
 
 
 def test_another_part_of_the_model_gives_no_score(threads):

@@ -138,11 +138,7 @@ OF_ALL = "label must have 2 values for binary:logistic, the parties have"
         ),
         (f"{OF_ALL} 3: 0, 1, 2; set objective=", {"y": [1, 2] * 20}, {}),
         (f"{OF_ALL} 4: 0, 1, no, yes", {"y": ["no", "yes"] * 20}, {}),
-        (
-            "bank: name must be unique in the federation, two parties have it$",
-            {},
-            {"name": "bank"},
-        ),
+        ("bank: name must be unique in the federation, two parties have it$", {}, {"name": "bank"}),
     ],
 )
 def test_what_does_not_fit_together_is_refused(refuse_site, rule, table, node):
@@ -154,10 +150,7 @@ def test_what_does_not_fit_together_is_refused(refuse_site, rule, table, node):
     [
         ("data must be .*, got 'none.csv'", {"data": "none.csv"}),
         ("data must be .*got 'brest-cancer'; close matches: .*breast", {"data": "brest-cancer"}),
-        (
-            "partition must be one of iid, .*, got 'alphabetical'$",
-            {"partition": "alphabetical"},
-        ),
+        ("partition must be one of iid, .*, got 'alphabetical'$", {"partition": "alphabetical"}),
     ],
 )
 def test_what_a_simulated_site_cannot_do_is_refused(refuse, rule, more):
