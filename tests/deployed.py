@@ -5,12 +5,14 @@ import secrets
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 
 from fedapp.home import app_folder
 from simulations.deployment import DRAWS, Deployment
 from tests.pages import blocks, commands_in
+from tests.tables import csv_columns
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
@@ -58,6 +60,26 @@ def same_rows(folder):
         nodes[name] |= {**MANY, **DRAWS}
     nodes["bank"]["label"] = "outcome"
     return nodes
+
+
+WORDS = ["red", "green", "blue", "grey", "ochre", "teal"]
+
+
+def with_words(nodes, prefix=""):
+    """The node configs of these tables, each with a column of text that goes by its first number;
+    with a prefix the column's name ends in the site's."""
+    found = {}
+    for seed, (name, node) in enumerate(nodes.items()):
+        path = Path(node["data"])
+        columns = {key: np.array(values) for key, values in csv_columns(path).items()}
+        first = list(columns)[1]
+        steps = np.digitize(columns[first].astype(float), [-1, -0.5, 0, 0.5, 1])
+        # What is high at one word and low at the next is no threshold of any order of names.
+        words = np.array(WORDS)[(steps * 5 + seed) % 6]
+        words[::9] = ""
+        columns[prefix + name if prefix else "word"] = words
+        found[name] = {**node, "data": write_csv(path.with_name(f"{path.stem}-text.csv"), columns)}
+    return found
 
 
 @contextmanager

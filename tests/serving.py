@@ -9,10 +9,19 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from fedapp.runs.predict import predict_table
 
 SHORT = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, "parties": 2}
 TOWNS = ["Oslo", "Rome", "Bern", ""]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda each: (
+        st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=5), each, max_size=3)
+    ),
+    max_leaves=6,
+)
 
 
 class AppClient:
@@ -83,7 +92,7 @@ class Client(AppClient):
         from fedapp.serve.app import make_app
         from fedapp.serve.scorer import open_scorer
 
-        self.scorer = open_scorer(run)
+        self.path, self.scorer = run, open_scorer(run)
         super().__init__(make_app(self.scorer, **limits))
 
 
@@ -113,13 +122,13 @@ def predicted(run, path):
 
 
 @contextmanager
-def serving(app):
-    """The address of a real server on a free port."""
+def serving(app, **config):
+    """The address of a real server on a free port, which ends with no connection left."""
     import uvicorn
 
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, **config))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -128,4 +137,6 @@ def serving(app):
             yield "http://{}:{}".format(*listening.getsockname())
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(60)
+        assert not thread.is_alive()
+        assert not server.server_state.connections

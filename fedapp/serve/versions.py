@@ -130,7 +130,8 @@ class Site:
         if not self._is_read:
             self._seen = ()
         await self.refreshed()
-        self._due |= self.faults.keys() & set(self._names) | self._outdated()
+        names = set(self._names) - {NO_VERSION}
+        self._due |= self.faults.keys() & names | self._outdated()
         if self._due:
             await self._load_due()
         drop_old(self.folder.parent, self.config.log_days)

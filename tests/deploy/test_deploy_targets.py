@@ -151,20 +151,15 @@ def test_docker_compose_takes_the_files(folders):
 
 
 def test_what_runs_a_users_app_sees_no_key_and_no_password(folders):
-    for target in ("compose", "systemd"):
-        coordinator, site = folders(target)
-        if target == "compose":
-            names = {
-                Path(path).name for path in mounts(composed(coordinator)["services"]["superexec"])
-            }
-        else:
-            found = unit(coordinator / "fedapp-federation-superexec.service")
-            hidden = set(found["InaccessiblePaths"][0].split())
-            assert hidden == {f"{coordinator}/{name}" for name in ("ca.key", "server.key", "users")}
-            continue
-        assert names == {"ca.crt", "superexec.secret", "flower", "home"}
-        shutil.rmtree(coordinator)
-        shutil.rmtree(site)
+    coordinator, site = folders("compose")
+    inside = mounts(composed(coordinator)["services"]["superexec"])
+    assert {Path(path).name for path in inside} == {"ca.crt", "superexec.secret", "flower", "home"}
+    shutil.rmtree(coordinator)
+    shutil.rmtree(site)
+    coordinator, _ = folders("systemd")
+    hidden = unit(coordinator / "fedapp-federation-superexec.service")["InaccessiblePaths"][0]
+    names = ("ca.key", "server.key", "users")
+    assert set(hidden.split()) == {f"{coordinator}/{name}" for name in names}
 
 
 # systemd
@@ -248,16 +243,14 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(folders)
         assert (subprocess.run(condition, check=False).returncode == 0) == starts
 
 
-def test_scripts_and_compose_start_it_too(folders):
+def test_scripts_start_it_too_and_compose_by_a_profile(folders):
     _, folder = folders("scripts")
     script = (folder / "start-supernode.sh").read_text()
     assert f"fedapp serve \\\n  --site {folder}/site.toml" in script
-
-
-def test_compose_starts_it_by_a_profile(folders):
+    shutil.rmtree(folder.parent / "coordinator")
+    shutil.rmtree(folder)
     _, folder = folders("compose")
-    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
-    assert services["standing"]["profiles"] == ["standing"]
+    assert composed(folder)["services"]["standing"]["profiles"] == ["standing"]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

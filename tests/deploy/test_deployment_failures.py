@@ -163,21 +163,6 @@ def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
     assert n_answers(deployment) - before > 1 + len(asked)
 
 
-def test_a_run_waits_for_a_site_that_starts_late(deployment, local_model, tmp_path):
-    deployment.stop("shop")
-    run_dir = tmp_path / "across"
-    run = begun(deployment, run_dir)
-    deadline = time.monotonic() + START_SECONDS
-    while not (run_dir / "config.toml").exists():  # the ServerApp begins
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(5)
-    assert run.poll() is None
-    deployment.start("shop")
-    wait_for_output(run)
-    assert model_in(run_dir) == local_model
-
-
 # Sites that are refused
 
 

@@ -50,7 +50,7 @@ def test_a_finished_run_is_shown_as_its_summary_has_it(settings, tmp_path):
     assert found['fedapp_run_seconds{run="first"}'] >= 0
 
 
-def test_a_run_that_goes_on_names_whom_it_waits_for(tmp_path):
+def test_a_run_names_whom_it_waits_for_and_its_error_without_a_word_of_it(tmp_path):
     run = RunFolder(tmp_path / "runs" / "first")
     run.path.mkdir(parents=True)
     (run.path / "config.toml").touch()
@@ -60,15 +60,9 @@ def test_a_run_that_goes_on_names_whom_it_waits_for(tmp_path):
         found = page(tmp_path / "runs")
         assert found['fedapp_run_state{run="first",state="running"}'] == 1
         assert found[waiting] == 1
-    assert waiting not in page(tmp_path / "runs")
-
-
-def test_a_failed_run_names_its_error_and_no_word_of_it(tmp_path):
-    run = RunFolder(tmp_path / "runs" / "first")
-    run.path.mkdir(parents=True)
-    (run.path / "config.toml").touch()
     run.write_json("failure.json", {"error": "PartyError", "message": "bank: a secret"})
     found = page(tmp_path / "runs")
+    assert waiting not in found
     assert found['fedapp_run_failed{error="PartyError",run="first"}'] == 1
     assert "secret" not in str(found)
 
@@ -198,12 +192,8 @@ def test_a_server_is_alive_while_it_answers_by_its_certificate(tmp_path):
     is_healthy, sentence = health(place, ca)
     assert not is_healthy
     assert "refused" in sentence
-
-
-def test_flower_answers_health_where_it_is_asked():
-    assert {route.path for route in flowers.router.routes if isinstance(route, APIRoute)} == {
-        "/health"
-    }
+    routes = [route for route in flowers.router.routes if isinstance(route, APIRoute)]
+    assert {route.path for route in routes} == {"/health"}  # where Flower answers
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,16 @@ def test_the_lock_names_no_host_and_no_place_of_a_machine():
     assert not re.findall(r"://|(?<!\S)[./~]\S*|--(?!hash=sha256:)\S+", text)
 
 
-def test_an_image_of_a_wheel_installs_that_and_its_own_lock(monkeypatch):
+def test_an_image_installs_what_the_lock_has_and_nothing_else(monkeypatch):
+    machine = Machine("/srv/site", "/usr/bin", "bank")
+    text, _ = machine.dockerfile()["Dockerfile"]
+    dependencies, app = [line.split() for line in text.splitlines() if "pip install" in line]
+    assert {"--require-hashes", "/opt/fedapp/requirements.lock"} <= set(dependencies)
+    assert dependencies[dependencies.index("--only-binary") + 1] == ":all:"
+    assert {"--no-deps", "--no-build-isolation", "/opt/fedapp"} <= set(app)
+    # Of a wheel, that and its own lock.
     monkeypatch.setattr(targets, "app_folder", lambda: Path("/site-packages/fedapp/_app"))
-    text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
+    text, _ = machine.dockerfile()["Dockerfile"]
     wheel = f"fedapp-{version('fedapp')}-py3-none-any.whl"
     assert "--file /srv/site/Dockerfile FOLDER_OF_THE_WHEEL\n" in text
     assert f"\nCOPY {wheel} /opt/\n" in text
@@ -123,11 +130,3 @@ def test_an_image_of_a_wheel_installs_that_and_its_own_lock(monkeypatch):
     assert {"--only-binary", "--require-hashes", "-r"} <= set(dependencies.split())
     assert "/_app/requirements.lock" in dependencies
     assert "{" not in text
-
-
-def test_an_image_installs_what_the_lock_has_and_nothing_else():
-    text, _ = Machine("/srv/site", "/usr/bin", "bank").dockerfile()["Dockerfile"]
-    dependencies, app = [line.split() for line in text.splitlines() if "pip install" in line]
-    assert {"--require-hashes", "/opt/fedapp/requirements.lock"} <= set(dependencies)
-    assert dependencies[dependencies.index("--only-binary") + 1] == ":all:"
-    assert {"--no-deps", "--no-build-isolation", "/opt/fedapp"} <= set(app)

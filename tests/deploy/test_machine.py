@@ -58,38 +58,35 @@ def at_the_start():
 
 
 @needs_lanes
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(kernel, broken, at_the_start):
-    broken(kernel)
+@pytest.mark.parametrize(
+    ("kernel", "rows"), [*((kernel, slice(None)) for kernel in KERNELS), ("products", slice(5, 6))]
+)
+def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(kernel, rows, broken, at_the_start):
+    broken(kernel, rows)
     for _ in range(2):  # and stays caught
         with pytest.raises(MachineError, match=f"^{RESIDUES}"):
             lanes.ring_of(mpz(2**255 - 19))
 
 
-@needs_lanes
-def test_a_wrong_bit_in_one_lane_is_caught_before_it_is_used(broken, at_the_start):
-    broken("products", rows=slice(5, 6))
-    with pytest.raises(MachineError, match=f"^{RESIDUES}"):
-        lanes.ring_of(mpz(2**255 - 19))
-
-
-@needs_lanes
-def test_points_that_are_not_those_of_the_rfc_are_caught_before_any_is_masked(
-    monkeypatch, at_the_start
-):
-    _break_points(monkeypatch)
-    with pytest.raises(MachineError, match=f"^{POINTS.format('RFC 9496')}"):
-        mask_ids(["a"], draw_scalar())
-
-
-@needs_lanes
-def test_an_encoding_that_the_rfc_refuses_must_be_refused_before_any_is_read(
-    monkeypatch, at_the_start
-):
+def scaling(monkeypatch, change):
+    """From now on points that are scaled, and whether they are valid, are changed."""
     right = ristretto.scale_words
-    monkeypatch.setattr(
-        ristretto, "scale_words", lambda words, given: (right(words, given)[0], np.array([True]))
-    )
+    monkeypatch.setattr(ristretto, "scale_words", lambda *given: change(*right(*given)))
+
+
+@needs_lanes
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out, valid: (out ^ np.uint64(1 << 17), valid),
+        lambda out, valid: (out, np.array([True])),  # an encoding that must be refused is not
+    ],
+    ids=["a wrong bit", "no point"],
+)
+def test_points_that_are_not_those_of_the_rfc_are_caught_before_any_is_masked(
+    monkeypatch, at_the_start, change
+):
+    scaling(monkeypatch, change)
     with pytest.raises(MachineError, match=f"^{POINTS.format('RFC 9496')}"):
         mask_ids(["a"], draw_scalar())
 
@@ -100,24 +97,10 @@ def test_bytes_of_ids_that_are_not_those_of_the_rfc_are_caught(monkeypatch, at_t
         mask_ids(["a"], draw_scalar())
 
 
-def _break_points(monkeypatch):
-    right = ristretto.scale_words
-
-    def wrong(words, given):
-        out, valid = right(words, given)
-        return out ^ np.uint64(1 << 17), valid
-
-    monkeypatch.setattr(ristretto, "scale_words", wrong)
-
-
 @needs_lanes
 def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(monkeypatch):
-    points, right = mask_ids(["a", "b", "c"], draw_scalar()), ristretto.scale_words
-    monkeypatch.setattr(
-        ristretto,
-        "scale_words",
-        lambda words, given: (right(words, given)[0], np.array([True, False, True])),
-    )
+    points = mask_ids(["a", "b", "c"], draw_scalar())
+    scaling(monkeypatch, lambda out, valid: (out, np.array([True, False, True])))
     with pytest.raises(MachineError, match=f"^{POINTS.format('libsodium')}"):
         mask(points, draw_scalar())
 

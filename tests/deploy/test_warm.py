@@ -5,7 +5,6 @@ import hashlib
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from queue import Queue
@@ -69,7 +67,7 @@ import fedapp
 from fedapp.deploy import warm
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import Token
-from fedapp.deploy.warm import one_cpu, pass_on_messages, slow_modes, wait_for_replies
+from fedapp.deploy.warm import one_cpu, pass_on_messages, slow_modes, supernode, wait_for_replies
 from fedapp.deploy.warm.executor import (
     IDLE_SECONDS,
     MOST_WORKERS,
@@ -84,24 +82,6 @@ from fedapp.deploy.warm.superlink import (
     notify_waiting,
     serialized,
     wait_for_messages,
-)
-from fedapp.deploy.warm.supernode import (
-    WANTED,
-    ObjectCarrier,
-    PollTimer,
-    ReachedNote,
-    WarmNodeState,
-    add,
-    added,
-    attach_objects,
-    contents_of,
-    objects_in,
-    pass_on_whole,
-    patient_retry,
-    pull_at_once,
-    store_objects,
-    wait_for_task,
-    without_bundle,
 )
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.wire import Envelope, to_content, to_records
@@ -192,40 +172,42 @@ def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_w
     assert warning.endswith("; slow mode, each exchange takes seconds")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("process", ["superlink", "supernode"])
-def test_of_another_flower_its_own_process_starts(process):
-    code = "from fedapp.deploy import warm; warm.DIGESTS = '[site,superlink] gone: gone=111111'\n"
-    code += f"from fedapp.deploy.{process} import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True
-    )
-    assert "usage:" in ended.stdout
-    assert ended.stderr.count("slow mode") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("main-*SubprocessExecutor")
-@pytest.mark.parametrize(
-    ("main", "gone"),
-    [
-        ("main", "flwr.supercore.superexec.executor.SubprocessExecutor"),
-        ("main", "flwr.supercore.superexec.run_superexec.get_executor"),
-        ("answer_message", "flwr.supernode.runtime.run_clientapp"),
-    ],
+GONE = (
+    "import importlib, sys; owner = importlib.import_module({0!r}); vars(owner).pop({1!r}, None)\n"
 )
-def test_a_site_starts_nothing_where_it_could_not_keep_a_bundles_code_out(main, gone):
-    owner, _, name = gone.rpartition(".")
-    code = f"import importlib, sys; owner = importlib.import_module({owner!r})\n"
-    code += f"vars(owner).pop({name!r}, None); sys.modules[{gone!r}] = None\n"
-    code += f"from fedapp.deploy.superexec import {main}; {main}()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 1
+GONE += "sys.modules[{0!r} + '.' + {1!r}] = None; from fedapp.deploy.superexec import {2}; {2}()"
+OTHER = "from fedapp.deploy import warm; warm.DIGESTS = '[site,superlink] gone: gone=111111'\n"
+OTHER += "from fedapp.deploy.{} import main; main()"
+KNOWN = r"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: "
+EXECUTOR, ANSWERING = "flwr.supercore.superexec", "flwr.supernode.runtime"
+STARTS = {
+    "superlink": (OTHER.format("superlink"), 0, "slow mode"),
+    "supernode": (OTHER.format("supernode"), 0, "slow mode"),
+    "executor": (
+        GONE.format(f"{EXECUTOR}.executor", "SubprocessExecutor", "main"),
+        *(1, f"{KNOWN}.*SubprocessExecutor"),
+    ),
+    "plugin": (
+        GONE.format(f"{EXECUTOR}.run_superexec", "get_executor", "main"),
+        *(1, f"{KNOWN}.*get_executor"),
+    ),
+    "answering": (
+        GONE.format(ANSWERING, "run_clientapp", "answer_message"),
+        *(1, f"{KNOWN}.*run_clientapp"),
+    ),
+}
+
+
+@pytest.mark.by_default("executor")
+@pytest.mark.parametrize(("code", "status", "said"), STARTS.values(), ids=STARTS)
+def test_of_another_flower_processes_start_unless_a_bundles_code_could_not_be_kept_out(
+    code, status, said
+):
+    command = [sys.executable, "-c", code, "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "usage:" in ended.stdout) == (status, status == 0)
+    assert len(re.findall(said, ended.stderr)) == 1
     assert "Traceback" not in ended.stderr
-    rule = rf"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: .*{name}.*"
-    assert re.search(rule, ended.stderr)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +235,7 @@ def test_a_command_names_the_functions_that_differ(asked, processes, status, mon
 class Node:
     """A SuperNode's state, and what a SuperLink would put into it."""
 
-    state: WarmNodeState
+    state: supernode.WarmNodeState
     folder: Path
 
     def begin(self, run_id, **more):
@@ -295,7 +277,7 @@ class Node:
 @pytest.fixture
 def node(tmp_path, write_table):
     write_table("rows")
-    state = WarmNodeState(PollTimer(), ObjectStoreFactory().store())
+    state = supernode.WarmNodeState(supernode.PollTimer(), ObjectStoreFactory().store())
     state.set_node_id(NODE)
     return Node(state, tmp_path)
 
@@ -326,36 +308,29 @@ def test_a_reply_is_passed_on_when_its_last_object_has_come(node, n_objects, n_r
     assert len(node.replies()) == n_replies
 
 
-@pytest.mark.parametrize("progress", ["not taken", "taken", "half a reply"])
+@pytest.mark.parametrize("progress", ["not taken", "taken", "half a reply", "a reply"])
 def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(node, progress):
     message = node.start(RUN)
     task = node.state.get_task_by_token(claimed(node))
     assert task
-    if progress != "not taken":
+    if progress == "a reply":
+        push_reply(node, message, n_objects=2)
+    elif progress != "not taken":
         (taken,) = node.state.get_messages_legacy(run_ids=[RUN], is_reply=False)
         assert taken.metadata.message_id == message.metadata.message_id
     if progress == "half a reply":
         push_reply(node, message, n_objects=1)
     assert node.state.finish_task(task.task_id, SubStatus.FAILED, "killed")
     (reply,) = node.replies()
-    assert reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert reply.has_error() is (progress != "a reply")
+    assert not reply.has_error() or reply.error.code == ErrorCode.CLIENT_APP_CRASHED
     assert reply.metadata.reply_to_message_id == message.metadata.message_id
     assert node.state.get_messages_legacy(is_reply=False) == []
 
 
-def test_a_task_that_failed_after_its_reply_keeps_it(node):
-    message = node.start(RUN)
-    task = node.state.get_task_by_token(claimed(node))
-    assert task
-    push_reply(node, message, n_objects=2)
-    node.state.finish_task(task.task_id, SubStatus.FAILED, "its handler failed")
-    (reply,) = node.replies()
-    assert not reply.has_error()
-
-
 def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node):
     node.begin(RUN)
-    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.timer)
+    acquire = partial(supernode.wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     threading.Timer(0.1, node.send, [RUN]).start()
     deadline = time.monotonic() + LONG
@@ -365,93 +340,52 @@ def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node):
 
 
 def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message():
-    pace = PollTimer()
+    pace = supernode.PollTimer()
     assert pace.seconds(3) == 3
     pace.note_message()
     assert pace.seconds(3) < 3
     assert pace.task.is_set()
 
 
-class Refusing(BaseHTTPRequestHandler):
-    """A SuperLink that refuses a SuperNode, with a clock that is 400 s ahead of this one."""
-
-    def do_GET(self):
-        self.send_response_only(401)
-        self.send_header("Date", formatdate(time.time() + 400, usegmt=True))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
-@pytest.mark.slow
-def test_a_site_that_is_refused_for_its_clock_says_so_once(tmp_path, caplog):
-    server, note = HTTPServer(("127.0.0.1", 0), Refusing), ReachedNote(tmp_path / REACHED)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        for _ in range(2):
-            note.intercept(Any, lambda _: httpx.get(f"http://127.0.0.1:{server.server_port}"))
-    finally:
-        server.shutdown()
-        server.server_close()
-    (told,) = caplog.messages
-    assert re.match(r"this machine's clock is (39\d|400) s behind the SuperLink's; Flower", told)
-    assert not (tmp_path / REACHED).exists()
-
-
 @pytest.mark.parametrize(
-    ("responses", "n_warnings"),
+    ("status", "responses", "n_warnings"),
     [
-        ([(30, -29), (0.1, -29.5), (0.1, 0), (3, -2), (0.1, 0)], 0),
-        ([(0.1, 400), (0.1, 400)], 0),
-        ([(0.1, 400), (5, 0), (0.1, 400), (0.1, 400)], 1),
+        (200, [(30, -29), (0.1, -29.5), (0.1, 0), (3, -2), (0.1, 0)], 0),
+        (200, [(0.1, 400), (0.1, 400)], 0),
+        (200, [(0.1, 400), (5, 0), (0.1, 400), (0.1, 400)], 1),
+        (401, [(0.1, 400), (0.1, 400)], 1),
     ],
-    ids=["a SuperLink that was stopped", "off for a moment", "a clock that is off"],
+    ids=["a SuperLink that was stopped", "off for a moment", "a clock that is off", "refused"],
 )
-def test_a_clock_is_off_if_it_is_so_for_seconds(
-    responses, n_warnings, tmp_path, monkeypatch, caplog
+def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
+    status, responses, n_warnings, tmp_path, monkeypatch, caplog
 ):
     """Responses by the seconds they take, and by which their date is ahead."""
-    now, note = 1e9, ReachedNote(tmp_path / REACHED)
+    now, note = 1e9, supernode.ReachedNote(tmp_path / REACHED)
     monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: now)
     for seconds, ahead in responses:
 
         def respond(_, seconds=seconds, ahead=ahead):
             nonlocal now
             now += seconds
-            return httpx.Response(200, headers={"date": formatdate(now + ahead, usegmt=True)})
+            return httpx.Response(status, headers={"date": formatdate(now + ahead, usegmt=True)})
 
         note.intercept(Any, respond)
-    assert len(caplog.messages) == n_warnings
-    assert (tmp_path / REACHED).exists()
+    rule = r"this machine's clock is (39\d|400) s behind the SuperLink's; Flower"
+    assert [bool(re.match(rule, one)) for one in caplog.messages] == [True] * n_warnings
+    assert (tmp_path / REACHED).exists() == (status == 200)
 
 
-class Accepting:
-    """A port whose TLS handshakes fail, as a proxy's do without its server."""
-
-    def __init__(self):
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with suppress(OSError):
-            while True:
-                with self.socket.accept()[0] as connection:
-                    connection.recv(1)
-                    connection.sendall(b"no TLS")
-
-
-def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause_once(caplog):
-    proxy, retry = Accepting(), patient_retry()
+def test_a_supernode_tries_again_without_a_connection_and_says_each_cause_once(caplog):
+    retry, causes = supernode.patient_retry(), ["refused"] * 2 + ["SSL: no TLS"] * 3
     retry.wait_function = lambda _: None
-    (closed,) = free_ports(1)
-    ports = [closed, closed, *[proxy.socket.getsockname()[1]] * 3]
 
     def ask():
-        if ports:
-            httpx.get(f"https://127.0.0.1:{ports.pop(0)}")
+        if causes:
+            raise httpx.ConnectError(causes.pop(0))
         return 200
 
     assert retry.invoke(ask) == 200
-    proxy.socket.close()
     refused, handshake = (one for one in caplog.messages if "no connection" in one)
     assert "refused" in refused
     assert "SSL" in handshake
@@ -459,7 +393,7 @@ def test_a_supernode_tries_again_where_a_tls_handshake_fails_and_says_each_cause
 
 @pytest.mark.parametrize(("status", "n_tries"), [(500, 3), (502, 3), (400, 1), (404, 1)])
 def test_a_supernode_tries_again_what_was_not_refused(status, n_tries):
-    retry, tries = patient_retry(), 0
+    retry, tries = supernode.patient_retry(), 0
     retry.wait_function = lambda _: None
 
     def ask():
@@ -496,25 +430,29 @@ def test_a_supernode_that_has_given_up_ends_though_its_threads_go_on(ending, cau
 # The SuperLink
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What stands for a response."""
-
-    messages_list: list[int]
+def found(*messages):
+    return SimpleNamespace(messages_list=list(messages))
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What stands for a request: of whom, and for which replies."""
-
-    node: int = NODE
-    message_ids: tuple[int, ...] = ()
+def asking(node=NODE, *message_ids):
+    return SimpleNamespace(node=node, message_ids=message_ids)
 
 
 def looked_up(arrivals, pull, asked):
     """What a request gets."""
-    response = wait_for_messages(arrivals, pull, lambda request: request.node, asked)
-    return response.messages_list
+    return wait_for_messages(arrivals, pull, lambda request: request.node, asked).messages_list
+
+
+def arriving(arrivals, looks, *messages):
+    """A thread in which messages come as soon as somebody has looked."""
+
+    def arrive():
+        while not looks:
+            time.sleep(0.001)
+        for come in messages:
+            arrivals.add(come())
+
+    threading.Thread(target=arrive).start()
 
 
 def test_a_question_is_answered_again_when_a_message_for_that_node_has_come():
@@ -522,28 +460,23 @@ def test_a_question_is_answered_again_when_a_message_for_that_node_has_come():
 
     def pull(request):
         looks.append(request.node)
-        return Found([request.node] if len(looks) > 1 else [])
+        return found(*[request.node][: len(looks) - 1])
 
-    def arrive():
-        while not looks:
-            time.sleep(0.001)
-        arrivals.add(NODE)
-
-    threading.Thread(target=arrive).start()
-    assert looked_up(arrivals, pull, Asked()) == [NODE]
+    arriving(arrivals, looks, lambda: NODE)
+    assert looked_up(arrivals, pull, asking()) == [NODE]
     assert looks == [NODE, NODE]
 
 
 def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for():
     arrivals = MessageQueue()
-    found = iter([Found([]), Found([1])])
+    responses = iter([found(), found(1)])
 
     def pull(request):
         arrivals.add(request.node)
-        return next(found)
+        return next(responses)
 
     before = time.monotonic()
-    assert looked_up(arrivals, pull, Asked()) == [1]
+    assert looked_up(arrivals, pull, asking()) == [1]
     assert time.monotonic() - before < WAIT_SECONDS
 
 
@@ -554,7 +487,7 @@ def test_no_message_waits_although_a_node_without_any_is_not_looked_up(events, n
 
     def pull(_):
         looks[0] += 1
-        return Found([left.pop(0)] if left else [])
+        return found(*[left.pop(0)] if left else [])
 
     def waits(seconds):
         return patch("fedapp.deploy.warm.superlink.WAIT_SECONDS", seconds)
@@ -568,13 +501,13 @@ def test_no_message_waits_although_a_node_without_any_is_not_looked_up(events, n
         else:
             expected, start = left[:1], time.monotonic()
             with waits(LONG if left else 0):
-                assert looked_up(arrivals, pull, Asked()) == expected
+                assert looked_up(arrivals, pull, asking()) == expected
             assert time.monotonic() - start < LONG
     with waits(0):
-        while looked_up(arrivals, pull, Asked()):
+        while looked_up(arrivals, pull, asking()):
             pass
         before = looks[0]
-        assert looked_up(arrivals, pull, Asked()) == []
+        assert looked_up(arrivals, pull, asking()) == []
     assert looks[0] == before + 1  # once, after the wait
 
 
@@ -583,18 +516,12 @@ def test_replies_that_come_together_are_pulled_together():
 
     def pull(_):
         looks.append(1)
-        return Found([came.pop() for _ in range(len(came))])
+        return found(*[came.pop() for _ in range(len(came))])
 
-    def arrive():
-        while not looks:
-            time.sleep(0.001)
-        for reply in (1, 2):
-            came.append(reply)
-            arrivals.add(SERVER)
-
-    threading.Thread(target=arrive).start()
+    replies = (lambda reply=reply: came.append(reply) or SERVER for reply in (1, 2))
+    arriving(arrivals, looks, *replies)
     with patch("fedapp.deploy.warm.superlink.GATHER_SECONDS", LONG):
-        assert sorted(looked_up(arrivals, pull, Asked(SERVER, (1, 2)))) == [1, 2]
+        assert sorted(looked_up(arrivals, pull, asking(SERVER, 1, 2))) == [1, 2]
 
 
 # Starlette's layers of middleware
@@ -638,7 +565,7 @@ def test_a_response_in_one_piece_is_that_of_starlette(content):
             return await client.post(path, content=content)
 
     with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
-        pass_on_whole()
+        supernode.pass_on_whole()
         whole, other = (asyncio.run(post(path)) for path in paths)
     streamed = asyncio.run(post(paths[0]))
     parts = [(one.status_code, one.headers.multi_items(), one.content) for one in (whole, streamed)]
@@ -646,26 +573,16 @@ def test_a_response_in_one_piece_is_that_of_starlette(content):
     assert (other.status_code, other.content) == (whole.status_code, whole.content)
 
 
-def test_another_nodes_message_ends_no_waiting(monkeypatch):
+def test_only_its_own_messages_end_a_nodes_waiting_where_threads_can_be_spared(node, monkeypatch):
     monkeypatch.setattr("fedapp.deploy.warm.superlink.WAIT_SECONDS", 0.05)
-    arrivals = MessageQueue()
-    arrivals.add(NODE + 1)
-    assert not arrivals.wait(NODE, 0)
-    assert arrivals.wait(NODE + 1, 0)
-
-
-def test_no_more_questions_are_held_than_threads_can_be_spared():
-    arrivals = MessageQueue()
+    arrivals, message = MessageQueue(), node.send(RUN)
+    notify_waiting(arrivals, lambda request: None, found(message))
+    assert (arrivals[NODE], arrivals[SERVER]) == (1, 0)
+    assert not arrivals.wait(SERVER, 0)
+    assert arrivals.wait(NODE, 0)
     while arrivals._room.acquire(blocking=False):
         pass
-    arrivals.add(NODE)
     assert not arrivals.wait(NODE, 0)
-
-
-def test_a_push_tells_the_nodes_that_its_messages_are_for(node):
-    arrivals, message = MessageQueue(), node.send(RUN)
-    notify_waiting(arrivals, lambda request: None, Found([message]))
-    assert (arrivals[NODE], arrivals[SERVER]) == (1, 0)
 
 
 def test_transactions_begin_one_after_the_other():
@@ -717,9 +634,9 @@ def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost(lin
         messages_list=[message_to_proto(remove_content_from_message(message))],
         message_object_trees=[get_object_tree(message)],
     )
-    add(request, contents=contents_of([message]).values())
+    supernode.add(request, contents=supernode.contents_of([message]).values())
     task = SimpleNamespace(run_id=run_id)
-    pushed = store_objects(superlink_handlers.push_messages, request, state, task)
+    pushed = supernode.store_objects(superlink_handlers.push_messages, request, state, task)
     assert list(pushed.message_ids) == [message.object_id]
     assert list(pushed.objects_to_push) == []
     question = PullMessagesRequest(node=NodeProto(node_id=node_id))
@@ -759,8 +676,8 @@ class Straight:
 
 
 WARM = {
-    "pull_messages": partial(attach_objects, runtime_handlers.pull_messages),
-    "push_messages": partial(store_objects, runtime_handlers.push_messages),
+    "pull_messages": partial(supernode.attach_objects, runtime_handlers.pull_messages),
+    "push_messages": partial(supernode.store_objects, runtime_handlers.push_messages),
 }
 SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
 
@@ -775,17 +692,17 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
 ):
     message = node.start(RUN)
     client = Straight(node.state, claimed(node), **handlers)
-    carrier = ObjectCarrier()
+    carrier = supernode.ObjectCarrier()
     if carries:
         carrier.serve(client)
     pulled, context, _, _ = run_clientapp.pull_task_input(client)
     assert pulled.content == message.content
     assert message.object_id not in node.state.object_store
     reply = Message(RecordDict(), reply_to=pulled)
-    carrier.find = contents_of([reply]).get
+    carrier.find = supernode.contents_of([reply]).get
     run_clientapp.push_message(client, reply, context)
     (passed_on,) = node.replies()
-    for name, content in contents_of([reply]).items():
+    for name, content in supernode.contents_of([reply]).items():
         assert node.state.object_store.get(name) == content
     assert passed_on.metadata.message_id == reply.object_id
     always = Counter(pull_task_input=1, pull_messages=1, push_messages=1)
@@ -794,9 +711,9 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
 
 def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     node.start(RUN)
-    whole = partial(without_bundle, runtime_handlers.pull_task_input)
+    whole = partial(supernode.without_bundle, runtime_handlers.pull_task_input)
     client = Straight(node.state, claimed(node), **WARM, pull_task_input=whole)
-    carrier = ObjectCarrier()
+    carrier = supernode.ObjectCarrier()
     carrier.serve(client)
     assert run_clientapp.pull_task_input(client)[-1].content == BUNDLE
     node.send(RUN)
@@ -806,10 +723,10 @@ def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
 
 
-@pytest.mark.slow
-@given(st.lists(st.lists(st.booleans(), max_size=3), max_size=4))
-def test_objects_are_pulled_whenever_each_of_them_comes(late):
-    waits = {str(number): len(times) for number, times in enumerate(late)}
+@pytest.mark.parametrize("late", [[], [0, 0], [2, 0, 1], [0, 3]])
+def test_objects_are_pulled_whenever_each_of_them_comes(late, monkeypatch):
+    waits = {str(number): n_waits for number, n_waits in enumerate(late)}
+    contents = {name: name.encode() for name in waits}
 
     def pull(name):
         waits[name] -= 1
@@ -817,14 +734,14 @@ def test_objects_are_pulled_whenever_each_of_them_comes(late):
             raise ObjectUnavailableError(name)
         return name.encode()
 
-    with patch("fedapp.deploy.warm.supernode.BACKOFF", 0.0001):
-        assert pull_at_once([*waits], pull) == {name: name.encode() for name in waits}
+    monkeypatch.setattr("fedapp.deploy.warm.supernode.BACKOFF", 0.0001)
+    assert supernode.pull_at_once([*waits], pull) == contents
 
 
 def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
     message = node.start(RUN)
     client = Straight(node.state, claimed(node), **WARM)
-    ObjectCarrier().serve(client)
+    supernode.ObjectCarrier().serve(client)
     monkeypatch.setattr("fedapp.deploy.warm.supernode.MOST_BYTES", len(message.deflate()))
     pulled, *_ = run_clientapp.pull_task_input(client)
     assert pulled.content == message.content
@@ -836,11 +753,11 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node):
     entry = node.state.object_store.store[message.object_id]
     entry.content, entry.is_available = b"", False
     request = PullAppMessagesRequest()
-    add(request, wanted=True)
+    supernode.add(request, wanted=True)
     task = node.state.get_task_by_token(claimed(node))
     response = WARM["pull_messages"](request, node.state, task)
     assert [one.metadata.message_id for one in response.messages_list] == [message.object_id]
-    assert objects_in(response) == {}
+    assert supernode.objects_in(response) == {}
     assert message.object_id in node.state.object_store
 
 
@@ -853,7 +770,7 @@ def test_an_object_that_no_message_named_is_not_stored(node):
     request = PushAppMessagesRequest(
         messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
     )
-    add(request, contents=contents_of([other]).values())
+    supernode.add(request, contents=supernode.contents_of([other]).values())
     response = client.PushMessages(request)
     assert reply.object_id in response.objects_to_push
     assert other.object_id not in node.state.object_store
@@ -867,11 +784,11 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is():
         return request
 
     client = SimpleNamespace(_unary_unary=send)
-    ObjectCarrier().serve(client)
+    supernode.ObjectCarrier().serve(client)
     request = PullAppMessagesRequest()
     client._unary_unary(request=request)
-    assert added(sent[0], WANTED)
-    assert not added(request, WANTED)
+    assert supernode.added(sent[0], supernode.WANTED)
+    assert not supernode.added(request, supernode.WANTED)
 
 
 # The simulation
@@ -928,7 +845,7 @@ def test_an_actor_takes_one_cpu_unless_the_federation_says_more(said, taken):
 
 def test_what_an_executor_was_asked_fails_when_another_one_asks(node, monkeypatch):
     monkeypatch.setattr("fedapp.deploy.warm.supernode.WAIT_SECONDS", 0.01)
-    acquire = partial(wait_for_task, runtime_handlers.acquire_task, node.state.timer)
+    acquire = partial(supernode.wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     first, second = (
         signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])
         for sender in (b"one", b"another")
@@ -945,7 +862,7 @@ def test_what_an_executor_was_asked_fails_when_another_one_asks(node, monkeypatc
 
 
 def test_only_after_an_executor_that_said_who_it_is_can_another_one_be_told():
-    pace = PollTimer()
+    pace = supernode.PollTimer()
     asks = (b"", b"one", b"one", b"another", b"")
     assert [pace.is_another(one) for one in asks] == [False, False, False, True, True]
 
@@ -978,15 +895,24 @@ def answer(node, address):
     def ask(run_id):
         node.send(run_id)
         executor.run_id = run_id
-        spec = ExecutionSpec(
-            TaskType.CLIENT_APP, address, claimed(node), True, None, False, None, False, 1
-        )
-        executor.launch(spec)
+        executor.launch(spec_of(node, address))
         return reply_of(node)
 
     ask.executor = executor
     yield ask
     executor.close()
+
+
+def spec_of(node, address):
+    """The task of a message that has come."""
+    token = claimed(node)
+    return ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
+
+
+def sleeping(monkeypatch, script="while True: input()"):
+    """Every process that is started runs this script instead."""
+    start = partial(subprocess.Popen, [sys.executable, "-S", "-c", script])
+    monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
 
 
 def reply_of(node):
@@ -1019,22 +945,7 @@ def wait_until(condition):
 
 
 @pytest.mark.slow
-def test_processes_that_answer_are_one_a_run(node, answer):
-    for run_id in (RUN, OTHER_RUN):
-        node.begin(run_id)
-        assert answered(answer(run_id))
-    processes = [process_of(answer, run_id) for run_id in (RUN, OTHER_RUN)]
-    assert answered(answer(RUN))
-    assert [process_of(answer, run_id) for run_id in (RUN, OTHER_RUN)] == processes
-    assert len(set(processes)) == 2
-    answer.executor.close()
-    assert not any(process.is_running() for process in processes)
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
-    node, answer, monkeypatch
-):
+def test_a_process_that_dies_costs_its_message_alone_and_one_ends_with_its_executor(node, answer):
     node.begin(RUN)
     answer(RUN)
     dead = process_of(answer, RUN)
@@ -1047,23 +958,19 @@ def test_a_process_that_dies_costs_its_message_alone_and_an_idle_one_ends(
     assert process != dead
     answer.executor.reconcile()
     assert process.is_running()
-    monkeypatch.setattr("fedapp.deploy.warm.executor.MOST_WORKERS", 0)
-    # As soon as it has said that it has answered.
-    wait_until(lambda: answer.executor.reconcile() or not process.is_running())
+    # As the system does when the executor is killed.
+    worker_of(answer, RUN).process.stdin.close()
+    process.wait(LONG)
 
 
 def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(node, address, monkeypatch):
     """The process stands still between a reply and the word that it has replied."""
-    script = "a = input(); b = input(); print(b, flush=True); input()"
-    start = partial(subprocess.Popen, [sys.executable, "-c", script])
-    monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
+    sleeping(monkeypatch, "a = input(); b = input(); print(b, flush=True); input()")
     node.start(RUN)
-    token = claimed(node)
-    worker = RunsWorker(
-        ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
-    )
+    spec = spec_of(node, address)
+    worker = RunsWorker(spec)
     assert worker.ask("of the message before")
-    wait_until(lambda: worker.tokens == {token})
+    wait_until(lambda: worker.tokens == {spec.token})
     assert worker.idle_seconds() == 0
     worker.process.kill()
     error = reply_of(node).error
@@ -1074,15 +981,13 @@ def test_an_answer_that_is_noted_late_leaves_the_next_message_asked(node, addres
 
 def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(node, address):
     node.start(RUN)
-    token, interrupted = claimed(node), list[int]()
-    with Token(token).client(address, True, None) as client:
+    spec, interrupted = spec_of(node, address), list[int]()
+    with Token(spec.token).client(address, True, None) as client:
         run_clientapp.push_task_output(client, None, SubStatus.FAILED, "done")
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
     try:
-        worker = RunsWorker(
-            ExecutionSpec(TaskType.CLIENT_APP, address, token, True, None, False, None, False, 1)
-        )
-        assert worker.ask(token)
+        worker = RunsWorker(spec)
+        assert worker.ask(spec.token)
         worker.process.kill()
         worker._watch.join(LONG)
         assert not worker._watch.is_alive()
@@ -1091,43 +996,13 @@ def test_a_process_that_dies_after_its_answer_leaves_the_executor_alone(node, ad
     assert interrupted == []
 
 
-@pytest.mark.slow
-def test_an_unknown_bundle_is_refused_with_both_hashes_and_a_process_ends_with_its_executor(
-    node, answer
-):
-    node.begin(RUN, app="0" * 64)
-    reason = answer(RUN).error.reason
-    got = hashlib.sha256(BUNDLE).hexdigest()
-    rule = f"bank: app must be {'0' * 64}, which this site knows, got {got}; install the same"
-    assert reason
-    assert re.match(rule, reason)
-    # As the system does when the executor is killed.
-    process = process_of(answer, RUN)
-    answer.executor._workers[RUN].process.stdin.close()
-    process.wait(LONG)
-
-
 # Tokens, which live as long as the processes of their tasks
 
 
-def spec_of(node, address):
-    """A task of a message that has come."""
-    node.start(RUN)
-    return ExecutionSpec(
-        TaskType.CLIENT_APP, address, claimed(node), True, None, False, None, False, 1
-    )
-
-
-def sleeping(monkeypatch, script="while True: input()"):
-    """Every process that is started runs this script instead."""
-    start = partial(subprocess.Popen, [sys.executable, "-S", "-c", script])
-    monkeypatch.setattr("subprocess.Popen", lambda command, **how: start(**how))
-
-
-@pytest.mark.slow
 def test_a_token_lives_while_its_process_starts(node, address, monkeypatch):
     monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
     sleeping(monkeypatch)
+    node.start(RUN)
     spec = spec_of(node, address)
     (record,) = node.state.task_token_store.values()
     claimed_until = record.active_until
@@ -1142,6 +1017,7 @@ def test_a_task_that_comes_back_ends_the_process_that_has_not_started_it(
 ):
     monkeypatch.setattr("fedapp.deploy.tasks.START_SECONDS", 0.0 if is_given_up else 600.0)
     sleeping(monkeypatch)
+    node.start(RUN)
     executor, spec = WarmExecutor(), spec_of(node, address)
     executor.run_id = RUN
     executor.launch(spec)
@@ -1177,6 +1053,7 @@ def test_how_a_process_ended_is_the_reason_of_the_reply(
     monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("fedapp.deploy.tasks.STOPPED_SECONDS", 0.2)
     sleeping(monkeypatch, script)
+    node.start(RUN)
     RunsWorker(spec_of(node, address))
     error = reply_of(node).error
     assert (error.reason, error.code in LOST) == (reason, is_lost)
@@ -1184,6 +1061,7 @@ def test_how_a_process_ended_is_the_reason_of_the_reply(
 
 def test_a_run_has_one_process_and_another_run_another(node, address, monkeypatch):
     sleeping(monkeypatch, "while True: print(input(), flush=True)")
+    node.start(RUN)
     executor, spec, workers = WarmExecutor(), spec_of(node, address), list[RunsWorker]()
     for number, executor.run_id in enumerate((RUN, OTHER_RUN, RUN)):
         executor.launch(replace(spec, task_id=number + 1, token=f"{number}"))
@@ -1196,11 +1074,11 @@ def test_a_run_has_one_process_and_another_run_another(node, address, monkeypatc
     assert all(worker.process.poll() is not None for worker in workers)
 
 
-@pytest.mark.slow
 def test_a_process_that_waits_for_its_run_stays_and_the_longest_idle_one_makes_room(
     node, address, monkeypatch
 ):
     sleeping(monkeypatch, "while True: print(input(), flush=True)")
+    node.start(RUN)
     executor, spec = WarmExecutor(), spec_of(node, address)
     for run_id in range(MOST_WORKERS + 1):
         executor.run_id = run_id

@@ -75,18 +75,13 @@ def python(tmp_path, code):
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "owner"), [("import clients", "somebody"), ("import fedapp, clients", "fedapp")]
-)
-def test_fedapp_imports_its_own_packages_and_leaves_others_to_those_who_do_not_import_it(
-    app, tmp_path, code, owner
-):
-    assert python(tmp_path, f"{code}; print(clients.OWNER)") == f"{owner}\n"
-    shown = python(tmp_path, "import fedapp, sys; print(sys.path[0])")
-    assert shown == f"{app}\n"
-
-
-def test_another_package_that_has_the_name_already_is_named(app, tmp_path):
+def test_fedapp_imports_its_own_packages_or_names_another_one_that_is_there_already(app, tmp_path):
+    for code, shown in {
+        "import clients; print(clients.OWNER)": "somebody\n",
+        "import fedapp, clients; print(clients.OWNER)": "fedapp\n",
+        "import fedapp, sys; print(sys.path[0])": f"{app}\n",
+    }.items():
+        assert python(tmp_path, code) == shown
     *_, error = python(tmp_path, "import clients, fedapp").splitlines()
     there = f"<module 'clients' from '{tmp_path}/work/clients/__init__.py'>"
     assert error == (

@@ -67,6 +67,11 @@ class Threads:
                 loop.call_soon_threadsafe(ending.set)
             thread.join()
 
+    def follow(self, name):
+        """Let a process look whether its files have changed."""
+        following = self.site[name].follow()
+        asyncio.run_coroutine_threadsafe(following, self._running[name][1]).result(60)
+
     def restart(self, name):
         self.stop(name)
         self.start(name)
@@ -157,13 +162,18 @@ def logged(site):
 
 
 @contextmanager
-def as_the_bank(threads):
-    """What the insurer answers the bank's certificate."""
-    site = threads.site["bank"]
-    peer = site.versions[site.current].agreed.peers["insurer"]
-    url = f"https://{peer.address}/cells/{site.current}"
-    with httpx.Client(verify=site.context_to(peer.certificate)) as client:
-        yield lambda body: client.post(url, content=body)
+def as_peer(threads, asker="bank", asked="insurer"):
+    """A client with one site's certificate, towards another."""
+    site = threads.site[asker]
+    peer = site.versions[site.current].agreed.peers[asked]
+    context = site.context_to(peer.certificate)
+    with httpx.Client(verify=context, base_url=f"https://{peer.address}") as client:
+        yield client
+
+
+def nightly(threads, **body):
+    reply = threads.client.post("/nightly", json=body)
+    return reply.status_code, reply.json()
 
 
 def ids(site="bank"):

@@ -6,7 +6,9 @@ import signal
 import sqlite3
 import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +24,8 @@ from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
 from fedapp.runs.flower import free_ports  # noqa: E402
 from fedapp.site.standing import current, ids_of  # noqa: E402
 from simulations.bench.sites import Sites  # noqa: E402
-from tests.serve.standing import Threads, tables  # noqa: E402
+from tests.serve.standing import FEW, Threads, tables, until  # noqa: E402
 
-FEW = {"num-boost-round": 3, "max-depth": 3, "early-stopping-rounds": 0}
 QUERY = {
     "predict-query": "SELECT * FROM customers WHERE id IN :ids",
     "predict-ids": "SELECT id FROM customers",
@@ -60,17 +61,22 @@ def url(request, tmp_path):
     )
     if not programs:
         pytest.skip("needs PostgreSQL")
-    bin_folder, data, (port,) = Path(programs).parent, tmp_path / "cluster", free_ports(1)
+    with TemporaryDirectory() as folder:  # tmp_path is below a folder that only one user reads
+        Path(folder).chmod(0o777)
+        with postgres(Path(programs).parent, Path(folder, "cluster")) as place:
+            yield place
+
+
+@contextmanager
+def postgres(programs, data):
+    """The URL of a server of an empty cluster."""
+    (port,) = free_ports(1)
     who = {"user": "nobody"} if os.getuid() == 0 else {}  # it refuses to be root's
-    if who:
-        tmp_path.chmod(0o777)
-        for parent in tmp_path.parents[:3]:
-            parent.chmod(0o755)
-    begin = [bin_folder / "initdb", "-D", data, "-A", "trust", "-U", "site", "--no-sync"]
+    begin = [programs / "initdb", "-D", data, "-A", "trust", "-U", "site", "--no-sync"]
     subprocess.run(begin, check=True, capture_output=True, cwd="/", **who)
-    options = ("-p", str(port), "-k", str(data), "-h", "127.0.0.1", "-F")
+    command = [programs / "postgres", "-D", data, "-k", data, "-h", "127.0.0.1", "-F"]
     server = subprocess.Popen(
-        [bin_folder / "postgres", "-D", data, *options], stderr=subprocess.DEVNULL, cwd="/", **who
+        [*command, "-p", str(port)], stderr=subprocess.DEVNULL, cwd="/", **who
     )
     place = f"postgresql+psycopg://site@127.0.0.1:{port}/postgres"
     try:
@@ -98,12 +104,21 @@ def numbered(every):
     return every
 
 
+QUERIES = {
+    "SELECT * FROM customers WHERE id IN :ids AND 1 = 0": "got 1 that are no longer there",
+    "SELECT * FROM customers WHERE NOT id IN :ids": "got 1 that are no longer there",
+    "SELECT * FROM customers UNION ALL SELECT * FROM customers WHERE id IN :ids": "must be unique",
+    "SELECT id FROM customers WHERE id IN :ids": "table must have the model's columns",
+}
+
+
 @pytest.mark.slow
 def test_rows_of_a_database_score_as_those_of_a_file(tmp_path, url):
     every = numbered(tables("binary:logistic", 2, 200))
     sites = Sites(tmp_path / "sites", every, "y")
     model = sites.train(**FEW)
     expected = {row["id"]: row["probability_1"] for row in sites.predicted(model).to_pylist()}
+    names = list(expected)
     write(url, every["insurer"])
     sites.configure("insurer", {"predict-data": url, **QUERY})
     assert sites.predicted(model).to_pylist() == [
@@ -111,33 +126,44 @@ def test_rows_of_a_database_score_as_those_of_a_file(tmp_path, url):
     ]
     sites.activate(model)
     threads = Threads(sites)
+
+    def scores(asked):
+        status, reply = threads.score(asked)
+        return [row["scores"]["probability_1"] for row in reply["rows"]] if status == 200 else reply
+
+    def refuses(asked, rule):
+        status, reply = threads.score(asked)
+        return status in (422, 502) and f"insurer: {rule}" in reply["error"].replace("rows ", "")
+
     try:
         threads.start()
-        for ids in ([one] for one in list(expected)[:20]):
-            assert threads.score(ids)[1]["rows"][0]["scores"]["probability_1"] == expected[ids[0]]
-        _, reply = threads.score(list(expected))
-        assert [row["scores"]["probability_1"] for row in reply["rows"]] == [*expected.values()]
+        assert [scores([name]) for name in names[:20]] == [[expected[name]] for name in names[:20]]
+        assert scores(names) == [*expected.values()]
+        # Another query counts without a restart.
+        for text, rule in QUERIES.items():
+            sites.configure("insurer", {"predict-query": text})
+            until(lambda rule=rule: rule in threads.score(names[0])[1].get("error", ""))
+        sites.configure("insurer", QUERY)
+        until(lambda: scores(names) == [*expected.values()])
         # Changed rows score otherwise from the next request on; a row that is gone has no score.
-        first = next(iter(expected))
         column = next(name for name in every["insurer"].column_names if name in "abcdef")
         engine = sqlalchemy.create_engine(url)
         with engine.begin() as connection:
             connection.exec_driver_sql(f"UPDATE customers SET {column} = NULL")
-        after = threads.score(list(expected))[1]["rows"]
-        changed = [row["scores"]["probability_1"] for row in after]
-        assert changed != [*expected.values()]
+        assert scores(names) != [*expected.values()]
         with engine.begin() as connection:
-            connection.exec_driver_sql(f"DELETE FROM customers WHERE id = {first}")
-        status, reply = threads.score(first)
-        assert status == 422
-        assert "insurer: rows must be in the table that the site has now" in reply["error"]
+            connection.exec_driver_sql(f"DELETE FROM customers WHERE id = {names[0]}")
+        assert refuses(names[0], "must be in the table that the site has now")
         with engine.begin() as connection:
             connection.exec_driver_sql("DROP TABLE customers")
         engine.dispose()
-        status, reply = threads.score(list(expected)[1])
-        assert status == 422
-        assert "insurer: database must answer the queries of the node config" in reply["error"]
-        assert "customers" not in reply["error"]  # nothing of the query leaves
+        rule = "database must answer the queries of the node config"
+        assert refuses(names[1], rule)
+        assert "customers" not in threads.score(names[1])[1]["error"]  # nothing of the query leaves
+        before = ids_of("bank", current("bank")[0])
+        with pytest.raises(PartyError, match=f"insurer.*{rule}"):
+            sites.activate(model)
+        np.testing.assert_array_equal(ids_of("bank", current("bank")[0]), before)
     finally:
         threads.close()
 
@@ -175,6 +201,16 @@ def test_ids_are_bound_and_never_part_of_the_query(database):
     assert query(database).rows([1, 2]).num_rows == 2
 
 
+def test_a_file_that_is_replaced_is_read_from_the_next_query_on(database):
+    asked = query(database)
+    assert asked.rows([1]).num_rows == 1
+    with sqlite3.connect(database.with_name("new.db")) as connection:
+        connection.execute("CREATE TABLE rows (id INTEGER, a REAL)")
+    connection.close()
+    database.with_name("new.db").rename(database)
+    assert asked.rows([1]).num_rows == 0
+
+
 def test_a_database_is_only_read(database):
     writes = query(database, "DELETE FROM rows WHERE id IN :ids RETURNING id")
     with pytest.raises(DataError, match="database must answer the queries of the node config"):
@@ -198,15 +234,3 @@ def test_queries_that_do_not_fit_are_refused(database, given, rule):
 def test_a_driver_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"predict-data .*whose driver is installed, got"):
         Query("nosuch://host/db", "SELECT 1 WHERE 1 IN :ids", "SELECT 1")
-
-
-@pytest.mark.slow
-def test_a_site_whose_database_is_gone_takes_part_in_no_activation(tmp_path):
-    sites = Sites(tmp_path / "sites", tables("binary:logistic", 2, 100), "y")
-    model = sites.train(**FEW)
-    sites.activate(model)
-    before = ids_of("bank", current("bank")[0])
-    sites.configure("insurer", {"predict-data": f"sqlite:///{tmp_path}/none.db", **QUERY})
-    with pytest.raises(PartyError, match=r"insurer.*database must answer the queries"):
-        sites.activate(model)
-    np.testing.assert_array_equal(ids_of("bank", current("bank")[0]), before)

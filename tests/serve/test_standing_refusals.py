@@ -1,30 +1,54 @@
-"""What a standing process refuses, each by a request to sites that all tests of this file share."""
+"""What a standing process answers and refuses, each by a request to sites that all tests share."""
 
 import asyncio
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
-pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
 
 from starlette.responses import Response  # noqa: E402
 
+from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.crypto.certificates import own_certificate  # noqa: E402
-from fedapp.errors import ConfigError  # noqa: E402
+from fedapp.errors import ConfigError, DataError  # noqa: E402
 from fedapp.home import home  # noqa: E402
+from fedapp.serve import joint, peers  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
 from fedapp.site.log import LOG  # noqa: E402
+from fedapp.site.settings import parse_node_config  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402
-from tests.serve.standing import FEW, Threads, ids, logged, sites_in, tables, until  # noqa: E402
+from fedapp.trees import cells as cells_of_trees  # noqa: E402
+from simulations.bench.sites import SERVICE  # noqa: E402
+from tests.serve.standing import (  # noqa: E402
+    FEW,
+    Threads,
+    as_peer,
+    ids,
+    logged,
+    nightly,
+    scored,
+    sites_in,
+    tables,
+    until,
+)
+from tests.serving import JSON  # noqa: E402
 
 ASKED = {"rows": [0], "purpose": "", "request": ""}
 TABLES = ("binary:logistic", 3)
@@ -42,8 +66,10 @@ def _own_home(tmp_path_factory):
 def threads(tmp_path_factory):
     """The bank, which has the labels, the insurer and the shop."""
     sites = sites_in(tmp_path_factory.mktemp("sites"), *TABLES)
-    sites.activate(sites.train(**FEW))
+    model = sites.train(**FEW)
+    sites.activate(model)
     threads = Threads(sites)
+    threads.model = model
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedapp.serve.standing.FILES_SECONDS", 0.05)
         threads.start()
@@ -75,137 +101,211 @@ def live(threads, names, **more):
     return threads.score(names, way="live", **more)
 
 
-def nightly(threads, **body):
-    reply = threads.client.post("/nightly", json=body)
-    return reply.status_code, reply.json()
+# A table of requests to the bank
+
+LIMIT = " (standing-rows-per-second in the node config of insurer), got 5"
+LEAST = "rows must be >= {} different ones (standing-least-rows of insurer), got {}"
+PURPOSE = "insurer: purpose must be one of credit, fraud (standing-purposes of insurer), got "
+PURPOSES = {"standing_purposes": "credit,fraud"}
+AHEAD = "insurer: standing-nightly must be {} in the node config of insurer, got {}"
+WITHDRAWN = "allow in the node config of {} must have standing, got it withdrawn"
+WITHDRAWS = {"allow": "secureboost"}
+LONG = "purpose and id of a request must have at most 80 characters, got more"
+UNKNOWN = "id must be of a row that all parties had when they matched, got 1 unknown, such as "
+UNKNOWN += '"nobody": fedapp federation activate --refresh'
+NIGHT = 'body must be {"ids": [id, ...]} or {"all": true}, got another'
 
 
-@contextmanager
-def as_peer(threads, asker, asked):
-    """A client with one site's certificate, towards another."""
-    site = threads.site[asker]
-    peer = site.versions[site.current].agreed.peers[asked]
-    context = site.context_to(peer.certificate)
-    with httpx.Client(verify=context, base_url=f"https://{peer.address}") as client:
-        yield client
+def score(body, error="", status=422, **configs):
+    return configs, "/score", body, status if error else 200, error
 
 
-# Limits of the party that is asked
+def night(body, error="", status=422, **insurer):
+    return {"insurer": insurer, "shop": NIGHTLY}, "/nightly", body, status if error else 200, error
+
+
+NIGHTLY, NAMED = {"standing_nightly": "all"}, {"standing_nightly": "named"}
+SLOW, FEW_ROWS = {"standing_rows_per_second": 2}, {"standing_least_rows": 4}
+NINE = {"ids": [*range(9)]}
+# By what it is: body, in which numbers are places of ids, error, status, node configs.
+REQUESTS = {
+    "rows a second": score(
+        {"ids": [*range(5)]}, f"insurer: rows must be <= 2{LIMIT}", 429, insurer=SLOW
+    ),
+    "fewer rows a second": score({"ids": [0, 1]}, insurer=SLOW),
+    "different rows": score({"ids": [*range(4)]}, insurer=FEW_ROWS),
+    "one row twice": score(
+        {"ids": [0, 1, 2, 2]}, f"insurer: {LEAST.format(4, 3)}", insurer=FEW_ROWS
+    ),
+    "a purpose": score({"id": 0, "purpose": "fraud"}, insurer=PURPOSES),
+    "another purpose": score(
+        {"id": 0, "purpose": "frod"}, f"{PURPOSE}'frod'; did you mean fraud?", insurer=PURPOSES
+    ),
+    "no purpose": score({"id": 0, "purpose": ""}, f"{PURPOSE}''", insurer=PURPOSES),
+    "a peer withdraws": score(
+        {"id": 0}, f"insurer: {WITHDRAWN.format('insurer')}", 403, insurer=WITHDRAWS
+    ),
+    "the bank withdraws": score({"id": 0}, WITHDRAWN.format("bank"), 503, bank=WITHDRAWS),
+    "nobody": score({"ids": ["nobody"]}, UNKNOWN),
+    "somebody and nobody": score({"ids": [0, "nobody"]}, UNKNOWN),
+    "a long purpose": score({"id": 0, "purpose": "x" * 81}, LONG),
+    "another way": score({"id": 0, "way": "fast"}, "way must be live or nightly, got fast"),
+    "all, of none": night({"all": True}, AHEAD.format("named or all", "none"), 403),
+    "some, of none": night(NINE, AHEAD.format("named or all", "none"), 403),
+    "all, of named": night({"all": True}, AHEAD.format("all", "named"), 403, **NAMED),
+    "some, of named": night(NINE, **NAMED),
+    "all, of all": night({"all": True}, **NIGHTLY),
+    "few of named": night(NINE, f"insurer: {LEAST.format(10, 9)}", **NAMED, standing_least_rows=10),
+    "few of all": night(
+        {"ids": [0]}, f"insurer: {LEAST.format(10, 1)}", **NIGHTLY, standing_least_rows=10
+    ),
+    "all are not few": night({"all": True}, **NIGHTLY, standing_least_rows=10**6),
+    "no rows": night({}, NIGHT),
+    "no ids": night({"ids": []}, NIGHT),
+    "a text": night({"ids": "c1"}, NIGHT),
+    "no texts": night({"ids": [None]}, NIGHT),
+    "not all": night({"all": False}, NIGHT),
+    "one is not true": night({"all": 1}, NIGHT),
+    "all and some": night({"all": True, "ids": ["c1"]}, NIGHT),
+}
 
 
 @pytest.mark.parametrize(
-    ("keys", "places", "fit", "status", "rule"),
+    ("keys", "path", "body", "status", "error"), REQUESTS.values(), ids=REQUESTS
+)
+def test_a_request_is_answered_or_refused_with_a_line(
+    threads, configure, keys, path, body, status, error
+):
+    def named(value):
+        if isinstance(value, list):
+            return list(map(named, value))
+        return ids()[value] if type(value) is int else value
+
+    for site, changed in keys.items():
+        configure(site, **changed)
+    asked = {key: named(value) if key in ("id", "ids") else value for key, value in body.items()}
+    asked = {"way": "live", **asked} if path == "/score" else asked
+    n_lines = len(logged("insurer"))
+    reply = threads.client.post(path, json=asked)
+    refusal = reply.json().get("error", "")
+    assert (reply.status_code, refusal[: len(error) or None]) == (status, error)
+    asks_nobody = bool(error) and not error.startswith("insurer: ")
+    assert (len(logged("insurer")) == n_lines) is asks_nobody
+    if error in ("", NIGHT, WITHDRAWN.format("bank")):
+        return
+    for site in ["bank"] if asks_nobody else ["bank", "insurer"]:
+        line = logged(site)[-1]
+        assert line["outcome"].startswith("refused: ")
+        assert "nobody" not in json.dumps(line)
+        assert len(line.get("purpose", "")) <= 80
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "rule"),
     [
+        ({"host": "evil.example"}, 400, "host must be one of 127.0.0.1, ::1, localhost (--allow-"),
+        ({"origin": "https://evil.example"}, 403, "origin must be that of host {host}, or left ou"),
+        ({"origin": "null"}, 403, "origin must be that of host {host}, or left out, got 'null'"),
+        ({"content-type": "text/plain"}, 415, "content-type must be application/json, got 'text"),
         (
-            {"standing_rows_per_second": 2},
-            *(range(5), range(2), 429),
-            r"rows must be <= 2 \(standing-rows-per-second in the node config of insurer\), got 5",
+            {"content-type": "application/x-www-form-urlencoded"},
+            *(415, "content-type must be application/json, got 'application/x-www"),
         ),
-        (
-            {"standing_least_rows": 4},
-            *((0, 1, 2, 2), range(4), 422),
-            r"rows must be >= 4 different ones \(standing-least-rows of insurer\), got 3$",
-        ),
-    ],
-    ids=["rows a second", "different rows"],
-)
-def test_rows_beyond_a_limit_are_not_answered(threads, configure, keys, places, fit, status, rule):
-    names = ids()
-    configure("insurer", **keys)
-    got, reply = live(threads, [names[place] for place in places])
-    assert got == status
-    assert re.match(f"insurer: {rule}", reply["error"])
-    assert logged("insurer")[-1]["outcome"].startswith("refused: rows must be ")
-    assert live(threads, [names[place] for place in fit])[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("purpose", "status", "got"),
-    [("fraud", 200, ""), ("frod", 422, "'frod'; did you mean fraud?"), ("", 422, "''")],
-)
-def test_rows_are_answered_for_purposes_of_the_site(threads, configure, purpose, status, got):
-    configure("insurer", standing_purposes="credit,fraud")
-    answered, reply = live(threads, ids()[0], purpose=purpose)
-    rule = "insurer: purpose must be one of credit, fraud (standing-purposes of insurer), got "
-    assert (answered, reply.get("error", "")) == (status, rule + got if got else "")
-
-
-@pytest.mark.parametrize(
-    ("keys", "body", "status", "rule"),
-    [
-        ({}, {"all": True}, 403, "standing-nightly must be named or all in the node config of"),
-        ({}, {"ids": 9}, 403, "standing-nightly must be named or all in the node config of"),
-        ({"standing_nightly": "named"}, {"all": True}, 403, "standing-nightly must be all in the"),
-        ({"standing_nightly": "named"}, {"ids": 9}, 200, ""),
-        ({"standing_nightly": "all"}, {"all": True}, 200, ""),
-        (
-            {"standing_nightly": "named", "standing_least_rows": 10},
-            *({"ids": 9}, 422, "rows must be >= 10 different ones (standing-least-rows of"),
-        ),
-        ({"standing_nightly": "all", "standing_least_rows": 10**6}, {"all": True}, 200, ""),
+        ({"origin": "http://{host}", "content-type": "Application/JSON; charset=utf-8"}, 200, ""),
+        ({"host": "localhost:80"}, 200, ""),
+        ({"host": "[::1]"}, 200, ""),
+        ({}, 200, ""),
     ],
 )
-def test_cells_are_sent_ahead_as_the_site_permits(threads, configure, keys, body, status, rule):
-    configure("shop", standing_nightly="all")
-    configure("insurer", **keys)
-    got, reply = nightly(threads, **({"ids": ids()[:9]} if "ids" in body else body))
-    assert got == status
-    assert reply.get("error", "").startswith(f"insurer: {rule}" if rule else "")
-
-
-def test_a_site_that_withdraws_answers_neither_peers_nor_callers(threads, configure):
-    rule = "allow in the node config of {} must have standing, got it withdrawn"
-    for site, status, before in (("insurer", 403, "insurer: "), ("bank", 503, "")):
-        configure(site, allow="secureboost")
-        got, reply = live(threads, ids()[0])
-        assert (got, reply["error"]) == (status, before + rule.format(site))
-        health = threads.client.get("/health").json()
-        assert (health["status"] == rule.format("bank")) == (site == "bank")
-        configure(site, allow="secureboost,standing")
-        assert live(threads, ids()[0])[0] == 200
-
-
-def test_a_node_config_that_cannot_be_read_permits_nothing(threads, configure):
-    path = threads.sites.config("insurer")
-    _replace(path, path.read_text()[:40])
-    assert live(threads, ids()[0])[0] == 403
-    assert logged("insurer")[-1]["outcome"].startswith("refused: allow in the node config of")
+def test_a_page_of_another_site_gets_no_score_and_sends_nothing(threads, headers, status, rule):
+    host = threads.client.base_url.netloc.decode()
+    given = {name: value.format(host=host) for name, value in headers.items()}
+    n_lines = len(logged("insurer"))
+    asked = json.dumps({"id": ids()[0], "way": "live"}).encode()
+    for path, body in (("/score", asked), ("/nightly", b'{"all": 1}')):
+        reply = threads.client.post(path, content=body, headers=given)
+        assert reply.status_code == (status if status != 200 or "score" in path else 422)
+        assert reply.json().get("error", "").startswith(rule.format(host=host))
+    assert len(logged("insurer")) == n_lines + (status == 200)
+    health = threads.client.get("/health", headers={"host": given.get("host", host)})
+    assert health.status_code == (400 if status == 400 else 200)
 
 
 # Who is answered
 
 
-def test_only_the_party_with_the_labels_is_answered(threads):
-    version = current("bank")[0]
-    for asker, asked, status in (
-        ("bank", "insurer", 200),
-        ("shop", "insurer", 409),
-        ("insurer", "bank", 409),
-    ):
-        with as_peer(threads, asker, asked) as client:
-            for path in (f"/cells/{version}", f"/ahead/{version}"):
-                reply = client.post(path, json=ASKED)
-                if status == 409:
-                    rule = f"version must be one that {asked} answers for this certificate, its "
-                    assert reply.json()["error"].startswith(f"{rule}active party's (none), got")
-                    assert logged(asked)[-1]["outcome"].startswith("refused: version must be one")
-                assert reply.status_code == (status if "cells" in path or status == 409 else 403)
-            assert client.get("/alive").text == (version if status == 200 else "")
+NOT_OF = "version must be one that {} answers for this certificate, its active party's ({}), got "
+TEXTS = "got texts of more than 80 characters or none"
+TOO_LONG = "body must have at most 2,000,000 bytes, got more"
+NOT_NOW = "standing-nightly must be named or all in the node config of insurer, got none"
+# By what it is: who asks whom for what, which version if not the active one, status, error.
+PEERS = {
+    "cells": ("bank", "insurer", "cells", ASKED, "", 200, ""),
+    "ahead": ("bank", "insurer", "ahead", ASKED, "", 403, NOT_NOW),
+    **{
+        f"{path} of {asked} to {asker}": (asker, asked, path, ASKED, "", 409, NOT_OF)
+        for asker, asked in (("shop", "insurer"), ("insurer", "bank"))
+        for path in ("cells", "ahead")
+    },
+    "another version": ("bank", "insurer", "cells", ASKED, "another", 409, NOT_OF),
+    "a long body": ("bank", "insurer", "cells", b" " * 2_000_001, "", 413, TOO_LONG),
+    **{
+        f"a long {text}": ("bank", "insurer", "cells", ASKED | {text: "x" * 81}, "", 422, TEXTS)
+        for text in ("purpose", "request")
+    },
+}
 
 
-def test_another_version_or_too_long_a_body_is_refused(threads):
-    with as_peer(threads, "bank", "insurer") as client:
-        reply = client.post("/cells/another", json=ASKED)
-        assert (reply.status_code, reply.json()["error"][-13:]) == (409, ", got another")
-        reply = client.post(f"/cells/{current('bank')[0]}", content=b" " * 2_000_001)
-        assert (reply.status_code, reply.json()["error"]) == (
-            413,
-            "body must have at most 2,000,000 bytes, got more",
-        )
-        for text in ("purpose", "request"):
-            reply = client.post(f"/cells/{current('bank')[0]}", json=ASKED | {text: "x" * 81})
+@pytest.mark.parametrize(
+    ("asker", "asked", "path", "body", "version", "status", "error"), PEERS.values(), ids=PEERS
+)
+def test_only_the_party_with_the_labels_is_answered(
+    threads, asker, asked, path, body, version, status, error
+):
+    active = current("bank")[0] if asker == "bank" else "none"
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    with as_peer(threads, asker, asked) as client:
+        reply = client.post(f"/{path}/{version or current('bank')[0]}", content=content)
+        assert reply.status_code == status
+        assert client.get("/alive").text == ("" if active == "none" else active)
+    if error:
+        refusal = reply.json()["error"]
+        assert error.format(asked, active) in refusal
+        assert refusal.endswith(version)
+        assert logged(asked)[-1]["outcome"].startswith(f"refused: {refusal[:40]}")
+
+
+FIELDS = st.fixed_dictionaries(
+    {}, optional={"rows": JSON, "purpose": JSON, "request": JSON, "all": JSON}
+)
+
+
+def test_malformed_requests_are_refused_each_with_a_line(threads, monkeypatch):
+    monkeypatch.setattr("fedapp.serve.versions.LISTED", 10**6)
+    n_rows, path = len(ids()), f"/cells/{current('bank')[0]}"
+    with as_peer(threads) as client:
+
+        @examples(max_examples=10, deadline=None)
+        @given(FIELDS.map(lambda fields: json.dumps(fields).encode()) | st.binary(max_size=60))
+        def ask(body):
+            count = len(logged("insurer"))
+            reply = client.post(path, content=body)
+            (line,) = logged("insurer")[count:]
+            assert line["outcome"].startswith("answered" if reply.status_code == 200 else "refused")
+            if reply.status_code == 200:
+                document = json.loads(body)
+                assert all(type(row) is int and 0 <= row < n_rows for row in document["rows"])
+                assert document["rows"]
+                assert isinstance(document["purpose"], str)
+            else:
+                assert reply.status_code == 422
+                assert " must be " in reply.json()["error"]
+
+        ask()
+        for rows in ([n_rows], [-1], [0.5], ["0"], [True], [], [0] * 10_001, "0", None):
+            reply = client.post(path, json={"rows": rows, "purpose": "", "request": ""})
             assert reply.status_code == 422
-            assert reply.json()["error"].endswith("got texts of more than 80 characters or none")
+            assert reply.json()["error"].startswith("rows must be 1 to 10000 numbers of rows")
 
 
 def test_a_site_gives_rows_to_no_other_certificate_than_the_pinned_one(threads, tmp_path):
@@ -233,7 +333,151 @@ def test_a_site_gives_rows_to_no_other_certificate_than_the_pinned_one(threads, 
     assert received == []
 
 
-# Rows and versions that are not there
+def test_a_stranger_gets_no_connection(threads, tmp_path):
+    pair = own_certificate("bank")
+    (tmp_path / "tls.pem").write_bytes(pair.secret + pair.public)
+    for certificate in (tmp_path / "tls.pem", None):
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if certificate:
+            context.load_cert_chain(certificate)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(
+                f"https://127.0.0.1:{threads.sites.peer_ports['insurer']}/alive", verify=context
+            )
+
+
+def test_who_begins_no_handshake_is_cut_off(threads, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.serve.standing.HANDSHAKE_SECONDS", 0.2)
+        threads.restart("shop")
+        with socket.create_connection(("127.0.0.1", threads.sites.peer_ports["shop"])) as stranger:
+            stranger.settimeout(30)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    threads.restart("shop")
+    assert live(threads, ids()[0])[0] == 200
+
+
+def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(
+    threads, configure, monkeypatch
+):
+    site, read, asked = threads.site["bank"], peers.read_body, threading.Event()
+    context = site.context_to(site.versions[site.current].agreed.peers["insurer"].certificate)
+    body = json.dumps(ASKED).encode()
+    head = f"POST /cells/{current('bank')[0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+
+    async def noted(*given):
+        asked.set()
+        return await read(*given)
+
+    monkeypatch.setattr(peers, "read_body", noted)
+    address = "127.0.0.1", threads.sites.peer_ports["insurer"]
+    with socket.create_connection(address) as raw, context.wrap_socket(raw) as secure:
+        secure.sendall(head.encode() + b"\r\n\r\n" + body[:5])
+        assert asked.wait(30)
+        configure("insurer", allow="secureboost")
+        secure.sendall(body[5:])
+        assert secure.recv(100).startswith(b"HTTP/1.1 403")
+
+
+def test_the_passive_party_has_no_scores_and_says_who_has(threads, configure):
+    url = threads.sites.url("insurer")
+    reply = httpx.post(f"{url}/score", json={"id": "c1"})
+    assert reply.status_code == 404
+    assert "scores are at bank, which has the labels" in reply.json()["error"]
+    health = httpx.get(f"{url}/health")
+    about = health.json()
+    assert (health.status_code, about["status"], about["parties"]) == (200, "ok", {})
+    assert about["rows"] == len(ids("insurer"))
+    for site in ("insurer", "bank"):
+        configure(site, allow="secureboost")
+        health = httpx.get(f"{threads.sites.url(site)}/health")
+        assert (health.status_code, health.json()["status"]) == (503, WITHDRAWN.format(site))
+
+
+def test_a_party_that_is_gone_is_named_until_it_answers(threads):
+    site, name = threads.site["bank"], ids()[0]
+    address = site.versions[site.current].agreed.peers["shop"].address
+    threads.stop("shop")
+    try:
+        status, reply = live(threads, name)
+        assert (status, reply["error"][:25]) == (504, f"shop must answer at {address}"[:25])
+        health = threads.client.get("/health")
+        assert health.status_code == 503
+        assert health.json()["parties"]["shop"].startswith(f"must answer at {address}, got: ")
+        assert threads.client.get("/v2/health/ready").status_code in (400, 503)
+    finally:
+        threads.start("shop")
+    assert live(threads, name)[0] == 200
+    everybody = dict.fromkeys(("insurer", "shop"), "answers")
+    assert threads.client.get("/health").json()["parties"] == everybody
+
+
+# Node configs, tables and versions that change
+
+UNREADABLE = {
+    "gone": lambda path: path.unlink(),
+    "half": lambda path: path.write_text(path.read_text()[:40]),
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(threads, spoil):
+    path, name = threads.sites.config("insurer"), ids()[0]
+    before, text = path.stat(), path.read_text()
+    spoil(path)
+    assert live(threads, name)[0] == 403
+    assert logged("insurer")[-1]["outcome"].startswith("refused: allow in the node config of")
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.write_text(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert live(threads, name)[0] == 200
+
+
+def test_a_node_config_is_read_again_though_it_stays_as_it_is(threads, monkeypatch):
+    """Such as where the process had no file descriptor left."""
+    path, name = threads.sites.config("insurer"), ids()[0]
+
+    def fails(text):
+        if text == str(path):
+            raise OSError("too many open files")
+        return parse_node_config(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.serve.versions.parse_node_config", fails)
+        path.touch()
+        assert live(threads, name)[0] == 403
+    until(lambda: live(threads, name)[0] == 200)
+
+
+def test_who_is_being_answered_is_answered_while_the_table_changes(threads, monkeypatch):
+    names, cells = ids(), peers._cells
+    expected = scored(threads, names[:2], way="live")
+    asked, may_end, answers = threading.Event(), threading.Event(), []
+
+    async def late(version, rows):
+        if rows[0] == 0:
+            asked.set()
+            await asyncio.to_thread(may_end.wait)
+        return await cells(version, rows)
+
+    monkeypatch.setattr(peers, "_cells", late)
+    ask = lambda: answers.append(scored(threads, names[:1], way="live"))  # noqa: E731
+    asking = threading.Thread(target=ask)
+    asking.start()
+    asked.wait()
+    site = threads.site["bank"]
+    before = site.versions[site.current]
+    threads.sites.write_table("bank", tables(*TABLES)["bank"].slice(0))
+    until(lambda: site.versions[site.current] is not before)
+    reply = httpx.post(f"{threads.sites.url()}/score", json={"id": names[1], "way": "live"})
+    assert tuple(reply.json()["scores"].values()) == expected[names[1]]
+    may_end.set()
+    asking.join()
+    assert answers == [{names[0]: expected[names[0]]}]
 
 
 def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads):
@@ -270,10 +514,12 @@ def test_without_an_active_version_there_are_no_scores(threads, text, fault):
     before = path.read_text()
     _replace(path, text)
     try:
-        status, reply = live(threads, name)
+        for _ in range(2):  # also after the process has looked at its files by itself
+            due = 503, {"error": f"version must be active at bank, got {fault}"}
+            assert live(threads, name) == due
+            threads.follow("bank")
     finally:
         _replace(path, before)
-    assert (status, reply) == (503, {"error": f"version must be active at bank, got {fault}"})
     assert live(threads, name)[0] == 200
 
 
@@ -291,100 +537,69 @@ def test_a_process_that_cannot_be_reached_does_not_start(threads, configure, key
         asyncio.run(serve(site, "", port, asyncio.Event(), lambda _: None))
 
 
-# Callers
+# What is disclosed
 
 
-LONG = "purpose and id of a request must have at most 80 characters, got more"
-UNKNOWN = "id must be of a row that all parties had when they matched, got 1 unknown"
-
-
-@pytest.mark.parametrize(
-    ("asked", "status", "error"),
-    [
-        (
-            {"ids": ["nobody"]},
-            422,
-            f'{UNKNOWN}, such as "nobody": fedapp federation activate --refresh',
-        ),
-        (
-            {"ids": ["", "nobody"]},
-            422,
-            f'{UNKNOWN}, such as "nobody": fedapp federation activate --refresh',
-        ),
-        ({"id": "", "purpose": "x" * 81}, 422, LONG),
-        ({"id": "", "way": "fast"}, 422, "way must be live or nightly, got fast"),
-    ],
-)
-def test_a_caller_that_breaks_a_rule_is_refused_without_asking(threads, asked, status, error):
-    named = {"id": ids()[0]} if "id" in asked else {}
-    if "ids" in asked:
-        named = {"ids": [name or ids()[0] for name in asked["ids"]]}
-    n_lines = len(logged("insurer"))
-    reply = threads.client.post("/score", json=asked | named)
-    assert (reply.status_code, reply.json()["error"][: len(error)]) == (status, error)
-    assert len(logged("insurer")) == n_lines
-    line = logged("bank")[-1]
-    assert line["outcome"].startswith("refused: ")
-    assert "nobody" not in json.dumps(line)
-    assert len(line["purpose"]) <= 80
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *({}, {"ids": []}, {"ids": "c1"}, {"ids": [1]}, {"all": False}, {"all": 1}),
-        {"all": True, "ids": ["c1"]},
-    ],
-)
-def test_a_night_of_another_form_is_refused(threads, body):
-    rule = 'body must be {"ids": [id, ...]} or {"all": true}, got another'
-    assert nightly(threads, **body) == (422, {"error": rule})
-
-
-def test_a_caller_from_another_page_is_refused(threads):
-    rule = "host must be one of 127.0.0.1, ::1, localhost (--allow-host adds another), got "
-    reply = threads.client.get("/health", headers={"host": "evil.example"})
-    assert (reply.status_code, reply.json()) == (400, {"error": f"{rule}'evil.example'"})
-    for host in ("localhost:80", "[::1]"):
-        assert threads.client.get("/metrics", headers={"host": host}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("headers", "status", "rule"),
-    [
-        ({"origin": "https://evil.example"}, 403, "origin must be that of host {host}, or left ou"),
-        ({"origin": "null"}, 403, "origin must be that of host {host}, or left out, got 'null'"),
-        ({"content-type": "text/plain"}, 415, "content-type must be application/json, got 'text"),
-        (
-            {"content-type": "application/x-www-form-urlencoded"},
-            *(415, "content-type must be application/json, got 'application/x-www"),
-        ),
-        ({"origin": "http://{host}", "content-type": "Application/JSON; charset=utf-8"}, 200, ""),
-        ({}, 200, ""),
-    ],
-)
-def test_a_page_of_another_site_gets_no_score_and_sends_nothing(threads, headers, status, rule):
-    host = threads.client.base_url.netloc.decode()
-    given = {name: value.format(host=host) for name, value in headers.items()}
-    n_lines = len(logged("insurer"))
-    asked = json.dumps({"id": ids()[0], "way": "live"}).encode()
-    for path, body in (("/score", asked), ("/nightly", b'{"all": 1}')):
-        reply = threads.client.post(path, content=body, headers=given)
-        assert reply.status_code == (status if status != 200 or "score" in path else 422)
-        assert reply.json().get("error", "").startswith(rule.format(host=host))
-    assert len(logged("insurer")) == n_lines + (status == 200)
-
-
-def test_neither_the_other_sites_nor_the_metrics_learn_an_id(threads):
+def test_a_score_says_how_it_came_about_and_neither_peers_nor_metrics_learn_an_id(threads):
     names = ids()[:5]
-    assert live(threads, names, purpose="care")[0] == 200
+
+    def value(shown, name, **labels):
+        families = parser.text_string_to_metric_families(shown)
+        samples = (sample for family in families for sample in family.samples)
+        return sum(s.value for s in samples if (s.name, s.labels) == (name, labels))
+
+    before = threads.client.get("/metrics").text
+    _, reply = live(threads, names, purpose="care")
+    assert (reply["model"], reply["version"]) == (SERVICE, current("bank")[0])
+    assert (reply["way"], reply["parties"]) == ("live", ["bank", "insurer", "shop"])
+    assert logged("bank")[-1]["request"] == reply["request"]
     for site in ("insurer", "shop"):
         line = logged(site)[-1]
         assert (line["peer"], line["purpose"], line["rows"]) == ("bank", "care", [[0, 4]])
+        assert line["request"] == reply["request"]
         assert not [name for name in names if f'"{name}"' in json.dumps(line)]
-    shown = threads.client.get("/metrics").text
-    assert 'fedapp_scored_rows_total{way="live"}' in shown
-    assert not [name for name in names if f'"{name}"' in shown]
+    text, rows = threads.client.get("/metrics").text, "fedapp_scored_rows_total"
+    assert value(text, rows, way="live") - value(before, rows, way="live") == 5
+    assert value(text, "fedapp_peer_up", peer="insurer") == 1
+    assert value(text, "fedapp_score_seconds_count") > value(before, "fedapp_score_seconds_count")
+    assert not [name for name in names if f'"{name}"' in text]
+
+
+def test_a_site_sees_beforehand_what_its_cells_show(threads, monkeypatch):
+    sent, read = [], joint.Joint._read
+    with monkeypatch.context() as patch:
+        patch.setattr(joint.Joint, "_read", lambda *args: sent.append(read(*args)) or sent[-1])
+        scored(threads, ids(), way="live")
+
+    def shown_at(site):
+        command = ["check", "--site", str(threads.sites.config(site)), "--json"]
+        return json.loads(CliRunner().invoke(site_app, command).output)["cells_show"]
+
+    # That of all its rows, of which these are nearly all.
+    shares = [cells_of_trees.share_open(cells, len(ids())) for cells in sent]
+    shown = [shown_at(site)[threads.model] for site in ("insurer", "shop")]
+    assert sorted(shown) == pytest.approx(sorted(shares), abs=0.03)
+    assert shown_at("bank") == {}
+
+
+def test_scores_are_in_the_sites_log_and_shown(threads, tmp_path):
+    scored(threads, ids()[:3], purpose="rare", way="live")
+    (folder := tmp_path / "bank").mkdir()
+    (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
+    (folder / "home").symlink_to(home())
+    show = partial(CliRunner().invoke, site_app)
+    shown = show(["log", "--site", str(folder), "--event", "score"])
+    assert shown.exit_code == 0
+    *_, line, end = shown.output.splitlines()
+    assert json.loads(line)["purpose"] == "rare"
+    assert "lines, each as it was written, signed to line" in end
+    path = home() / "sites" / "bank" / LOG
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"rare", b"fair"))
+    error = show(["log", "--site", str(folder)]).exception
+    path.write_bytes(whole)
+    assert isinstance(error, DataError)
+    assert "must have every line as it was written, got: line" in str(error)
 
 
 # Cells that were sent ahead
@@ -427,37 +642,135 @@ def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
     assert threads.score(sent_ahead)[0] == 403
 
 
+def test_cells_of_the_night_that_are_torn_are_as_none(threads, sent_ahead):
+    path = folder_of("bank") / current("bank")[0] / "cells.insurer"
+    whole = path.read_bytes()
+    for content in (b"", whole[:300], whole[:-30], b"other"):
+        threads.stop("bank")
+        path.write_bytes(content)
+        threads.start("bank")
+        assert threads.score(sent_ahead[0])[1]["way"] == "live"
+        assert threads.score(sent_ahead[0], way="nightly")[0] == 404
+
+
+def test_blocks_for_the_night_are_of_equal_size(threads, configure, monkeypatch):
+    names = ids()[:168]
+    monkeypatch.setattr(joint, "BLOCK", 64)
+    for site in ("insurer", "shop"):  # as a site may refuse a block of few rows
+        configure(site, standing_nightly="named", standing_least_rows=56)
+    assert nightly(threads, ids=names)[0] == 200
+    assert scored(threads, names, way="nightly") == scored(threads, names, way="live")
+
+
 # What other parties answer
 
 
-REPLIES = {
-    "no JSON": (422, b"[" * 10**5, 422, "answered with status 422"),
-    "no error": (429, b"[]", 429, "answered with status 429"),
-    "another place": (302, b"", 502, "answered with status 302"),
-    "half a character": (403, b'{"error": "\\ud800"}', 403, "?"),
-    "no such path": (404, b'{"error": "Not Found"}', 502, "Not Found"),
+def replied(status, body):
+    async def given(client, *request, **content):
+        return httpx.Response(status), body
+
+    return {"joint._replied": given}
+
+
+def altered(change):
+    return {"peers.compress": lambda cells: change(cells_of_trees.compress(cells))}
+
+
+def cells_of(value):
+    return lambda data: cells_of_trees.compress(np.full((10**4, 1), value, np.uint8))
+
+
+# By what it is: what is in place of names in ``fedapp.serve``, status, error.
+ANSWERS = {
+    "no JSON": (replied(422, b"[" * 10**5), 422, "answered with status 422$"),
+    "no error": (replied(429, b"[]"), 429, "answered with status 429$"),
+    "another place": (replied(302, b""), 502, "answered with status 302$"),
+    "half a character": (replied(403, b'{"error": "\\ud800"}'), 403, r"\?$"),
+    "no such path": (replied(404, b'{"error": "Not Found"}'), 502, "Not Found$"),
+    "too long": (
+        {"joint.MOST_ANSWER": 0, "joint.MOST_TIMES": 0},
+        *(502, "answer must have at most 0 bytes, got more$"),
+    ),
+    "zeros": (altered(cells_of(0)), 502, "cells must leave every row one leaf"),
+    "ones": (altered(cells_of(255)), 502, "cells must leave every row one leaf"),
+    "nothing": (altered(lambda data: b""), 502, "cells must"),
+    "other bytes": (altered(lambda data: b"{}"), 502, "cells must"),
+    "half": (altered(lambda data: data[: len(data) // 2]), 502, "cells must"),
 }
 
 
-@pytest.mark.parametrize(("due", "body", "status", "error"), REPLIES.values(), ids=REPLIES)
-def test_a_partys_refusal_is_passed_on_in_its_name(threads, monkeypatch, due, body, status, error):
-    async def replied(client, *given, **content):
-        return httpx.Response(due), body
-
-    monkeypatch.setattr("fedapp.serve.joint._replied", replied)
+@pytest.mark.parametrize(("changes", "status", "error"), ANSWERS.values(), ids=ANSWERS)
+def test_a_partys_refusal_or_false_answer_is_passed_on_in_its_name(
+    threads, monkeypatch, changes, status, error
+):
+    for name, value in changes.items():
+        monkeypatch.setattr(f"fedapp.serve.{name}", value)
     got, reply = live(threads, ids()[0])
     assert got == status
-    assert reply["error"] in (f"insurer: {error}", f"shop: {error}")
+    assert re.match(f"(insurer|shop): {error}", reply["error"])
     assert logged("bank")[-1]["outcome"] == f"refused: {reply['error']}"
 
 
-def test_an_answer_that_is_too_long_is_not_read(threads, monkeypatch):
-    monkeypatch.setattr("fedapp.serve.joint.MOST_ANSWER", 0)
-    monkeypatch.setattr("fedapp.serve.joint.MOST_TIMES", 0)
-    status, reply = live(threads, ids()[0])
-    rule = "answer must have at most 0 bytes, got more"
-    assert status == 502
-    assert reply["error"] in (f"insurer: {rule}", f"shop: {rule}")
+@contextmanager
+def in_place_of_the_insurer(threads, reply):
+    """A server with the insurer's certificate."""
+    threads.stop("insurer")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder_of("insurer") / "tls.pem")
+    server = socket.create_server(("127.0.0.1", threads.sites.peer_ports["insurer"]))
+
+    def answer():
+        while True:
+            with suppress(ssl.SSLError, ConnectionError):
+                try:
+                    raw, _ = server.accept()
+                except OSError:
+                    return
+                with raw, context.wrap_socket(raw, server_side=True) as secure:
+                    secure.recv(65536)
+                    secure.sendall(reply)
+                    secure.unwrap()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+        threads.start("insurer")
+
+
+PACKED = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n"
+PACKED += b"content-encoding: gzip\r\n\r\nhello"
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "text"),
+    [
+        (b"SSH-2.0\r\n", 504, "insurer must answer at"),
+        (PACKED, 502, "insurer: part of the model must be the one"),  # nothing is unpacked
+    ],
+    ids=["no HTTP", "packed, but not"],
+)
+def test_an_answer_of_another_form_is_refused_with_a_line(threads, reply, status, text):
+    with in_place_of_the_insurer(threads, reply):
+        got, content = live(threads, ids()[0])
+    assert (got, content["error"][: len(text)]) == (status, text)
+    assert logged("bank")[-1]["outcome"] == f"refused: {content['error']}"
+
+
+def test_another_part_of_the_model_gives_no_score(threads):
+    path = home() / "sites" / "insurer" / threads.model / "part.json"
+    text = path.read_text()
+    for content in (text.replace("]", "] ", 1), text):
+        path.write_text(content)
+        threads.restart("insurer")
+        status, reply = live(threads, ids()[0])
+        assert status == (200 if content == text else 502)
+        rule = "insurer: part of the model must be the one"
+        assert reply.get("error", rule).startswith(rule)
 
 
 @pytest.mark.parametrize("days", ["none", "soon", "nan", "inf", "-1"])
@@ -513,6 +826,16 @@ def test_where_the_log_takes_no_line_there_is_no_answer(threads, site):
     assert len(logged(site)) == n_lines
     assert live(threads, name)[0] == 200
     assert len(logged(site)) == n_lines + 1
+
+
+def test_what_fails_has_a_line(threads, monkeypatch):
+    for place, site in (("joint", "bank"), ("peers", "insurer")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedapp.serve.{place}.open_cells", None)
+            asked = {"id": ids()[0], "way": "live"}
+            reply = httpx.post(f"{threads.sites.url()}/score", json=asked)
+            assert reply.status_code in (500, 502)
+        assert logged(site)[-1]["outcome"] == "failed: TypeError"
 
 
 def test_a_refusal_is_a_short_line_whatever_is_asked(threads, configure):

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError, PartyError, without_folders
-from fedapp.records.document import load
 from fedapp.runs.local import run_local
-from fedapp.trees.model import Ensemble
+from tests.federated import model_of
 
 # Values and lines stay at the site.
 MORE = r"the site's own log says more$"
@@ -39,96 +38,72 @@ def refuse(settings):
 
 
 @pytest.fixture
-def refuse_site(refuse, write_table, sites):
+def two(write_table, sites):
+    """``two(bank, shop)``: sites of these columns, and what more the shop's node config says."""
+
+    def make(bank=(), shop=(), **node):
+        data = {"bank": write_table("bank", seed=1, **dict(bank))}
+        data["shop"] = write_table("shop", **dict(shop))
+        first, second = ({"name": name, "data": path} for name, path in data.items())
+        return sites(first, {**second, **node})
+
+    return make
+
+
+@pytest.fixture
+def refuse_site(refuse, two):
     """Holds that a run of a sound bank and a shop with this table is refused."""
 
     def check(match, node=None, table=None, error=PartyError, **overrides):
-        bank = {"name": "bank", "data": write_table("bank", seed=1)}
-        shop = {"name": "shop", "data": write_table("shop", **table or {})}
-        refuse(error, match, sites(bank, {**shop, **(node or {})}), parties=2, **overrides)
+        refuse(error, match, two(shop=table or {}, **(node or {})), parties=2, **overrides)
 
     return check
-
-
-def test_two_sound_tables_train(settings, write_table, sites):
-    nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
-    folder = run_local(settings(parties=2), sites(*nodes))
-    assert len(load(folder.path / "model.json", Ensemble).trees) == 2
 
 
 # What a site's table and node config may be wrong in
 
 ONE = "got 1 of 40 rows"
-NONE = {"a": None, "b": None}
 BINARY, NUMBERS = "binary:logistic", {"objective": "reg:squarederror"}
-# The rule that a message of site shop ends with, its table, its node config, and settings.
+FINITE = f"feature columns must be finite as float32, got 1 in 'a' infinite; {MORE}"
+WEIGHTS = f"weight column 'w' must be finite and >= 0 in every row, {ONE}; {MORE}"
+MISSING = (
+    f"label column 'y' must have no missing values, {ONE}; missing-label=drop drops these rows"
+)
+HAS = "must be in the table, got columns 'a', 'b', 'y'$"
+
+
+def wrong(rule, objective=None, node=(), **table):
+    return rule, table, dict(node), objective or {}
+
+
+def first(value, *rest):
+    """A column that begins with this value."""
+    return [value, *(rest * 39)[:39]] if rest else [value, *range(39)]
+
+
+# The rule that a message of site shop ends with, its objective, node config and table.
 REFUSED = [
-    ("table must have at least one row, got 0$", {"n_rows": 0}, {}, {}),
-    ("table must have at least 2 training rows, got 1$", {"n_rows": 1}, {}, {}),
-    ("table must have a feature column, got only 'y'$", NONE, {}, {}),
-    *(
-        (
-            f"feature columns must be finite as float32, got 1 in 'a' infinite; {MORE}",
-            {"a": [value, *range(39)]},
-            {},
-            {},
-        )
-        for value in ("inf", "-inf", "1e39")
-    ),
-    (
-        "feature columns must be of one type each, got numbers and other text in 'b': ",
-        {"b": ["x", *range(39)]},
-        {},
-        {},
-    ),
-    ("label column 'z' must be in the table, got columns 'a', 'b', 'y'$", {}, {"label": "z"}, {}),
-    ('label must name the label column, as in label="y"; got none$', {}, {"label": ""}, {}),
-    (
-        f"label column 'y' must have no missing values, {ONE}; missing-label=drop drops these "
-        f"rows; {MORE}",
-        {"y": ["", *[0, 1] * 19, 1]},
-        {},
-        {},
-    ),
-    (
-        f"label column 'y' must be finite, {ONE}; {MORE}",
-        {"y": ["inf", *[0, 1] * 19, 1]},
-        {},
-        NUMBERS,
-    ),
-    ("label must be finite as float32$", {"y": ["1e39", *range(39)]}, {}, NUMBERS),
-    (
-        f"label must have at most 2 different values for {BINARY}, got 3; set objective=",
-        {"y": [0, 1, 2, 0] * 10},
-        {},
-        {},
-    ),
-    (
+    wrong("table must have at least one row, got 0$", n_rows=0),
+    wrong("table must have at least 2 training rows, got 1$", n_rows=1),
+    wrong("table must have a feature column, got only 'y'$", a=None, b=None),
+    *(wrong(FINITE, a=first(value)) for value in ("inf", "-inf", "1e39")),
+    wrong("feature columns must be of one type each, got numbers and other .* 'b': ", b=first("x")),
+    wrong(f"label column 'z' {HAS}", node={"label": "z"}),
+    wrong('label must name the label column, as in label="y"; got none$', node={"label": ""}),
+    wrong(f"{MISSING}; {MORE}", y=first("", 0, 1)),
+    wrong(f"label column 'y' must be finite, {ONE}; {MORE}", NUMBERS, y=first("inf", 0, 1)),
+    wrong("label must be finite as float32$", NUMBERS, y=first("1e39")),
+    wrong(f"label must have at most 2 different values for {BINARY}, got 3; ", y=first(2, 0, 1)),
+    wrong(
         f"label must be numbers for reg:squarederror, got text; {MORE}",
-        {"y": ["no", "yes"] * 20},
-        {},
         NUMBERS,
+        y=first("no", "yes"),
     ),
-    *(
-        (
-            f"weight column 'w' must be finite and >= 0 in every row, {ONE}; {MORE}",
-            {"w": [weight, *[1] * 39]},
-            {"weight": "w"},
-            {},
-        )
-        for weight in ("-1", "inf", "")
-    ),
-    (
-        "weight column 'w' must be in the table, got columns 'a', 'b', 'y'$",
-        {},
-        {"weight": "w"},
-        {},
-    ),
-    (
+    *(wrong(WEIGHTS, node={"weight": "w"}, w=first(value, 1)) for value in ("-1", "inf", "")),
+    wrong(f"weight column 'w' {HAS}", node={"weight": "w"}),
+    wrong(
         "data must be a built-in name, a registry name or an existing file, got 'none.csv'$",
-        {},
-        {"data": "/secret/place/none.csv"},
-        {},
+        node={"data": "/secret/place/none.csv"},
     ),
 ]
 
@@ -163,11 +138,7 @@ OF_ALL = "label must have 2 values for binary:logistic, the parties have"
         ),
         (f"{OF_ALL} 3: 0, 1, 2; set objective=", {"y": [1, 2] * 20}, {}),
         (f"{OF_ALL} 4: 0, 1, no, yes", {"y": ["no", "yes"] * 20}, {}),
-        (
-            "bank: name must be unique in the federation, two parties have it$",
-            {},
-            {"name": "bank"},
-        ),
+        ("bank: name must be unique in the federation, two parties have it$", {}, {"name": "bank"}),
     ],
 )
 def test_what_does_not_fit_together_is_refused(refuse_site, rule, table, node):
@@ -179,10 +150,7 @@ def test_what_does_not_fit_together_is_refused(refuse_site, rule, table, node):
     [
         ("data must be .*, got 'none.csv'", {"data": "none.csv"}),
         ("data must be .*got 'brest-cancer'; close matches: .*breast", {"data": "brest-cancer"}),
-        (
-            "partition must be one of iid, .*, got 'alphabetical'$",
-            {"partition": "alphabetical"},
-        ),
+        ("partition must be one of iid, .*, got 'alphabetical'$", {"partition": "alphabetical"}),
     ],
 )
 def test_what_a_simulated_site_cannot_do_is_refused(refuse, rule, more):
@@ -217,13 +185,6 @@ def test_a_label_that_is_the_same_everywhere_is_refused(
     )
 
 
-def test_a_label_that_is_the_same_at_one_party_trains(settings, write_table, sites):
-    bank = {"name": "bank", "data": write_table("bank")}
-    shop = {"name": "shop", "data": write_table("shop", y=[1] * 40)}
-    folder = run_local(settings(parties=2), sites(bank, shop))
-    assert load(folder.path / "model.json", Ensemble).classes == ("0", "1")
-
-
 def test_weights_that_are_all_zero_at_all_parties_are_refused(refuse, write_table, sites):
     nodes = [
         {"name": name, "data": write_table(name, w=[0] * 40), "weight": "w"}
@@ -232,18 +193,14 @@ def test_weights_that_are_all_zero_at_all_parties_are_refused(refuse, write_tabl
     refuse(DataError, r"^weight must be > 0 in some row of some party", sites(*nodes), parties=2)
 
 
-def test_weights_that_are_all_zero_at_one_party_leave_the_model_to_the_others(
-    settings, write_table, sites
-):
-    def base_score(label, weight):
-        bank = {"name": "bank", "data": write_table("bank")}
-        shop = write_table("shop", y=label, w=[weight] * 40)
-        nodes = sites(bank, {"name": "shop", "data": shop, "weight": "w"})
-        return load(run_local(settings(parties=2), nodes).path / "model.json", Ensemble).base_score
+def test_one_label_or_weights_of_zero_at_one_party_leave_the_model_to_the_others(settings, two):
+    def model(label, weight):
+        nodes = two(shop={"y": [label] * 40, "w": [weight] * 40}, weight="w")
+        return model_of(run_local(settings(parties=2), nodes))
 
-    ones, zeros = [1] * 40, [0] * 40
-    assert base_score(ones, 0) == base_score(zeros, 0)
-    assert base_score(ones, 1) > base_score(zeros, 1)
+    assert model(1, 0).base_score == model(0, 0).base_score
+    assert model(1, 1).base_score > model(0, 1).base_score
+    assert model(1, 1).classes == ("0", "1")
 
 
 def test_a_site_that_names_no_table_is_refused(refuse, sites):
@@ -266,59 +223,41 @@ def test_too_few_nodes_are_refused_after_a_while(refuse, write_table, sites, mon
     )
 
 
-def test_too_many_nodes_are_refused(refuse, write_table, sites):
-    nodes = [{"name": name, "data": write_table(name)} for name in ("bank", "shop")]
-    refuse(
-        ConfigError,
-        "^parties must be the number of nodes, 2, or 0, which takes all, got 1$",
-        sites(*nodes),
-        parties=1,
-    )
+def test_too_many_nodes_are_refused(refuse, two):
+    rule = "^parties must be the number of nodes, 2, or 0, which takes all, got 1$"
+    refuse(ConfigError, rule, two(), parties=1)
 
 
 # Settings
 
 
-def test_an_unknown_strategy_is_refused(settings):
-    run = settings(strategy="paxx")
-    with pytest.raises(
-        ConfigError, match=r"^strategy must be one of .*pax.*, got 'paxx'; did you mean pax\?$"
-    ):
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"strategy": "paxx"}, "strategy must be one of .*pax.*, got 'paxx'; did you mean pax\\?$"),
+        ({"pax__bins": "half"}, "pax.bins must be one of 'auto', 'share' or 'equal', got 'half'"),
+    ],
+)
+def test_a_setting_is_checked_before_the_run_begins(settings, given, rule):
+    run = settings(**given)
+    with pytest.raises(ConfigError, match=f"^{rule}"):
         run_local(run)
     assert not Path(run.run_dir).exists()
 
 
-def test_a_way_of_predicting_is_no_method_to_train_with():
-    error = CliRunner().invoke(cli, ["run", "one-round"]).exception
-    rule = "must be one that trains (fedapp predict --inference one-round predicts)"
-    assert str(error) == f"strategy {rule}, got 'one-round'"
-
-
-def test_a_setting_of_a_section_is_checked_before_the_run_begins(settings):
-    run = settings(pax__bins="half")
-    with pytest.raises(
-        ConfigError, match=r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'half'"
-    ):
-        run_local(run)
-    assert not Path(run.run_dir).exists()
-
-
-def test_a_folder_that_holds_a_run_is_not_written_to(settings):
+def test_a_folder_that_holds_a_run_is_not_written_to_nor_shown(settings):
     run = settings(num_boost_round=1)
     folder = run_local(run).path
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ConfigError, match=r"^run-dir must be a new folder, got .* holds a run$"):
+    rule = f"run-dir must be a new folder, got {folder} which holds a run"
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
         run_local(run)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_the_command_shows_nothing_of_another_run_in_the_folder(settings):
-    run_dir = str(run_local(settings(num_boost_round=1)).path)
-    command = ["run", "pax", "--engine", "local", "-c", f"run-dir={run_dir}"]
+    command = ["run", "pax", "--engine", "local", "-c", f"run-dir={folder}"]
     result = CliRunner().invoke(cli, command)
     assert isinstance(result.exception, ConfigError)
-    assert str(result.exception) == f"run-dir must be a new folder, got {run_dir} which holds a run"
+    assert str(result.exception) == rule
     assert "round" not in result.output
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path):
@@ -330,15 +269,6 @@ def test_a_prediction_by_a_run_that_has_not_finished_is_refused(tmp_path):
         error = CliRunner().invoke(cli, ["predict", str(folder), *given]).exception
         assert isinstance(error, FedappError)
         assert str(error).startswith(rule)
-
-
-def test_an_error_says_nothing_of_where_a_site_keeps_its_table(
-    settings, write_table, sites, tmp_path
-):
-    run = settings(parties=1)
-    with pytest.raises(PartyError, match="label column") as caught:
-        run_local(run, sites({"name": "shop", "data": write_table(), "label": "z"}))
-    assert str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["none.csv", "my folder/it's/none.csv", "empty.csv", "none.toml"])
@@ -407,29 +337,24 @@ def test_an_error_of_the_system_is_said_in_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pair", "rule"),
+    ("method", "pair", "rule"),
     [
-        ("eta=-1", "eta must be > 0.0 or 'auto', got -1"),
-        ("eta=nan", "eta must be a number or 'auto', got nan"),
-        ("max-bin=1", "max-bin must be >= 2, got 1"),
-        ("etta=1", "etta is not a setting; did you mean eta?"),
-        ("eta", "a setting must be written as key=value, got eta"),
+        ("pax", "eta=-1", "eta must be > 0.0 or 'auto', got -1"),
+        ("pax", "eta=nan", "eta must be a number or 'auto', got nan"),
+        ("pax", "max-bin=1", "max-bin must be >= 2, got 1"),
+        ("pax", "etta=1", "etta is not a setting; did you mean eta?"),
+        ("pax", "eta", "a setting must be written as key=value, got eta"),
+        ("paxx", "eta=1", "strategy must be one of .*, got 'paxx'; did you mean pax?"),
+        ("one-round", "eta=1", "strategy must be one that trains (.*), got 'one-round'"),
     ],
 )
-def test_a_bad_setting_ends_the_command(tmp_path, pair, rule):
-    words = ["run", "pax", "--engine", "local", "-c", pair, "-c", f"run-dir={tmp_path / 'run'}"]
+def test_a_bad_setting_ends_the_command(tmp_path, method, pair, rule):
+    words = ["run", method, "--engine", "local", "-c", pair, "-c", f"run-dir={tmp_path / 'run'}"]
     result = CliRunner().invoke(cli, words)
     assert isinstance(result.exception, FedappError)
-    assert str(result.exception) == rule
+    begin, _, end = rule.partition(".*")
+    assert str(result.exception).startswith(begin)
+    assert str(result.exception).endswith(end)
     told = [line[6:] for line in result.output.splitlines()]
-    assert told == (["reading the settings"] if "=" in pair else [])
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_command_refuses_a_strategy_there_is_not(tmp_path):
-    words = ["run", "paxx", "--engine", "local", "-c", f"run-dir={tmp_path / 'run'}"]
-    error = CliRunner().invoke(cli, words).exception
-    assert isinstance(error, FedappError)
-    assert str(error).startswith("strategy must be one of ")
-    assert str(error).endswith(", got 'paxx'; did you mean pax?")
+    assert method != "pax" or told == (["reading the settings"] if "=" in pair else [])
     assert not (tmp_path / "run").exists()

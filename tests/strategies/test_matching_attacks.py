@@ -1,6 +1,7 @@
 """Attacks on the matching of rows, from the seat of a party that breaks the rules; all refused."""
 
 import logging
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ def ids(first, last):
 def invent_bits(monkeypatch, wanted):
     """Have the active party say, of some rows of every list, that all parties have them."""
 
+    @wraps(Opening.match)
     def match(party, request, mail):
         sizes = {each.owner: len(each.points) for _, each in mail.each(MaskedList)}
         key, letters = np.arange(32, dtype=np.uint8), Letters()
@@ -126,19 +128,15 @@ def test_a_passive_party_answers_nothing_without_the_digests_of_all(psi, federat
 # Lists of invented ids
 
 
-def test_a_list_of_all_numbers_is_not_matched_with_a_few_customers(psi, federation):
+def test_a_list_beyond_the_ratio_of_the_site_is_not_matched(psi, federation):
     contexts = federation(bank=range(600_000, 620_000), shop=range(610_000, 610_300))
-    rule = r"rows of bank must be <= 6000 \(20 x 300 rows, align-most-ratio of shop\), got 20000"
-    refuses(rf"^shop \(step 2\): {rule}$", psi(), contexts)
-
-
-def test_the_ratio_is_the_sites(psi, federation):
+    rule = r"^shop \(step 2\): rows of bank must be <= {} rows, align-most-ratio of shop\), got {}$"
+    refuses(rule.format(r"6000 \(20 x 300", 20_000), psi(), contexts)
     contexts = federation(bank=ids(0, 120), shop=ids(0, 60))
     contexts[1].node_config["align-most-ratio"] = 2
     run(psi(num_boost_round=1), contexts)
     contexts[1].node_config["align-most-ratio"] = 1
-    rule = r"rows of bank must be <= 60 \(1 x 60 rows, align-most-ratio of shop\), got 120$"
-    refuses(rf"^shop \(step 2\): {rule}", psi(), contexts)
+    refuses(rule.format(r"60 \(1 x 60", 120), psi(), contexts)
 
 
 def test_a_few_rows_are_predicted_with_a_large_table_but_not_for_it(psi, federation):
@@ -171,16 +169,13 @@ def test_every_site_holds_all_lists_to_the_largest_that_the_opening_names(
     def lax(*given, **how):
         return min(*given, **how) if how else 10**6
 
+    check = Opening._check_sizes
     monkeypatch.setattr("clients.vertical.opening.min", lax, raising=False)
     monkeypatch.setattr(
-        "clients.vertical.opening.Opening._check_sizes", _as_shop(Opening._check_sizes)
+        Opening, "_check_sizes", lambda party: check(party) if party.name == "shop" else None
     )
     rule = r"rows of bank must be <= 70 \(most_rows of the run's opening\), got 80$"
     refuses(rf"^shop \(step 2\): {rule}", psi(align_most_rows=70), contexts)
-
-
-def _as_shop(check):
-    return lambda party: check(party) if party.name == "shop" else None
 
 
 @pytest.mark.parametrize(("n_common", "warned"), [(9, True), (10, False)])
@@ -191,8 +186,5 @@ def test_the_site_that_is_asked_warns_of_a_list_of_which_few_ids_match(
     with caplog.at_level(logging.WARNING, "fedapp.site"):
         run(psi(num_boost_round=1), contexts)
     told = [one.getMessage() for one in caplog.records if one.name == "fedapp.site"]
-    n_rows = 40 + n_common
-    rule = (
-        f"100 ids of bank were matched with {n_rows} rows of shop, and only {n_common} are common"
-    )
+    rule = f"100 ids of bank were matched with {40 + n_common} rows of shop, and only {n_common} "
     assert any(text.startswith(rule) for text in told) == warned
