@@ -71,68 +71,41 @@ def model_of(run):
 
 ONE_TABLE = "must be omitted: data has rows and labels in one table"
 ARROW = pa.table({"a": [1.0, 2.0] * 20, "y": [0, 1] * 20})
-STRANGE = pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}]))
+STRANGE = pa.table({"y": pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}]))})
+OBJECTS = np.array([[1, "x"], [None, {}]], object)
+SERIES = pandas.Series([0])
 REFUSED = {  # arguments of ``fedapp.run("pax")``, and how the error begins, as Python writes it
-    "a column": (
-        {"data": pandas.Series([1.0]), "label": "y"},
-        "data must be a table, which a column's to_frame() is, got one",
-    ),
+    "a column": ({"data": SERIES}, "data must be a table, which a column's to_frame() is, got one"),
     "an object": ({"data": object()}, "data must be a table's name or path, "),
     "a vector": ({"data": np.zeros(3)}, "data must be an array of rows and columns, got shape (3,"),
-    "objects": (
-        {"data": np.array([[1, "x"], [None, {}]], object)},
-        "data must be a frame whose columns are of",
-    ),
-    "categories of mappings": (
-        {"data": pa.table({"y": STRANGE}), "label": "y"},
-        "columns of a frame must be of types that Parquet files have, got others in 'y': wri",
-    ),
+    "objects": ({"data": OBJECTS}, "data must be a frame whose columns are of"),
+    "categories": ({"data": STRANGE}, "columns of a frame must be of types that Parquet files hav"),
     "no label": ({"data": ARROW, "label": "z"}, "label column 'z' must be in the table"),
-    "y": ({"y": pandas.Series([0])}, f"y {ONE_TABLE}"),
+    "y": ({"y": SERIES}, f"y {ONE_TABLE}"),
     "X": ({"X": np.zeros((1, 1))}, f"X {ONE_TABLE}"),
-    "a label": (
-        {"label": pandas.Series([0])},
-        "label must be the name of a column of data, got Series: ",
-    ),
+    "a label": ({"label": SERIES}, "label must be the name of a column of data, got Series: "),
     "params": ({"params": {}}, "params must be omitted: settings are arguments of their own"),
     "verbose": ({"verbose": 1}, "verbose must be omitted: progress=True shows progress"),
-    "a mapping": (
-        {"data": {"age": [1, 2]}},
-        "data must be a table, or a mapping with a table for each party, got a column named 'age'",
-    ),
+    "a mapping": ({"data": {"age": [1, 2]}}, "or a mapping with a table for each party, got a col"),
     "setting": ({"max_dept": 3}, "max_dept is not a setting; did you mean max_depth?"),
     "trees": ({"n_trees": 3}, "n_trees is not a setting; did you mean num_boost_round?"),
-    "l2": (
-        {"l2_regularization": 3},
-        "l2_regularization is not a setting; did you mean reg_lambda?",
-    ),
-    "in a section": (
-        {"pax": {"bin": 3}},
-        "pax={'bin': ...} is not a setting; did you mean pax={'bins': ...}?",
-    ),
-    "of another section": (
-        {"local_rounds": 3},
-        "local_rounds is not a setting; did you mean bagging={'local_rounds': ...}?",
-    ),
+    "l2": ({"l2_regularization": 3}, "l2_regularization is not a setting; did you mean reg_lam"),
+    "section": ({"pax": {"bin": 3}}, "pax={'bin': ...} is not a setting; did you mean pax={'bins'"),
+    "of a section": ({"local_rounds": 3}, "local_rounds is not a setting; did you mean bagging={"),
     "a value": ({"reg_lambda": -1}, "reg_lambda must be >= 0.0, got -1"),
     "two values": (
         {"early_stopping_rounds": 2, "valid_fraction": 0},
         "valid_fraction must be > 0 with early_stopping_rounds, got 0.0",
     ),
-    "a value in a section": (
-        {"pax": {"bins": "x"}},
-        "pax={'bins': ...} must be one of 'auto', 'share' or 'equal', got 'x'",
-    ),
+    "in a section": ({"pax": {"bins": "x"}}, "pax={'bins': ...} must be one of 'auto', 'share' or"),
     "commas": (
         {"drop_columns": ["a", "b, c"]},
-        "drop_columns must be names without commas, got 'b, c': a schema drops a column by its "
-        'type = "drop"',
+        "drop_columns must be names without commas, got 'b, c': a schema drops a column by its ",
     ),
     "twice": ({"eta": 0.1, "learning_rate": 0.3}, "eta must be given once, got 0.1 and 0.3"),
     "unread": (
         {"secureboost": {"key_bits": 2048}},
-        "secureboost={'key_bits': ...} must be omitted for pax, which does not read it, got "
-        "2048; read by secureboost",
+        "secureboost={'key_bits': ...} must be omitted for pax, which does not read it, got 2048; ",
     ),
     "a type": ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got obj"),
     "resumed": ({"data": "wine", "resume": "runs"}, "data must be omitted with resume"),
@@ -367,10 +340,7 @@ def test_names_that_xgboost_forbids_are_explained_and_encoded():
 
 @pytest.mark.parametrize(
     ("labels", "more"),
-    [
-        ([0, 1], {"calibration": "platt", "valid_fraction": 0.3}),
-        (["u", "v", "w"], {}),
-    ],
+    [([0, 1], {"calibration": "platt", "valid_fraction": 0.3}), (["u", "v", "w"], {})],
     ids=["two classes, calibrated", "three classes"],
 )
 def test_margins_are_those_of_the_booster(write_table, labels, more):

@@ -138,11 +138,7 @@ def test_names_and_settings_that_break_the_rule_of_a_method_or_of_several_are_re
         ("max-bin", 1, "must be >= 2, got 1"),
         ("max-bin", 65536, "must be <= 65535, got 65536"),
         ("max-bin", 2.5, "must be a whole number, got 2.5"),
-        (
-            "max-depth",
-            0,
-            "must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*",
-        ),
+        ("max-depth", 0, "must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*"),
         ("max-depth", 16, "must be <= 15, got 16"),
         ("max-depth", "deep", "must be a whole number, got 'deep'"),
         ("num-boost-round", 0, "must be >= 1 or 'auto', got 0"),

@@ -34,10 +34,7 @@ def test_each_row_tests_in_one_fold(n_rows, folds, valid, seed):
     ("given", "match"),
     [
         ({"folds": 1}, r"^folds must be 0 \(none\) or >= 2, got 1$"),
-        (
-            {"folds": 3},
-            r"^fold must be in .*, got 0; fedapp compare --folds runs all of them$",
-        ),
+        ({"folds": 3}, r"^fold must be in .*, got 0; fedapp compare --folds runs all of them$"),
         ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
         ({"fold": 1}, r"^fold must be 0 without folds, got 1"),
         (

@@ -136,12 +136,7 @@ PREDICTED = {  # the tables from those trained on, more words, the exit status, 
     "in common, verbose": (in_common, "--verbose", 0, [HAVE_IDS]),
     "explained": (named, "--explain p3,p999 --verbose", 0, ["1 to be explained are not among the"]),
     "semicolons": (lambda of: bank(of, (",", ";")), "", 0, ["with semicolons between its fields"]),
-    "other classes": (
-        lambda of: bank(of, YES, NO),
-        "",
-        0,
-        ["no scores: the label has 2 values t"],
-    ),
+    "other classes": (lambda of: bank(of, YES, NO), "", 0, ["no scores: the label has 2 values t"]),
 }
 VERBOSE = {
     "in common, verbose": "5 of 20 rows were not matched: p0, p1, p2, p3, p4\n",

@@ -58,13 +58,7 @@ def write_ids(path, rows, *others):
 
 
 def settings_of(method, data, run_dir, **more):
-    own = {
-        "strategy": method.strategy,
-        "data": data,
-        "label": "y",
-        "id": "id",
-        "parties": 3,
-    }
+    own = {"strategy": method.strategy, "data": data, "label": "y", "id": "id", "parties": 3}
     read = load_strategy(method.strategy).settings_read(
         load_settings({"strategy": method.strategy})
     )
