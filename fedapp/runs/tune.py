@@ -84,6 +84,7 @@ class Tuning:
             if (folder.path / SEARCH).is_file():
                 rule = "finished before: its test rows have been looked at"
                 self.watcher.tell(f"{rule}; --output FOLDER names another for a new search")
+                drop_frames(folder.path)
                 return folder
             study = new_study(larger_is_better(first.watched_metric), folder.path)
             self._try_all(study, folder.path, first, space)

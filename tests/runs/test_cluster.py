@@ -21,6 +21,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
 from simulations.paper import all_made, series
+from tests.federated import model_bytes
 
 ATTEMPTS, START_SECONDS = 4, 90
 
@@ -61,79 +62,47 @@ def _started(words, log):
 
 
 @pytest.mark.slow
-def test_parties_on_two_nodes_make_the_model_of_one_machine(
+def test_what_two_nodes_make_is_what_one_process_makes(
     settings, write_table, tmp_path, monkeypatch, two_nodes
 ):
+    """Parties of a run, runs of a comparison, trials of a search, and parts of a study."""
     monkeypatch.chdir(tmp_path)
-    data = write_table(n_rows=80).relative_to(tmp_path)
-    here = settings(data=str(data), label="y", parties=4, num_boost_round=2)
-    expected = (run_local(here).path / "model.json").read_bytes()
-    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    (there := tmp_path / "there").mkdir()
-    folder = run_simulation(here.model_copy(update={"run_dir": str(there)}))
-    assert (folder.path / "model.json").read_bytes() == expected
-
-
-@pytest.mark.slow
-def test_runs_on_two_nodes_are_those_of_one_process(write_table, tmp_path, monkeypatch, two_nodes):
-    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    given = {"data": str(write_table(n_rows=80)), "label": "y", "max-depth": 2}
-    arguments = ["pax", "bagging"], {**given, "num-boost-round": 2}, 2
-    local, remote = tmp_path / "local", tmp_path / "remote"
-    here = compare(*arguments, local, run_local)
-
-    def none(settings):
-        raise AssertionError("all runs must be made on Ray")
-
-    there = compare(*arguments, remote, none, on_ray=True)
-
-    def without_time(comparison):
-        return [replace(line, seconds=0.0) for line in comparison.lines]
-
-    assert repr(without_time(there)) == repr(without_time(here))
-    models = sorted(path.relative_to(local) for path in local.rglob("model.json"))
-    assert len(models) == 4
-    for model in models:
-        assert (remote / model).read_bytes() == (local / model).read_bytes()
-
-
-@pytest.mark.slow
-def test_trials_on_two_nodes_are_those_of_one_process(
-    write_table, tmp_path, monkeypatch, two_nodes
-):
-    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    given = {"data": str(write_table(n_rows=80)), "label": "y", "num-boost-round": 2}
+    data = str(write_table(n_rows=80).relative_to(tmp_path))
+    given = {"data": data, "label": "y", "num-boost-round": 2}
+    run = settings(data=data, label="y", parties=4, num_boost_round=2)
+    expected = model_bytes(run_local(run))
+    cells = ["pax", "bagging"], {**given, "max-depth": 2}, 2
+    compare(*cells, tmp_path / "here", run_local)
 
     def search(on):
-        options = {
-            "runs": 3,
-            "output": tmp_path / (on or "here"),
-            "on": on,
-        }
-        folder = Tuning("pax", given, {"max-depth": "int:1:4"}, **options).carry_out().path
-        assert not list(folder.glob("trial-*"))
-        trials = [replace(trial, seconds=0.0) for trial in read_trials(folder)]
-        return trials, (folder / BEST / "model.json").read_bytes()
+        how = {"runs": 3, "output": tmp_path / f"search{on}", "on": on}
+        folder = Tuning("pax", given, {"max-depth": "int:1:4"}, **how).carry_out()
+        assert not list(folder.path.glob("trial-*"))
+        trials = [replace(trial, seconds=0.0) for trial in read_trials(folder.path)]
+        return trials, (folder.path / BEST / "model.json").read_bytes()
 
-    assert search("ray") == search("")
-
-
-@pytest.mark.slow
-def test_parts_of_a_study_are_made_on_two_nodes_and_read_in_order(
-    settings, tmp_path, monkeypatch, two_nodes
-):
+    searched = search("")
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    cells, here = series(tmp_path, "a study"), os.getpid()
+    (there := tmp_path / "there").mkdir()
+    folder = run_simulation(run.model_copy(update={"run_dir": str(there / "run")}))
+    assert model_bytes(folder) == expected
+    compare(*cells, there, pytest.fail, on_ray=True)
+    models = sorted(path.relative_to("here") for path in Path("here").rglob("model.json"))
+    assert len(models) == 4
+    for model in models:
+        assert (there / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
+    assert search("ray") == searched
+    rows, process = series(tmp_path, "a study"), os.getpid()
 
     def made(number):
-        assert os.getpid() != here
+        assert os.getpid() != process
         return [{"number": number, "process": os.getpid()}]
 
-    parts = [partial(cells.rows, f"{n}", settings(seed=n), partial(made, n)) for n in range(6)]
-    rows = all_made(parts, "ray", tmp_path)
-    assert [row["number"] for row in rows] == list(range(6))
-    assert len({row["process"] for row in rows}) == 2
-    assert rows == [row for part in parts for row in part()]
+    parts = [partial(rows.rows, f"{n}", settings(seed=n), partial(made, n)) for n in range(6)]
+    found = all_made(parts, "ray", tmp_path)
+    assert [row["number"] for row in found] == list(range(6))
+    assert len({row["process"] for row in found}) == 2
+    assert found == [row for part in parts for row in part()]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.errors import ConfigError, StoppedError
+from fedapp.errors import ConfigError
 from fedapp.home import display_path, read_toml
-from fedapp.messages.fields import Array
-from fedapp.messages.methods import all_methods
-from fedapp.records.codec import codec_of
 from fedapp.report.comparison import (
     Comparison,
     Line,
@@ -28,7 +24,7 @@ from fedapp.report.comparison import (
 from fedapp.report.plots import near_range, tradeoff
 from fedapp.report.summary import fact_grid
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder, Silent
+from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.compare import compare, same_rows
 from fedapp.runs.local import run_local
@@ -36,143 +32,43 @@ from fedapp.runs.run_groups import Compared
 from fedapp.runs.series import default_folder
 from fedapp.runs.tables import natural_parties
 from fedapp.settings import flatten, load_settings
-from fedapp.site.store import Store
 
 SHORT = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
 
-class Counted:
-    """The local engine, and the runs it made."""
-
-    def __init__(self):
-        self.runs = []
-
-    def __call__(self, settings):
-        self.runs.append(f"{settings.strategy}-{settings.seed}")
-        return run_local(settings)
-
-
-def compared(output, engine, n_seeds=2, **more):
-    return compare(["pax"], {**SHORT, **more}, n_seeds, output, engine)
-
-
-@pytest.mark.slow
-def test_every_seed_is_a_run_and_a_line_is_their_mean(tmp_path):
-    engine = Counted()
-    found = compared(tmp_path / "out", engine)
-    assert engine.runs == ["pax-42", "pax-43"]
-    summaries = [
-        json.loads((tmp_path / "out" / name / "summary.json").read_text()) for name in engine.runs
-    ]
-    scores = [summary["metrics"]["test"]["auc"] for summary in summaries]
-    pax = next(line for line in found.lines if line.name == "pax")
-    assert pax.scores == tuple(scores)
-    assert pax.mean == pytest.approx(np.mean(scores))
-    assert pax.spread == pytest.approx(abs(scores[0] - scores[1]) / np.sqrt(2))
-    assert pax.n_bytes == np.mean([sum(summary["bytes"].values()) for summary in summaries])
-
-
-def test_the_baselines_stand_beside_and_the_best_is_first(tmp_path):
-    found = compared(tmp_path / "out", Counted(), n_seeds=1)
-    names = {line.name for line in found.lines}
-    alone = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2, 3)}
-    assert names == {"pax", "pooled XGBoost", *alone}
+def test_a_comparison_has_the_baselines_and_each_method_the_settings_that_it_reads(
+    write_table, tmp_path
+):
+    given = {"max_depth": 2, "n_estimators": 2, "parties": 2, "max-bin": 16, "align": "ordered"}
+    given |= {"data": str(write_table(n_rows=120)), "label": "y"}
+    methods = ["pax", "federated-forest"]
+    found = compare(methods, given, 1, tmp_path / "out", run_local)
+    rows = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2)}
+    columns = {"party-1's columns alone, forest"}
+    pooled = {"pooled XGBoost", "pooled forest (scikit-learn)"}
+    assert {line.name for line in found.lines} == {*methods, *rows, *columns, *pooled}
     means = [line.mean for line in found.lines]
     assert means == sorted(means, reverse=True)
-
-
-@pytest.mark.slow
-def test_a_smaller_error_is_the_better_one(tmp_path):
-    found = compared(
-        tmp_path / "out", Counted(), n_seeds=1, data="diabetes", objective="reg:squarederror"
-    )
-    means = [line.mean for line in found.lines]
-    assert found.metric == "rmse"
-    assert means == sorted(means)
-
-
-@pytest.mark.slow
-def test_a_finished_cell_is_not_run_again(tmp_path):
-    first = compared(tmp_path / "out", Counted(), n_seeds=1)
-    engine = Counted()
-    again = compared(tmp_path / "out", engine, n_seeds=2)
-    assert engine.runs == ["pax-43"]
-    line = next(line for line in again.lines if line.name == "pax")
-    assert line.scores[0] == next(one for one in first.lines if one.name == "pax").scores[0]
-
-
-@pytest.mark.slow
-def test_an_interrupted_cell_is_run_anew(tmp_path):
-    compared(tmp_path / "out", Counted(), n_seeds=1)
-    (tmp_path / "out" / "pax-42" / "summary.json").unlink()
-    engine = Counted()
-    compared(tmp_path / "out", engine, n_seeds=1)
-    assert engine.runs == ["pax-42"]
-
-
-@pytest.mark.slow
-def test_a_cell_that_was_stopped_after_a_round_goes_on_to_the_same_model(tmp_path, monkeypatch):
-    compared(tmp_path / "whole", Counted(), n_seeds=1, eta=0.1)
-
-    def stopped(settings):
-        return run_local(settings, on_round=lambda line: False)
-
-    output, engine = tmp_path / "out", Counted()
-    with pytest.raises(StoppedError):
-        compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, stopped)
-    told = []
-    watcher = Silent()
-    monkeypatch.setattr(watcher, "tell", told.append)
-    compare(["pax"], {**SHORT, "eta": 0.1}, 1, output, engine, watcher=watcher)
-    assert told[:2] == ["pax-42: goes on", "pax-42: done"]
-    models = [tmp_path / name / "pax-42" / "model.json" for name in ("whole", "out")]
-    assert models[0].read_bytes() == models[1].read_bytes()
-
-
-@pytest.mark.slow
-def test_a_cell_made_before_a_setting_existed_is_taken_where_that_has_its_default(tmp_path):
-    output, engine = tmp_path / "out", Counted()
-    compared(output, Counted(), n_seeds=1)
-    for path in (output / "pax-42" / "made-from.json", output / "compared.json"):
-        lines = path.read_text().splitlines()
-        path.write_text("\n".join(line for line in lines if "gamma" not in line))
-    compared(output, engine, n_seeds=1)
-    assert not engine.runs
-    with pytest.raises(ConfigError, match=r"^gamma must be 0\.0 as in "):
-        compared(output, engine, n_seeds=1, gamma=1.0)
-
-
-@pytest.mark.slow
-def test_a_cell_that_another_process_writes_or_that_is_no_runs_stays(tmp_path):
-    output, engine = tmp_path / "out", Counted()
-    compared(output, engine, n_seeds=1)
-    cell = output / "pax-42"
-    (cell / "summary.json").unlink()
-    rule = f"^run folder must be free, got one that another process writes: {cell}$"
-    with RunFolder(cell).written(), pytest.raises(ConfigError, match=rule):
-        compared(output, engine, n_seeds=1)
-    (cell / "config.toml").unlink()
-    with pytest.raises(ConfigError, match=r"^run folder must have a config\.toml, got "):
-        compared(output, engine, n_seeds=1)
-    assert (cell / "model.json").exists()
-    assert engine.runs == ["pax-42"]
-
-
-@pytest.mark.slow
-def test_runs_of_other_settings_are_not_taken_for_these(tmp_path):
-    output = tmp_path / "out"
-    compared(output, Counted(), n_seeds=1)
-    match = f"^eta must be 'auto' as in {output}, got 0.1; delete that folder, or name another$"
-    with pytest.raises(ConfigError, match=match):
-        compared(output, Counted(), n_seeds=1, eta=0.1)
-    with pytest.raises(ConfigError, match=f"^engine must be 'local' as in {output}, got 'simula"):
-        compare(["pax"], SHORT, 1, output, Counted(), "simulation")
-    (output / "compared.json").unlink()
-    match = (
-        f"^eta must be 'auto' as in {output}/pax-42, got 0.1; delete that folder, or name another$"
-    )
-    with pytest.raises(ConfigError, match=match):
-        compared(output, Counted(), n_seeds=1, eta=0.1)
+    assert found.methods == {"rows": ("pax",), "columns": ("federated-forest",)}
+    assert found.n_rows == {"train": 86, "valid": 10, "test": 24}
+    runs = {name: read_run(tmp_path / "out" / f"{name}-42") for name in methods}
+    lines = {line.name: line for line in found.lines}
+    for name, run in runs.items():
+        assert lines[name].mean == run.summary["metrics"]["test"]["auc"]
+        assert lines[name].n_bytes == sum(run.summary["bytes"].values())
+    spans = found.differences["pax"]
+    assert set(spans) == set(lines) - {"pax"}  # divided parts are all here
+    for other, (value, low, high) in spans.items():
+        assert low <= value <= high
+        assert value == pytest.approx(lines["pax"].mean - lines[other].mean, abs=0.03)
+    pax, forest = (flatten(run.config) for run in runs.values())
+    assert (pax["max-depth"], pax["num-boost-round"], pax["align"]) == (2, 2, "psi")
+    assert (forest["max-depth"], forest["align"]) == (6, "ordered")
+    assert forest["num-boost-round"] == "auto"
+    assert forest["federated-forest.trees"] == 2
+    assert found.facts["settings"] == "label=y, max-bin=16"
+    assert found.facts["pax"].startswith("also reads ")
+    assert found.facts["pax"].endswith("; does not read align, federated-forest.trees")
 
 
 def test_a_folder_follows_from_table_settings_and_engine(write_table):
@@ -187,13 +83,6 @@ def test_a_folder_follows_from_table_settings_and_engine(write_table):
     write_table("My rows!", seed=1)
     others = {folder(engine="simulation"), folder(eta=0.1), folder(data="wine"), folder(parties=2)}
     assert len({first, own, folder(data=path, label="y"), *others}) == 7
-
-
-def test_a_method_that_is_named_twice_is_refused_with_the_way_to_more_runs(tmp_path):
-    match = r"^strategies must be named once each, got pax 2 times; --seeds 2 makes 2 runs of every"
-    with pytest.raises(ConfigError, match=match):
-        compare(["pax", "bagging", "pax"], SHORT, 1, tmp_path / "out", Counted())
-    assert not (tmp_path / "out").exists()
 
 
 # The table and the page
@@ -226,7 +115,6 @@ def text_of(*tables):
     return console.file.getvalue()
 
 
-@pytest.mark.slow
 def test_what_is_compared_stands_with_the_table_and_on_the_page():
     facts = {
         "data": "rows.csv, binary:logistic",
@@ -247,27 +135,10 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page():
         assert value in page
     assert made(2).facts["seeds"] == "42, 43; ± is the standard deviation over them"
     assert made(changed={}, unread={}).facts["settings"] == "all defaults"
-
-
-@pytest.mark.slow
-def test_a_spread_over_one_seed_is_a_dash():
-    assert np.isnan(Line("pax", (0.9,)).spread)
+    assert Line("pax", (0.9, 0.7)).spread == pytest.approx(0.2 / np.sqrt(2))
     one, several = text_of(score_table(made().records)), text_of(score_table(made(2).records))
-    assert "0.0000" not in one
-    assert one.count("–") == 4  # noqa: RUF001
-    assert several.count("0.0000") == 4
-    assert "0.0000" not in tradeoff_page(made())
-
-
-@pytest.mark.slow
-def test_the_page_and_the_table_hold_every_line(tmp_path):
-    found = compared(tmp_path / "out", Counted(), n_seeds=1)
-    page = tradeoff_page(found)
-    for line in found.lines:
-        assert line.name.replace("'", "&#39;") in page
-        assert f"{line.mean:.4f}" in page
-    assert page.count("<svg ") == page.count('role="img" aria-label="Test auc') == 4
-    assert score_table(found.records).row_count == len(found.lines)
+    assert (one.count("–"), several.count("0.0000")) == (4, 4)  # noqa: RUF001
+    assert "0.0000" not in one + page
 
 
 @pytest.mark.parametrize("n_seeds", [2, 3, 5, 10])
@@ -380,27 +251,6 @@ def test_a_comparison_in_python_shows_the_table_of_the_command(tmp_path, n_seeds
     assert ("less pax" in html) == (n_seeds > 1)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_a_comparison_has_the_page_of_every_run_and_more_than_one_score(tmp_path):
-    settings = [f"-c{name}={value}" for name, value in SHORT.items()]
-    words = ["compare", "pax", "bagging", "--seeds", "2", "--output", str(tmp_path / "out")]
-    done = CliRunner().invoke(cli, [*words, *settings])
-    assert done.exit_code == 0, done.output
-    page = (tmp_path / "out" / "comparison.html").read_text()
-    links = re.findall(r'<a href="([^#"]+/report.html)">(.*?)</a>', page)
-    assert {name for _, name in links} == {"pax-42", "pax-43", "bagging-42", "bagging-43"}
-    for link, name in links:
-        own = (tmp_path / "out" / link).read_text()
-        assert f"<title>{name.partition('-')[0]} on breast-cancer" in own
-    summary = json.loads((tmp_path / "out" / "pax-43" / "summary.json").read_text())
-    own = summary["metrics"]["test"]
-    shown = [f'<td class="n">{own[name]:.4f}</td>' for name in ("auc", "logloss", "accuracy")]
-    assert "".join(shown) in page
-    for name in ("auc ↑", "logloss ↓", "accuracy ↑"):
-        assert name in done.output
-
-
 def with_alone(n_parties):
     """Two runs of a method, and the rows of parties alone, the first of which are best."""
     alone = [
@@ -420,22 +270,26 @@ def with_alone(n_parties):
     return made(2, lines=(Line("pax", (0.95, 0.97), 2.0, 30.0, 1e6, others=scores), *alone))
 
 
-@pytest.mark.slow
+# The rows that are scored
+
+
 def test_many_parties_alone_are_shown_as_mean_best_and_worst():
-    names = [line.name for line in with_alone(6).folded.lines]
+    folded = with_alone(6).folded
     best, worst = "p1's rows alone, XGBoost, best of 6", "p6's rows alone, XGBoost, worst of 6"
-    assert names == ["pax", best, "rows alone, XGBoost, mean of 6", worst]
-    mean = with_alone(6).folded.lines[2]
+    mean = folded.lines[2]
+    assert [line.name for line in folded.lines] == [
+        *("pax", best, "rows alone, XGBoost, mean of 6", worst)
+    ]
     assert mean.scores == pytest.approx((0.865, 0.8))
     assert mean.others["logloss"] == pytest.approx((0.35, 0.5))
     assert set(mean.others) == {"auc", "logloss"}
-    for text in (tradeoff_page(with_alone(6)), text_of(score_table(with_alone(6).folded.records))):
+    for text in (tradeoff_page(with_alone(6)), text_of(score_table(folded.records))):
         assert "p3" not in text
         assert "mean of 6" in text
     assert with_alone(4).folded.lines == with_alone(4).lines
 
 
-def test_a_score_far_from_all_others_does_not_set_the_axis():
+def test_a_score_far_from_all_others_is_written_beside_its_name():
     near = [0.95, 0.96, 0.97, 0.98]
     assert near_range([*near, 0.2]) == near_range([0.2, *near]) == (0.95, 0.98)
     assert near_range([*near, 30.0]) == (0.95, 0.98)
@@ -443,10 +297,6 @@ def test_a_score_far_from_all_others_does_not_set_the_axis():
     assert near_range([0.2, 0.95, 0.96]) == (0.2, 0.96)  # of three none is far from all others
     assert near_range([0.9] * 4 + [0.2]) == (0.2, 0.9)  # no range to be far from
     assert near_range([]) == (0.0, 1.0)
-
-
-@pytest.mark.slow
-def test_a_score_beyond_the_axis_is_written_beside_its_name():
     scores = {"a": 0.95, "b": 0.96, "c": 0.97, "d": 0.2}
     points = [(name, 1.0, score, (0.9, 1.0)) for name, score in scores.items()]
     drawn = tradeoff(points, "bytes", "auc", str).to_svg()
@@ -457,81 +307,6 @@ def test_a_score_beyond_the_axis_is_written_beside_its_name():
 
 
 # The rows that are scored
-
-
-QUICK = {
-    "fedxgbllr": {
-        "fedxgbllr.trees": 6,
-        "fedxgbllr.rounds": 1,
-        "fedxgbllr.epochs": 1,
-        "fedxgbllr.channels": 4,
-    },
-    "fedavg-linear": {"fedavg-linear.rounds": 1},
-    "secureboost": {
-        "secureboost.key-bits": 512,
-        "secureboost.insecure-small-key": True,
-        "align": "ordered",
-    },
-    "federated-forest": {
-        "federated-forest.trees": 2,
-        "federated-forest.max-depth": 2,
-        "align": "ordered",
-    },
-}
-N_FIRST = 6  # columns that the first of five vertical parties has
-
-
-Rows = set[tuple[float, ...]]
-
-
-@pytest.fixture
-def tested(monkeypatch):
-    """The first columns of the test rows that each site has; of vertical sites, the first has."""
-    found = {}
-    commit = Store.commit
-
-    def note(store, *given):
-        is_first, is_split = store.folder.parent.name == "party-1", "n_test" in store
-        values = store.read("values", codec_of(Array)) if "values" in store else {}
-        rows = None
-        if isinstance(values, dict):
-            rows = values.get("test")
-        elif is_first and is_split:
-            rows = values[-store.read("n_test", codec_of(int)) :]
-        if rows is not None:
-            found[store.folder] = set(map(tuple, rows[:, :N_FIRST].tolist()))
-        commit(store, *given)
-
-    monkeypatch.setattr(Store, "commit", note)
-    return found
-
-
-def training_strategies():
-    return [name for name, method in all_methods().items() if method.trains]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategies",
-    [
-        ("pax", "cyclic", "secureboost", "federated-forest"),
-        pytest.param(training_strategies(), marks=pytest.mark.slow),
-    ],
-)
-def test_every_method_holds_back_the_same_rows_of_a_table(tested, tmp_path, strategies):
-    found = {}
-    for number, strategy in enumerate(strategies):
-        parties = 5 if number % 2 else 3
-        given = {**SHORT, **QUICK.get(strategy, {}), "strategy": strategy, "parties": parties}
-        if strategy == "pax":
-            given["partition"] = "dirichlet:0.5"
-        run_local(load_settings({**given, "run-dir": str(tmp_path / str(number))}))
-        found[strategy] = set.union(*tested.values())
-        tested.clear()
-    assert set(found) >= {"pax", "secureboost", "federated-forest"}
-    expected = found["pax"]
-    assert len(expected) == round(0.2 * 569)
-    assert {name: rows for name, rows in found.items() if rows != expected} == {}
 
 
 def test_the_pooled_model_is_one_number_whatever_the_parties_have():
@@ -547,59 +322,6 @@ def test_the_pooled_model_is_one_number_whatever_the_parties_have():
         assert all(by_rows[name] == pytest.approx(by_columns[name], rel=1e-12) for name in exact)
 
 
-@pytest.mark.slow
-def test_methods_of_all_kinds_have_their_own_baselines(tmp_path):
-    methods = ["pax", "secureboost", "federated-forest"]
-    given = {**SHORT, **QUICK["secureboost"], **QUICK["federated-forest"], "parties": 2}
-    found = compare(methods, given, 1, tmp_path / "out", run_local)
-    scores = {line.name: line.scores for line in found.lines}
-    rows = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2)}
-    columns = {f"party-1's columns alone, {model}" for model in ("XGBoost", "forest")}
-    pooled = {"pooled XGBoost", "pooled forest (scikit-learn)"}
-    assert set(scores) == {*methods, *rows, *columns, *pooled}
-    assert scores["secureboost"] == pytest.approx(scores["pooled XGBoost"], abs=1e-9)
-    assert found.methods == {"rows": ("pax",), "columns": ("secureboost", "federated-forest")}
-    assert found.n_rows == {"train": 409, "valid": 46, "test": 114}
-    assert found.unread["pax"] == tuple(name for name in found.changed if name not in SHORT)
-    assert "max-depth" in found.unread["federated-forest"]
-    assert set(found.changed) == set(given) - {"parties"}
-
-
-@pytest.mark.slow
-def test_a_method_runs_with_the_settings_that_it_reads_alone(tmp_path):
-    given = {"max_depth": 2, "n_estimators": 2, "parties": 2, "max-bin": 16, "align": "ordered"}
-    found = compare(["pax", "federated-forest"], given, 1, tmp_path / "out", run_local)
-    cells = {
-        name: flatten(read_run(tmp_path / "out" / f"{name}-42").config)
-        for name in ("pax", "federated-forest")
-    }
-    pax, forest = (cells[name] for name in ("pax", "federated-forest"))
-    assert (pax["max-depth"], pax["num-boost-round"], pax["align"]) == (2, 2, "psi")
-    assert (forest["max-depth"], forest["align"]) == (6, "ordered")
-    assert forest["num-boost-round"] == "auto"
-    assert forest["federated-forest.trees"] == 2
-    assert found.facts["settings"] == "max-bin=16"
-    not_read = "align, federated-forest.trees"
-    assert found.facts["pax"].startswith("also reads ")
-    assert found.facts["pax"].endswith(f"; does not read {not_read}")
-
-
-def test_methods_that_cannot_be_scored_on_the_same_rows_are_refused(tmp_path, write_table):
-    def refused(match, *methods, **more):
-        engine = Counted()
-        with pytest.raises(ConfigError, match=match):
-            compare(methods, {**SHORT, **more}, 1, tmp_path / "out", engine)
-        assert engine.runs == []
-
-    files = ",".join(str(write_table(name)) for name in "ab")
-    match = r"^data must be one table to split, because pax beside secureboost cannot hold back the"
-    refused(match, "pax", "secureboost", data=files, label="y", parties=2)
-    match = r"^partition must deal out all 409 rows that train, because bagging beside secureboost "
-    sizes = "sizes:100,100,100"
-    refused(f"{match}.*got '{sizes}': 109 of them", "bagging", "secureboost", partition=sizes)
-    refused(r"^test-fraction must leave test rows .* got 0.0$", "pax", **{"test-fraction": 0.0})
-
-
 def test_parties_by_a_column_hold_back_the_same_rows(tmp_path, write_table):
     path = write_table(n_rows=90, shop=[f"s{row % 3}" for row in range(90)], c=range(90))
     more = {"data": str(path), "label": "y", "partition": "column:shop"}
@@ -607,56 +329,75 @@ def test_parties_by_a_column_hold_back_the_same_rows(tmp_path, write_table):
     assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
 
 
-@pytest.mark.by_default("run pax")
+BESIDE = r"^data must be one table to split, because pax beside secureboost cannot hold back the"
+LEFT_OVER = r"^partition must deal out all 409 rows that train, because bagging beside secureboost "
+REFUSED = {  # methods, settings or words, and the rule
+    "tables": ("pax secureboost", {"data": "a.csv,b.csv", "label": "y", "parties": 2}, BESIDE),
+    "rows left over": (
+        "bagging secureboost",
+        {"partition": "sizes:100,100,100"},
+        f"{LEFT_OVER}.*got 'sizes:100,100,100': 109 of them",
+    ),
+    "no test rows": (
+        "pax",
+        {"test-fraction": 0.0},
+        r"^test-fraction must leave test rows .* got 0.0$",
+    ),
+    "twice": (
+        "pax bagging pax",
+        {},
+        "^strategies must be named once each, got pax 2 times; --seeds 2 makes 2 runs of every",
+    ),
+    "a way to predict": ("pax eini", {}, "strategy must be one that trains"),
+    "sites": (
+        "pax --engine site",
+        {},
+        "^--engine must be local or simulation to compare, got site",
+    ),
+    "spark": ("pax --on spark", {}, "^on must be ray, with the local engine, or omitted, got spa"),
+    "ray": ("pax --on ray --engine simulation", {}, "got ray with engine=simulation"),
+    "a fold": (
+        "pax --folds 3",
+        {"fold": 2},
+        "^fold must be omitted to compare: --folds runs all folds, got 2$",
+    ),
+    "a model": ("pax --folds 3", {"init-model": "runs/x"}, "^init-model must be empty in a compar"),
+    "no seeds": ("pax --seeds 0", {}, "^seeds must be >= 1, got 0"),
+}
+
+
 @pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("command", ["run pax", "compare pax", "tune pax"])
-def test_each_value_of_a_column_is_a_party(command, write_table):
-    path = write_table(n_rows=150, shop=[f"s{row % 5}" for row in range(150)])
-    words = [*command.split(), "--json", "--data", str(path), "--label", "y"]
-    words += [
-        "-cpartition=column:shop",
-        "-cnum-boost-round=1",
-        "-cmax-depth=2",
-        "-cvalid-fraction=0.2",
-    ]
-    if "tune" in command:
-        words += ["--runs", "1"]
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(case, write_table):
+    words, given, rule = REFUSED[case]
+    for name in "ab":
+        write_table(name)
+    pairs = [f"-c{name}={value}" for name, value in {**SHORT, **given}.items()]
+    done = CliRunner().invoke(cli, ["compare", *words.split(), "--output", "out", *pairs])
+    with pytest.raises(ConfigError, match=rule):
+        raise done.exception
+    assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_each_value_of_a_column_is_a_party_unless_their_number_is_set(write_table):
+    path = str(write_table(n_rows=150, shop=[f"s{row % 5}" for row in range(150)], c=range(150)))
+    words = ["run", "pax", "--json", "--data", path, "--label", "y", "-cpartition=column:shop"]
+    words += ["-cnum-boost-round=1", "-cmax-depth=2", "-cvalid-fraction=0.2"]
     shown = CliRunner().invoke(cli, words)
     assert "5 parties, one for each value of 'shop'" in shown.stderr
     folder = Path(json.loads(shown.stdout)["folder"])
-    summary = json.loads(next(folder.rglob("summary.json")).read_text())
+    summary = json.loads((folder / "summary.json").read_text())
     assert [party["name"] for party in summary["parties"]] == ["s0", "s1", "s2", "s3", "s4"]
-    assert read_toml(next(folder.rglob("config.toml")).read_text(), "config")["parties"] == 5
-
-
-def test_the_number_of_parties_follows_a_column_unless_it_is_set(write_table):
-    path = write_table(n_rows=120, shop=[f"s{row % 4}" for row in range(120)], c=range(120))
-    given = {"data": str(path), "label": "y"}
+    assert read_toml((folder / "config.toml").read_text(), "config")["parties"] == 5
 
     def natural(**more):
-        return natural_parties(load_settings({**given, **more}))
+        return natural_parties(load_settings({"data": path, "label": "y", **more}))
 
-    assert natural(partition="column:shop") == 4
+    assert natural(partition="column:shop") == 5
     assert natural(partition="column:shop", parties=2) == 0  # it is set
     assert natural() == 0
-    match = r"^parties must be set where column:c has over 100 values, got 120; parties=10 deals"
+    match = r"^parties must be set where column:c has over 100 values, got 150; parties=10 deals"
     with pytest.raises(ConfigError, match=match):
         natural(partition="column:c")
     assert natural(partition="column:c", parties=7) == 0
-
-
-@pytest.mark.slow
-def test_ways_to_predict_and_superlinks_are_not_compared():
-    runner = CliRunner()
-    for words, match in (
-        (["pax", "eini"], "strategy must be one that trains"),
-        (["pax", "--engine", "site"], "--engine must be local or simulation to compare, got site"),
-        (
-            ["pax", "--on", "spark"],
-            "on must be ray, with the local engine, or omitted, got spark",
-        ),
-        (["pax", "--on", "ray", "--engine", "simulation"], "got ray with engine=simulation"),
-    ):
-        found = runner.invoke(cli, ["compare", *words])
-        assert isinstance(found.exception, ConfigError)
-        assert match in str(found.exception)

@@ -12,10 +12,66 @@ from strategies.pax import PAX
 from strategies.run import all_strategies, load_strategy
 
 
-def test_the_defaults_are_settings():
+def config(**given):
+    return load_settings({name.replace("_", "-"): given[name] for name in given}).as_config()
+
+
+def test_defaults_and_ways_of_writing():
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
     assert settings.sections["pax"] == {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
+    with pytest.raises(ValueError, match="frozen"):
+        settings.eta = 0.5
+    for overrides in ({"pax.bins": "equal"}, {"pax": {"bins": "equal"}}):
+        assert PAX.section_settings(load_settings(overrides)).bins == "equal"
+    assert config(align="rows")["align"] == "ordered"
+    for name, text, value in (("max-bin", "64", 64), ("eta", "0.5", 0.5), ("eta", "1", 1.0)):
+        found = load_settings({name: text}).as_config()[name]
+        assert (type(found), found) == (type(value), value)
+    assert load_settings({"drop-columns": " a, b c ,,"}).dropped == ("a", "b c")
+    assert load_settings({"partition": "column:city"}).partition_column == "city"
+    assert load_settings({"partition": "iid"}).partition_column == ""
+    for name in ("label", "id", "weight", "drop-columns"):
+        assert load_settings({name: 54}).as_config()[name] == "54"
+    preset = config(preset="xgboost", eta=0.2)
+    assert (preset["eta"], preset["num-boost-round"]) == (0.2, 100)
+    assert preset["early-stopping-rounds"] == 0
+    whole = {**defaults(), "preset": "xgboost"}  # as Flower hands over a run config
+    assert load_settings(whole).eta == 0.3
+
+
+@pytest.mark.parametrize(
+    ("pair", "name", "value"),
+    [
+        ("eta=0.5", "eta", 0.5),
+        ("max-bin = 64", "max-bin", 64),
+        ("data='rows.csv'", "data", "rows.csv"),
+        ('label="y"', "label", "y"),
+        ("resume=", "resume", ""),
+        ("pax.bins=equal", "pax.bins", "equal"),
+        ("eta=true", "eta", True),
+        *[("eta=" + text, "eta", text) for text in ("rows.csv", "iid", "sizes:0.9,0.1", "a=b")],
+        *[("eta=" + text, "eta", text) for text in ("/data/my rows.csv", "007")],
+        *[("label=" + text, "label", text) for text in ("54", "007", "1_0", "1.50", "true")],
+        ("label=2020-01-01", "label", "2020-01-01"),
+    ],
+)
+def test_overrides_are_read_as_toml_or_as_texts_and_names_stay_as_they_are(pair, name, value):
+    assert parse_overrides([pair]) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rule"),
+    [
+        (["eta"], "a setting must be written as key=value, got eta$"),
+        (["eta:0.5"], "a setting must be written as key=value, got eta:0.5$"),
+        ([""], "a setting must be written as key=value, got $"),
+        (["eta=0.1", "eta=0.2"], "eta must be given once, got 0.1 and 0.2$"),
+    ],
+)
+def test_overrides_that_are_refused(pairs, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        parse_overrides(pairs)
 
 
 def test_every_setting_has_a_default_and_a_sentence():
@@ -23,11 +79,6 @@ def test_every_setting_has_a_default_and_a_sentence():
     about = about_settings()
     assert set(about) == set(defaults())
     assert all(one.text.endswith(".") for one in about.values())
-
-
-@pytest.mark.parametrize("overrides", [{"pax.bins": "equal"}, {"pax": {"bins": "equal"}}])
-def test_a_section_may_be_written_flat_or_nested(overrides):
-    assert PAX.section_settings(load_settings(overrides)).bins == "equal"
 
 
 @pytest.mark.parametrize(
@@ -40,34 +91,40 @@ def test_tables_name_the_number_of_parties(data, n_parties):
         load_settings({"data": data, "parties": 5})
 
 
-def test_align_by_rows_is_the_order_of_the_tables():
-    assert load_settings({"align": "rows"}).align == "ordered"
-
-
-def test_settings_do_not_change():
-    with pytest.raises(ValueError, match="frozen"):
-        load_settings({}).eta = 0.5
+BINS = "pax.bins must be one of 'auto', 'share' or 'equal', got"
+FEATURES = "federated-forest.max-features"
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"),
+    ("given", "rule"),
     [
-        ("etta", "etta is not a setting; did you mean eta?"),
-        ("max_dpth", "max_dpth is not a setting; did you mean max-depth?"),
-        ("pax.bin", "pax.bin is not a setting; did you mean pax.bins?"),
-        ("zzz", "zzz is not a setting"),
-        ("sections", "sections is not a setting"),
+        ({"etta": 1}, r"etta is not a setting; did you mean eta\?"),
+        ({"max_dpth": 1}, r"max_dpth is not a setting; did you mean max-depth\?"),
+        ({"pax.bin": 1}, r"pax.bin is not a setting; did you mean pax.bins\?"),
+        ({"zzz": 1}, "zzz is not a setting.*"),
+        ({"sections": 1}, "sections is not a setting.*"),
+        ({"pax.bins": "half"}, f"{BINS} 'half'"),
+        ({"pax.bins": 3}, f"{BINS} 3"),
+        (
+            {"strategy": "federated-forest", FEATURES: 2.5},
+            f"{FEATURES} must be one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5",
+        ),
+        ({"min-parties": 4, "parties": 3}, r"min-parties must be <= parties \(3\), got 4"),
+        (
+            {"early-stopping-rounds": 5, "valid-fraction": 0},
+            "valid-fraction must be > 0 with early-stopping-rounds, got 0.0",
+        ),
     ],
 )
-def test_an_unknown_setting_is_refused_with_one_that_is_spelled_alike(name, rule):
-    with pytest.raises(ConfigError) as caught:
-        load_settings({name: 1})
-    assert str(caught.value).startswith(rule)
+def test_names_and_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(given, rule):
+    def check_all():
+        settings = load_settings(given)
+        load_strategy(settings.strategy).section_settings(settings)
 
-
-def test_names_are_refused_before_any_value_is_looked_at():
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        check_all()
     with pytest.raises(ConfigError, match=r"^seeds is not a setting; did you mean seed\?$"):
-        check_names({"eta": -1, "seeds": 1})
+        check_names({"eta": -1, "seeds": 1})  # before any value is looked at
 
 
 @pytest.mark.parametrize(
@@ -81,11 +138,7 @@ def test_names_are_refused_before_any_value_is_looked_at():
         ("max-bin", 1, "must be >= 2, got 1"),
         ("max-bin", 65536, "must be <= 65535, got 65536"),
         ("max-bin", 2.5, "must be a whole number, got 2.5"),
-        (
-            "max-depth",
-            0,
-            "must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*",
-        ),
+        ("max-depth", 0, "must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*"),
         ("max-depth", 16, "must be <= 15, got 16"),
         ("max-depth", "deep", "must be a whole number, got 'deep'"),
         ("num-boost-round", 0, "must be >= 1 or 'auto', got 0"),
@@ -118,79 +171,6 @@ def test_a_value_that_breaks_its_rule_is_refused(name, value, rule):
         load_settings({name: value})
 
 
-BINS = "pax.bins must be one of 'auto', 'share' or 'equal', got"
-FEATURES = "federated-forest.max-features"
-
-
-@pytest.mark.parametrize(
-    ("given", "rule"),
-    [
-        ({"pax.bins": "half"}, f"{BINS} 'half'"),
-        ({"pax.bins": 3}, f"{BINS} 3"),
-        (
-            {"strategy": "federated-forest", FEATURES: 2.5},
-            f"{FEATURES} must be one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5",
-        ),
-        ({"min-parties": 4, "parties": 3}, r"min-parties must be <= parties \(3\), got 4"),
-        (
-            {"early-stopping-rounds": 5, "valid-fraction": 0},
-            "valid-fraction must be > 0 with early-stopping-rounds, got 0.0",
-        ),
-    ],
-)
-def test_settings_that_break_the_rule_of_a_method_or_of_several_are_refused(given, rule):
-    def check_all():
-        settings = load_settings(given)
-        load_strategy(settings.strategy).section_settings(settings)
-
-    with pytest.raises(ConfigError, match=f"^{rule}$"):
-        check_all()
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"), [("max-bin", "64", 64), ("eta", "0.5", 0.5), ("eta", "1", 1.0)]
-)
-def test_a_number_may_be_given_as_text(name, text, value):
-    found = load_settings({name: text}).as_config()[name]
-    assert (type(found), found) == (type(value), value)
-
-
-def test_overrides_are_read_as_toml():
-    found = parse_overrides(
-        ["eta=0.5", "max-bin = 64", "data='rows.csv'", 'label="y"', "resume=", "pax.bins=equal"]
-    )
-    assert found == {
-        "eta": 0.5,
-        "max-bin": 64,
-        "data": "rows.csv",
-        "label": "y",
-        "resume": "",
-        "pax.bins": "equal",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("rows.csv", "rows.csv"),
-        ("iid", "iid"),
-        ("sizes:0.9,0.1", "sizes:0.9,0.1"),
-        ("a=b", "a=b"),
-        ("/data/my rows.csv", "/data/my rows.csv"),
-        ("true", True),
-        ("007", "007"),
-    ],
-)
-def test_a_value_that_is_no_toml_is_a_text(text, value):
-    assert parse_overrides([f"eta={text}"]) == {"eta": value}
-
-
-@pytest.mark.parametrize("pair", ["eta", "eta:0.5", ""])
-def test_an_override_without_a_sign_is_refused(pair):
-    with pytest.raises(ConfigError, match=rf"^a setting must be written as key=value, got {pair}$"):
-        parse_overrides([pair])
-
-
 OVERRIDES = {
     "data": 'folder/"quoted" rows.csv',
     "eta": 1e-07,
@@ -207,25 +187,6 @@ def test_the_folder_of_a_run_holds_its_settings(tmp_path):
     RunFolder(tmp_path / "run").begin(settings)
     stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert load_settings(stored) == settings
-
-
-def test_dropped_columns_are_names_between_commas():
-    assert load_settings({"drop-columns": " a, b c ,,"}).dropped == ("a", "b c")
-
-
-@pytest.mark.parametrize(("partition", "column"), [("column:city", "city"), ("iid", "")])
-def test_a_natural_partition_names_its_column(partition, column):
-    assert load_settings({"partition": partition}).partition_column == column
-
-
-@pytest.mark.parametrize("text", ["54", "007", "1_0", "1.50", "true", "2020-01-01"])
-def test_the_name_of_a_column_stays_as_it_is_written(text):
-    assert load_settings(parse_overrides([f"label={text}"])).label == text
-
-
-@pytest.mark.parametrize("name", ["label", "id", "weight", "drop-columns"])
-def test_a_number_from_toml_is_the_name_of_a_column(name):
-    assert load_settings({name: 54}).as_config()[name] == "54"
 
 
 @pytest.mark.parametrize(
@@ -256,14 +217,6 @@ def test_a_run_that_cannot_stop_early_has_fixed_rounds(given, eta, rounds, patie
     assert load_settings(settings.as_config()) == settings
 
 
-def test_a_preset_is_written_as_ordinary_settings():
-    config = load_settings({"preset": "xgboost", "eta": 0.2}).as_config()
-    assert (config["eta"], config["num-boost-round"]) == (0.2, 100)
-    assert config["early-stopping-rounds"] == 0
-    whole = {**defaults(), "preset": "xgboost"}  # as Flower hands over a run config
-    assert load_settings(whole).eta == 0.3
-
-
 @pytest.mark.parametrize(
     ("given", "weight"),
     [
@@ -276,9 +229,8 @@ def test_a_preset_is_written_as_ordinary_settings():
 def test_children_weigh_more_where_a_column_has_many_categories(given, weight):
     settings = load_settings(given)
     assert settings.splitting([0, 100]).min_child_weight == weight
-    fewer = 1.0 if weight == 5 else weight
-    assert settings.splitting([0, 99]).min_child_weight == fewer
-    assert settings.splitting([]).min_child_weight == fewer
+    for few in ([0, 99], []):
+        assert settings.splitting(few).min_child_weight == (1.0 if weight == 5 else weight)
 
 
 def test_few_validation_rows_stop_no_run_unless_it_is_asked_for():

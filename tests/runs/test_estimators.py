@@ -15,10 +15,9 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, make_classificat
 from sklearn.exceptions import NotFittedError
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.class_weight import compute_sample_weight
 
 import fedapp
 from fedapp import (
@@ -33,7 +32,7 @@ from fedapp.home import home
 
 SHORT = {"n_estimators": 2, "max_depth": 2, "max_bin": 16}
 # What an estimator with ``parties=2, **SHORT`` runs, on an array of six columns and the label.
-SAME_RUN = {
+OF_RUN = {
     "num_boost_round": 2,
     "max_depth": 2,
     "max_bin": 16,
@@ -44,126 +43,163 @@ SAME_RUN = {
     "valid_fraction": 0,
 }
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
+# A third of the breast-cancer rows, in a few columns.
+X, Y = load_breast_cancer(return_X_y=True)
+X, Y = X[::3, :6], Y[::3]
+N_ROWS = len(Y)
 NAMES = [name for name in fedapp.__all__ if name.endswith(("Classifier", "Regressor"))]
-
-
-@pytest.fixture(scope="module")
-def rows():
-    """A third of the breast-cancer rows, in a few columns."""
-    X, y = load_breast_cancer(return_X_y=True)
-    return X[::3, :6], y[::3]
 
 
 def model_of(estimator):
     return str(estimator.model_text_)
 
 
-# What fit does
+def model_text(run):
+    return (run.path / "model.json").read_text()
 
 
-@pytest.mark.slow
-def test_fit_is_a_run_on_all_rows(rows, tmp_path, monkeypatch):
-    X, y = rows
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "kept"
-    found = PAXClassifier(**SHORT, learning_rate=0.5, parties=2, run_dir=folder).fit(X, y)
-    run = fedapp.run("pax", data=np.column_stack([X, y]), eta=0.5, **SAME_RUN)
-    assert model_of(found) == (run.path / "model.json").read_text()
-    assert np.array_equal(found.predict_proba(X), run.predict_proba(X))
-    assert (folder / "report.html").exists()
-    assert found.run_.path == folder
-    with pytest.raises(ValueError, match=r"^run_dir must be a new folder, got .* holds a run$"):
-        found.fit(X, y)
-    assert not list(folder.glob("frame-*"))
+WEIGHTS, MARGINS = 0.5 + np.arange(N_ROWS) / 300, np.linspace(-1, 1, N_ROWS)
+BY_CLASS, SECURE = {0: 3.0, 1: 0.5}, {"aggregation": "secure"}
+SECURE_RUN = {"pax": SECURE, "eta": 1, "parties": 3}
+SAME = {  # parameters, arguments of fit, settings of a run, and its column c7
+    "all rows": ({"learning_rate": 0.5}, {}, {"eta": 0.5}, None),
+    "margins": ({}, {"base_margin": MARGINS}, {"base_margin": "c7"}, MARGINS),
+    "weights": ({}, {"sample_weight": WEIGHTS}, {"weight": "c7"}, WEIGHTS),
+    "weights of classes": (
+        {"class_weight": BY_CLASS},
+        {"sample_weight": WEIGHTS},
+        {"weight": "c7"},
+        WEIGHTS * np.where(Y, 0.5, 3.0),
+    ),
+    "settings": ({"settings": {"pax": SECURE, "eta": 1}}, {}, SECURE_RUN, None),
+    "parameters": ({"aggregation": "secure", "learning_rate": 1}, {}, SECURE_RUN, None),
+}
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"params": {"eta": 0.1}}, "params must be omitted: settings are arguments of their own"),
-        ({"verbose": 1}, "verbose must be omitted: progress=True shows progress"),
-        ({"y": "label"}, r"y must be omitted: .*; estimators have fit\(X, y\)"),
-    ],
-)
-def test_parameters_of_another_library_get_the_call_that_is_right(given, told):
-    with pytest.raises(TypeError, match=f"^{told}"):
-        PAXClassifier(**given)
+@pytest.mark.parametrize("case", SAME)
+def test_a_fit_is_a_run_on_all_rows(case, own_folder):
+    parameters, arguments, settings, column = SAME[case]
+    fit = PAXClassifier(**SHORT, parties=settings.get("parties", 2), **parameters)
+    fit.fit(X, Y, **arguments)
+    table = np.column_stack([X, Y, *([] if column is None else [column])])
+    run = fedapp.run("pax", data=table, **{**OF_RUN, **settings})
+    assert model_of(fit) == model_text(run).replace('"c7"', '"base-margin"')
+    assert model_of(fit) != model_of(PAXClassifier(**SHORT, parties=2).fit(X, Y))
+    of_rows = {name: value for name, value in arguments.items() if name == "base_margin"}
+    assert np.array_equal(fit.predict_proba(X, **of_rows), run.predict_proba(table))
 
 
-def test_rows_that_are_no_table_get_the_call_that_is_right():
-    with pytest.raises(ValueError, match=r"^data must be a table, which a column's to_frame\(\)"):
-        PAXClassifier().fit(pandas.Series([1, 2]), [0, 1])
-    with pytest.raises(TypeError, match=r"^X must be a frame or an array, got dict: pandas.Data"):
-        PAXClassifier().fit({"age": [1, 2]}, [0, 1])
+def test_classes_and_columns_are_those_of_fit():
+    names = np.array(["malignant", "benign"])[Y]
+    found = PAXClassifier(**SHORT).fit(X, names)
+    assert found.classes_.tolist() == ["benign", "malignant"]
+    assert (found.predict(X) == names).mean() > 0.8
+    many = PAXClassifier(**SHORT).fit(X, np.arange(N_ROWS) % 12 - 3)
+    assert many.classes_.tolist() == list(range(-3, 9))
+    assert np.allclose(many.predict_proba(X).sum(axis=1), 1, atol=1e-5)
+    columns = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
+    found = SecureBoostClassifier(**SHORT, **SMALL_KEY, columns=columns).fit(X, Y)
+    assert found.run_.summary["active"] == "shop"
+    other = SecureBoostClassifier(**SHORT, **SMALL_KEY, parties=2).fit(X, Y)
+    assert np.allclose(found.predict_proba(X), other.predict_proba(X), rtol=1e-5)
 
 
-def test_a_fit_leaves_nothing_behind(rows):
-    found = PAXClassifier(**SHORT).fit(*rows)
+def test_a_fit_leaves_nothing_but_the_folder_that_it_is_given(tmp_path):
+    found = PAXClassifier(**SHORT).fit(X, Y)
     place = found.run_.path
     assert place.exists()
     assert not list((home() / "sites").glob("*/*/*"))
     copies = [copy.deepcopy(found), pickle.loads(pickle.dumps(found))]
-    expected = found.predict(rows[0])
+    expected = found.predict(X)
     del found
     assert not place.exists()
-    assert all(np.array_equal(each.predict(rows[0]), expected) for each in copies)
+    assert all(np.array_equal(each.predict(X), expected) for each in copies)
+    kept = PAXClassifier(**SHORT, run_dir=tmp_path / "kept").fit(X, Y)
+    assert kept.run_.path == tmp_path / "kept"
+    assert (kept.run_.path / "report.html").exists()
+    assert not list(kept.run_.path.glob("frame-*"))
+    with pytest.raises(ValueError, match=r"^run_dir must be a new folder, got .* holds a run$"):
+        kept.fit(X, Y)
 
 
-@pytest.mark.slow
-def test_labels_of_any_kind_come_back(rows):
-    X, y = rows
-    names = np.array(["malignant", "benign"])[y]
-    found = PAXClassifier(**SHORT).fit(X, names)
-    assert found.classes_.tolist() == ["benign", "malignant"]
-    assert (found.predict(X) == names).mean() > 0.8
-    three = PAXClassifier(**SHORT).fit(X, np.arange(len(y)) % 12 - 3)
-    assert three.classes_.tolist() == list(range(-3, 9))
-    assert three.predict_proba(X).shape == (len(y), 12)
-    assert np.allclose(three.predict_proba(X).sum(axis=1), 1, atol=1e-5)
+PAX, BOOST, FOREST = PAXClassifier, SecureBoostClassifier, FederatedForestRegressor
+SET, PAIRS = [(np.ones((2, 6)), [0, 1])], {"shop": [0], "bank": [0, 1]}
+TAKEN = "settings must have none that the estimator or its parameters set, got "
+REFUSED = [  # a class and its parameters, arguments of fit beside X and y, and the rule
+    (PAX, {"max_depth": 0}, {}, "max_depth must be >= 1, or 0 .* with max_leaves"),
+    (PAX, {"learning_rate": 0.0}, {}, "learning_rate must be > 0.0 or 'auto', got 0.0$"),
+    (FOREST, {"n_estimators": 0}, {}, "n_estimators must be >= 1, got 0$"),
+    (PAX, {"monotone_constraints": "c0"}, {}, "monotone_constraints must"),
+    (PAX, {}, {"sample_weight": -np.ones(N_ROWS)}, "sample_weight must be >= 0 in every row, got"),
+    (PAX, {"settings": {"eta": 3}, "learning_rate": 0.3}, {}, f"{TAKEN}eta$"),
+    (PAX, {"settings": {"test_fraction": 0.5}}, {}, f"{TAKEN}test_fraction$"),
+    (PAX, {"settings": {"label": "y"}}, {}, f"{TAKEN}label$"),
+    (PAX, {"settings": {"objective": "custom"}}, {}, f"{TAKEN}objective$"),
+    (PAX, {"settings": {"etaa": 3}}, {}, r"etaa is not a setting; did you mean learning_rate\?$"),
+    (PAX, SHORT, {"eval_set": [(X, Y + 4)]}, "eval_set must have classes of y, got 2 others$"),
+    (PAX, {"valid_fraction": 0.1}, {"eval_set": SET}, "eval_set must be omitted with valid_fra"),
+    (FOREST, {"n_estimators": 1}, {"eval_set": SET}, "eval_set must be for boosted trees, got fed"),
+    (BOOST, {}, {"groups": Y}, "groups must be omitted where parties have different"),
+    (BOOST, {"columns": PAIRS}, {}, "columns must give every column of X to one party, got"),
+    (FOREST, {"parties": 3}, {"X": X[:, :2]}, "parties must be at most the .*n_features=2, got 3"),
+    (FOREST, {}, {"X": X[:, :1]}, "parties must be at most the .*n_features=1, got 2"),
+    (PAX, {}, {"X": pandas.Series(Y)}, r"data must be a table, which a column's to_frame\(\)"),
+    (PAX, {}, {"X": {"age": Y}}, "X must be a frame or an array, got dict: pandas.Data"),
+    (PAX, {"params": {}}, {}, "params must be omitted: settings are arguments of their own"),
+    (PAX, {"verbose": 1}, {}, "verbose must be omitted: progress=True shows progress"),
+    (PAX, {"y": "label"}, {}, r"y must be omitted: .*; estimators have fit\(X, y\)"),
+]
 
 
-def test_groups_say_whose_a_row_is(rows):
-    X, y = rows
-    groups = np.array(["shop", "bank"])[np.arange(len(y)) % 2]
-    found = PAXClassifier(**SHORT).fit(X, y, groups=groups)
+@pytest.mark.parametrize(("cls", "given", "arguments", "rule"), REFUSED)
+def test_what_breaks_a_rule_is_an_error_of_pythons(cls, given, arguments, rule):
+    with pytest.raises((ValueError, TypeError), match=f"^{rule}"):
+        cls(**given).fit(**{"X": X, "y": Y, **arguments})
+
+
+def test_what_is_not_fitted_or_without_margins_predicts_nothing():
+    for ask in ("predict", "get_booster", "to_onnx"):
+        with pytest.raises(NotFittedError):
+            getattr(PAXClassifier(), ask)(*[X] * (ask == "predict"))
+    rule = r"^base_margin must be given where fit was given one, and only there$"
+    for given, other in (({}, {"base_margin": MARGINS}), ({"base_margin": MARGINS}, {})):
+        with pytest.raises(ValueError, match=rule):
+            PAXClassifier(**SHORT).fit(X, Y, **given).predict(X, **other)
+    scored = PAXClassifier(**SHORT, valid_fraction=0.3, eval_metric="error").fit(X, Y)
+    lines = scored.run_.rounds
+    assert scored.evals_result_["validation_0"]["error"] == lines["valid_error"].tolist()
+    assert scored.best_iteration_ == lines["valid_error"].argmin()
+    assert not hasattr(scored.set_params(valid_fraction=0.0).fit(X, Y), "best_iteration_")
+
+
+def test_groups_say_whose_a_row_is():
+    groups = np.array(["shop", "bank"])[np.arange(len(Y)) % 2]
+    found = PAXClassifier(**SHORT).fit(X, Y, groups=groups)
     parties = {party["name"]: party["rows"] for party in found.run_.summary["parties"]}
     assert parties == {name: int((groups == name).sum()) for name in ("bank", "shop")}
-    strange = np.array(["a shop", "a bank"])[np.arange(len(y)) % 2]
-    found = PAXClassifier(**SHORT).fit(X, y, groups=strange)
+    strange = np.array(["a shop", "a bank"])[np.arange(len(Y)) % 2]
+    found = PAXClassifier(**SHORT).fit(X, Y, groups=strange)
     assert [each["name"] for each in found.run_.summary["parties"]] == ["party-1", "party-2"]
     with pytest.raises(ValueError, match=r"^parties must be those of groups, 2, got 5$"):
-        PAXClassifier(**SHORT, parties=5).fit(X, y, groups=groups)
-
-
-@pytest.mark.slow
-def test_weights_count(rows):
-    X, y = rows
-    plain, ones, some = (
-        PAXClassifier(**SHORT).fit(X, y, sample_weight=weights)
-        for weights in (None, np.ones(len(y)), np.linspace(0, 1, len(y)))
-    )
-    assert model_of(plain) == model_of(ones)
-    assert model_of(plain) != model_of(some)
+        PAXClassifier(**SHORT, parties=5).fit(X, Y, groups=groups)
 
 
 @pytest.mark.by_default("FedBagging")
 @pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic"])
-def test_a_weight_is_as_many_rows_where_groups_say_whose_they_are(rows, name):
-    X, y = rows
-    groups, weights = np.arange(len(y)) % 3, np.arange(len(y)) % 4
+def test_a_weight_is_as_many_rows_where_groups_say_whose_they_are(name):
+    groups, weights = np.arange(len(Y)) % 3, np.arange(len(Y)) % 4
     more = {"bins": "equal"} if name == "PAX" else {}
     model = getattr(fedapp, f"{name}Regressor")(**SHORT, **more)
-    weighted = model.fit(X, y, sample_weight=weights, groups=groups).predict(X)
-    unweighted = model.fit(X, y, groups=groups).predict(X)
-    repeated = np.repeat(np.arange(len(y)), weights)
-    model.fit(X[repeated], y[repeated], groups=groups[repeated])
+    weighted = model.fit(X, Y, sample_weight=weights, groups=groups).predict(X)
+    unweighted = model.fit(X, Y, groups=groups).predict(X)
+    repeated = np.repeat(np.arange(len(Y)), weights)
+    model.fit(X[repeated], Y[repeated], groups=groups[repeated])
     assert model.predict(X) == pytest.approx(weighted, abs=1e-6)
     assert abs(unweighted - weighted).max() > 1e-3
 
 
-def test_a_forest_whose_roots_are_not_split_is_fitted(rows):
-    X, y = rows
-    found = HorizontalForestClassifier(n_estimators=2, min_impurity_decrease=0.9).fit(X, y)
+def test_a_forest_whose_roots_are_not_split_is_fitted():
+    found = HorizontalForestClassifier(n_estimators=2, min_impurity_decrease=0.9).fit(X, Y)
     assert np.ptp(found.predict_proba(X), axis=0).tolist() == [0, 0]
     assert not hasattr(found, "feature_importances_")
 
@@ -202,111 +238,10 @@ def test_importance_of_a_forest_is_each_columns_share_of_all_gain():
     assert found.predict(X[:150]).std() > 10  # a forest is joined
 
 
-@pytest.mark.slow
-def test_columns_say_whose_a_column_is(rows):
-    X, y = rows
-    columns = {"shop": [0, "c1"], "zoo": [2, 3, 4, 5]}
-    found = SecureBoostClassifier(**SHORT, **SMALL_KEY, columns=columns).fit(X, y)
-    assert found.run_.summary["active"] == "shop"
-    other = SecureBoostClassifier(**SHORT, **SMALL_KEY, parties=2).fit(X, y)
-    assert np.allclose(found.predict_proba(X), other.predict_proba(X), rtol=1e-5)
-    with pytest.raises(ValueError, match=r"^columns must give every column of X to one party, got"):
-        SecureBoostClassifier(**SHORT, columns={"shop": [0], "bank": [0, 1]}).fit(X, y)
-
-
-def test_columns_are_dealt_to_three_parties_or_to_two_where_there_are_two(rows):
-    X, y = rows
-    for n_columns, n_parties in ((2, 2), (6, 3)):
-        found = FederatedForestRegressor(n_estimators=1, max_depth=1).fit(X[:, :n_columns], y)
-        assert len(found.run_.summary["parties"]) == n_parties
-    for parties, n_columns, rule in (
-        (3, 2, "n_features=2, got 3"),
-        (None, 1, "n_features=1, got 2"),
-    ):
-        with pytest.raises(ValueError, match=f"^parties must be at most the .*{rule}$"):
-            FederatedForestRegressor(parties=parties).fit(X[:, :n_columns], y)
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("PAX")
-@pytest.mark.parametrize("name", ["PAX", "FedBagging", "FedCyclic", "SecureBoost"])
-def test_eval_set_chooses_the_rounds_that_are_kept(name, tmp_path):
-    X, y = load_breast_cancer(return_X_y=True)
-    X, y = X[::2, :6], y[::2]
-    given = {"max_depth": 3, "learning_rate": 1.0, "max_bin": 16, "parties": 2}
-    given |= SMALL_KEY if name == "SecureBoost" else {}
-    given |= {"eval_metric": "logloss"}
-    cls = getattr(fedapp, f"{name}Classifier")
-    sets = [(X[::2], y[::2]), (X[1::2], y[1::2])]
-    stopping = {"early_stopping_rounds": 2, "run_dir": tmp_path / "run"}
-    found = cls(n_estimators=9, **given, **stopping).fit(*sets[0], eval_set=sets)
-    losses = found.evals_result_["validation_1"]["logloss"]
-    best = found.best_iteration_
-    assert best == np.argmin(losses)
-    assert len(losses) == best + 3 < 9
-    kept = cls(n_estimators=best + 1, **given).fit(*sets[0], eval_set=sets)
-    assert model_of(kept) == model_of(found)
-    assert np.array_equal(kept.feature_importances_, found.feature_importances_)
-    assert kept.evals_result_["validation_1"]["logloss"] == losses[: best + 1]
-    for estimator in (kept, found):
-        expected = log_loss(y[1::2], estimator.predict_proba(sets[1][0]))
-        assert losses[best] == pytest.approx(expected, rel=1e-6)
-        whole, cut = (each.run_.summary["metrics"]["train"] for each in (kept, estimator))
-        assert cut["logloss"] == pytest.approx(whole["logloss"], rel=1e-9)
-        assert np.array_equal(estimator.run_.predict(X), kept.predict(X))
-
-
-@pytest.mark.slow
-def test_validation_rows_give_the_scores_of_the_rounds(rows):
-    X, y = rows
-    found = PAXClassifier(**SHORT, valid_fraction=0.3, eval_metric="error").fit(X, y)
-    lines = found.run_.rounds
-    assert found.evals_result_["validation_0"]["error"] == lines["valid_error"].tolist()
-    assert found.best_iteration_ == lines["valid_error"].argmin()
-    assert not hasattr(found.set_params(valid_fraction=0.0).fit(X, y), "best_iteration_")
-
-
-@pytest.mark.slow
-def test_margins_that_rows_start_from_are_those_of_a_run(rows, tmp_path):
-    X, y = rows
-    margins = np.linspace(-1, 1, len(y))
-    found = PAXClassifier(**SHORT, parties=2).fit(X, y, base_margin=margins)
-    table = np.column_stack([X, y, margins])
-    run = fedapp.run("pax", data=table, run_dir=tmp_path / "run", base_margin="c7", **SAME_RUN)
-    assert np.array_equal(found.predict_proba(X, base_margin=margins), run.predict_proba(table))
-    rule = r"^base_margin must be given where fit was given one, and only there$"
-    with pytest.raises(ValueError, match=rule):
-        found.predict(X)
-    with pytest.raises(ValueError, match=rule):
-        PAXClassifier(**SHORT).fit(X, y).predict(X, base_margin=margins)
-
-
-@pytest.mark.slow
-def test_weights_of_classes_multiply_those_of_rows(rows):
-    X, y = rows
-    weights = np.linspace(0.5, 1, len(y))
-    for by_class in ("balanced", {0: 3.0, 1: 0.5}):
-        found = PAXClassifier(**SHORT, class_weight=by_class).fit(X, y, sample_weight=weights)
-        product = weights * compute_sample_weight(by_class, y)
-        assert model_of(found) == model_of(PAXClassifier(**SHORT).fit(X, y, sample_weight=product))
-        assert model_of(found) != model_of(PAXClassifier(**SHORT).fit(X, y, sample_weight=weights))
-
-
-@pytest.mark.slow
-def test_settings_reach_the_run(rows):
-    X, y = rows
-    given = {"pax.aggregation": "secure", "min_child_weight": 9.0}
-    found = PAXClassifier(**SHORT, parties=3, settings=given).fit(X, y)
-    same = PAXClassifier(**SHORT, parties=3, aggregation="secure", min_child_weight=9.0).fit(X, y)
-    assert model_of(found) == model_of(same)
-    assert model_of(found) != model_of(PAXClassifier(**SHORT, parties=3).fit(X, y))
-
-
-def test_a_pickled_estimator_has_its_model_and_its_run(rows):
+def test_a_pickled_estimator_has_its_model_and_its_run():
     pytest.importorskip("xgboost")
     pytest.importorskip("onnx")
-    X, y = rows
-    found = PAXClassifier(**SHORT).fit(X, y, eval_set=[(X, y)])
+    found = PAXClassifier(**SHORT).fit(X, Y, eval_set=[(X, Y)])
     place, scores, best = found.run_.path, found.evals_result_, found.best_iteration_
     booster, onnx, summary = found.get_booster(), found.to_onnx(), found.run_.summary
     expected, pickled = found.predict_proba(X), pickle.dumps(found)
@@ -325,111 +260,66 @@ def test_a_pickled_estimator_has_its_model_and_its_run(rows):
     assert not place.exists()
 
 
-@pytest.mark.slow
-def test_what_breaks_a_rule_is_a_value_error(rows):
-    X, y = rows
-    with pytest.raises(ValueError, match=r"^max_depth must be >= 1, or 0 .* with max_leaves"):
-        PAXClassifier(max_depth=0).fit(X, y)
-    with pytest.raises(ValueError, match=r"^learning_rate must be > 0.0 or 'auto', got 0.0$"):
-        PAXClassifier(learning_rate=0.0).fit(X, y)
-    with pytest.raises(ValueError, match=r"^n_estimators must be >= 1, got 0$"):
-        FederatedForestRegressor(n_estimators=0).fit(X, y)
-    with pytest.raises(ValueError, match=r"^monotone_constraints must"):
-        PAXClassifier(monotone_constraints="c0").fit(X, y)
-    with pytest.raises(ValueError, match=r"^sample_weight must be >= 0 in every row, got"):
-        PAXClassifier().fit(X, y, sample_weight=-np.ones(len(y)))
-    for given in ({"eta": 3}, {"test_fraction": 0.5}, {"label": "y"}, {"objective": "custom"}):
-        rule = "^settings must have none that the estimator or its parameters set, got "
-        with pytest.raises(ValueError, match=f"{rule}{next(iter(given))}$"):
-            PAXClassifier(learning_rate=0.3, settings=given).fit(X, y)
-    with pytest.raises(ValueError, match=r"^etaa is not a setting; did you mean learning_rate\?$"):
-        PAXClassifier(settings={"etaa": 3}).fit(X, y)
-    with pytest.raises(ValueError, match=r"^eval_set must have classes of y, got 2 others$"):
-        PAXClassifier(**SHORT).fit(X, y, eval_set=[(X, y + 4)])
-    with pytest.raises(ValueError, match=r"^eval_set must be omitted with valid_fraction or base_"):
-        PAXClassifier(valid_fraction=0.1).fit(X, y, eval_set=[(X, y)])
-    with pytest.raises(ValueError, match=r"^eval_set must be for boosted trees, got federated-for"):
-        FederatedForestRegressor(n_estimators=1, parties=2).fit(X, y, eval_set=[(X, y)])
-    with pytest.raises(ValueError, match=r"^groups must be omitted where parties have different"):
-        SecureBoostClassifier().fit(X, y, groups=y)
-    for ask in ("predict", "get_booster", "to_onnx"):
-        with pytest.raises(NotFittedError):
-            getattr(PAXClassifier(), ask)(*[X] * (ask == "predict"))
+def test_eval_set_chooses_the_rounds_that_are_kept(tmp_path):
+    X, y = load_breast_cancer(return_X_y=True)
+    X, y = X[::2, :6], y[::2]
+    # One party routes its rows in training as in the model, so scores of rounds are the model's.
+    given = {"max_depth": 3, "learning_rate": 1.0, "max_bin": 16, "parties": 1}
+    given |= {"eval_metric": "logloss"}
+    sets = [(X[::2], y[::2]), (X[1::2], y[1::2])]
+    stopping = {"early_stopping_rounds": 2, "run_dir": tmp_path / "run"}
+    found = PAXClassifier(n_estimators=9, **given, **stopping).fit(*sets[0], eval_set=sets)
+    losses = found.evals_result_["validation_1"]["logloss"]
+    best = found.best_iteration_
+    assert best == np.argmin(losses)
+    assert len(losses) == best + 3 < 9
+    kept = PAXClassifier(n_estimators=best + 1, **given).fit(*sets[0], eval_set=sets)
+    assert model_of(kept) == model_of(found)
+    assert np.array_equal(kept.feature_importances_, found.feature_importances_)
+    assert kept.evals_result_["validation_1"]["logloss"] == losses[: best + 1]
+    for estimator in (kept, found):
+        expected = log_loss(y[1::2], estimator.predict_proba(sets[1][0]))
+        assert losses[best] == pytest.approx(expected, rel=1e-6)
+        whole, cut = (each.run_.summary["metrics"]["train"] for each in (kept, estimator))
+        assert cut["logloss"] == pytest.approx(whole["logloss"], rel=1e-9)
+        assert np.array_equal(estimator.run_.predict(X), kept.predict(X))
 
 
 # scikit-learn's tools
 
 
 @pytest.mark.slow
-def test_a_grid_search_is_a_loop_over_its_cells(rows):
-    X, y = rows
-    grid = {"learning_rate": [0.1, 1.0]}
-    folds = KFold(2, shuffle=True, random_state=0)
-    search = GridSearchCV(PAXClassifier(**SHORT), grid, cv=folds).fit(X, y)
-    expected = []
-    for learning_rate in grid["learning_rate"]:
-        scores = []
-        for train, test in folds.split(X):
-            cell = PAXClassifier(**SHORT, learning_rate=learning_rate)
-            scores.append(cell.fit(X[train], y[train]).score(X[test], y[test]))
-        expected.append(np.mean(scores))
-    assert np.array_equal(search.cv_results_["mean_test_score"], expected)
-    assert search.best_score_ == max(expected)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_grid_search_of_many_processes_loses_no_fit(rows):
-    X, y = rows
-    grid = {"learning_rate": np.linspace(0.1, 1, 10).tolist(), "reg_lambda": [0.5, 1.0]}
-    model = PAXClassifier(**SHORT, parties=2)
-    search = GridSearchCV(model, grid, cv=3, n_jobs=4, error_score="raise").fit(X, y)
-    assert len(search.cv_results_["mean_test_score"]) == 20
+def test_scikit_learns_tools_work():
+    """A search of many processes, pipelines, importance, calibration, and routed metadata."""
+    grid = {"learning_rate": [0.1, 1.0], "reg_lambda": [0.5, 1.0]}
+    search = GridSearchCV(PAXClassifier(**SHORT), grid, cv=3, n_jobs=4, error_score="raise")
+    assert len(search.fit(X, Y).cv_results_["mean_test_score"]) == 4
     assert not list((home() / "sites").glob("*/*/*"))
-
-
-@pytest.mark.slow
-def test_pipelines_copies_and_importance_work(rows):
-    X, y = rows
     piped = make_pipeline(StandardScaler(), PAXClassifier(**SHORT))
-    pytest.importorskip("pandas")
-    piped.set_output(transform="pandas").fit(X, y)
+    piped.set_output(transform="pandas").fit(X, Y)
     assert piped[-1].feature_names_in_.tolist() == [f"x{place}" for place in range(6)]
-    found = permutation_importance(piped, X, y, n_repeats=1, random_state=0).importances_mean
-    best = piped[-1].feature_importances_.argmax()
-    assert found[best] > 0
-    again = clone(piped).fit(X, y)
-    assert model_of(again[-1]) == model_of(piped[-1])
-    assert cross_val_score(PAXClassifier(**SHORT, learning_rate=0.3), X, y, cv=2).min() > 0.7
-
-
-@pytest.mark.slow
-def test_calibration_works(rows):
-    found = CalibratedClassifierCV(PAXClassifier(**SHORT), cv=2).fit(*rows)
-    assert found.score(*rows) > 0.8
-
-
-@pytest.mark.slow
-def test_weights_and_groups_are_routed(rows):
-    X, y = rows
-    groups = np.arange(len(y)) % 4
+    found = permutation_importance(piped, X, Y, n_repeats=1, random_state=0).importances_mean
+    assert found[piped[-1].feature_importances_.argmax()] > 0
+    assert model_of(clone(piped).fit(X, Y)[-1]) == model_of(piped[-1])
+    assert CalibratedClassifierCV(PAXClassifier(**SHORT), cv=2).fit(X, Y).score(X, Y) > 0.8
+    groups = np.arange(len(Y)) % 4
     with sklearn.config_context(enable_metadata_routing=True):
         model = FedBaggingClassifier(**SHORT).set_fit_request(groups=True, sample_weight=True)
         model.set_score_request(sample_weight=True)
-        given = {"groups": groups, "sample_weight": np.ones(len(y))}
-        scores = cross_val_score(model, X, y, params=given, cv=GroupKFold(2))
-    train, test = next(GroupKFold(2).split(X, y, groups))
-    cell = FedBaggingClassifier(**SHORT).fit(X[train], y[train], groups=groups[train])
+        given = {"groups": groups, "sample_weight": np.ones(len(Y))}
+        scores = cross_val_score(model, X, Y, params=given, cv=GroupKFold(2))
+    train, test = next(GroupKFold(2).split(X, Y, groups))
+    cell = FedBaggingClassifier(**SHORT).fit(X[train], Y[train], groups=groups[train])
     assert len(cell.run_.summary["parties"]) == 2
-    assert scores[0] == cell.score(X[test], y[test])
+    assert scores[0] == cell.score(X[test], Y[test])
 
 
-def test_a_warning_is_logged_by_the_first_fit_alone(rows, caplog, monkeypatch):
+def test_a_warning_is_logged_by_the_first_fit_alone(caplog, monkeypatch):
     monkeypatch.setattr("fedapp.sklearn.base._WARNED", set())
-    X, y = rows
     model = FederatedForestRegressor(n_estimators=1, max_depth=1, parties=2)
     for _ in range(2):
-        model.fit(X, y)
+        model.fit(X, Y)
         assert any("labels=encoded" in text for text in model.run_.summary["warnings"])
     warned = [each for each in caplog.messages if "labels=encoded" in each]
     assert len(warned) == 1

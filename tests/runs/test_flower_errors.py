@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import sys
 from base64 import b64encode
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,11 +17,7 @@ from threading import Thread
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
-from flwr.cli.constant import (
-    ACCESS_TOKEN_STORE_KEY,
-    AUTHN_TYPE_STORE_KEY,
-    REFRESH_TOKEN_STORE_KEY,
-)
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
 from flwr.common.constant import AuthnType
 from flwr.proto.control_pb2 import (
     ListRunsRequest,
@@ -86,15 +82,6 @@ def test_a_superlink_that_is_gone_is_named_with_its_address(nobody, settings):
     assert caught.value.log_lines == []
 
 
-@pytest.mark.slow
-def test_a_port_in_use_is_named(monkeypatch, settings):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(flower_runs, "free_ports", lambda n: [port] * n)
-        with pytest.raises(RunFailedError, match=rf"^port {port} of 127.0.0.1 must be free"):
-            flower_runs.run_simulation(settings())
-
-
 @contextmanager
 def answering(port, status, body=""):
     """A server that gives every question the same answer; yields how they were authorized."""
@@ -133,11 +120,7 @@ BROKEN = detail("Internal server error.")
     [
         (401, "<html>", "must know the user, .*: fedapp federation add FOLDER --user NAME$"),
         (401, detail("Not authenticated"), "must know the user, "),
-        (
-            502,
-            "<html>",
-            "must answer behind its nginx, got nginx alone: .*start-superlink",
-        ),
+        (502, "<html>", "must answer behind its nginx, got nginx alone: .*start-superlink"),
         (500, BROKEN, "must be able to use its database, .*/superlink.db back, and FOLDER/start-"),
         (404, LOST, "must have the database that the run began with, .*, or run again$"),
         (
@@ -201,24 +184,11 @@ def test_a_user_is_known_by_the_password_of_the_address_or_by_flowers_login(nobo
     assert authorized == ["", f"Basic {basic}", "Bearer the-token"]
 
 
-@pytest.mark.parametrize(
-    ("log", "rule"),
-    [
-        (
-            "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 9093): "
-            "address already in use",
-            "port 9093 of 127.0.0.1 must be free for Flower, got one in use; the same command "
-            "takes another",
-        ),
-        ("Some other error of Flower's", ""),
-    ],
-    ids=["a port in use", "another error"],
-)
-def test_what_a_process_logs_becomes_a_sentence_where_it_is_one_of_ours(log, rule):
-    assert sentence_for(log) == rule
-
-
-def test_a_program_that_is_not_installed_is_named(tmp_path):
+def test_what_a_process_logs_and_a_program_that_is_not_installed_become_sentences(tmp_path):
+    bind = "ERROR: [Errno 98] error while attempting to bind on address ('127.0.0.1', 9093): "
+    in_use = "port 9093 of 127.0.0.1 must be free for Flower, got one in use; the same command "
+    assert sentence_for(f"{bind}address already in use") == f"{in_use}takes another"
+    assert sentence_for("Some other error of Flower's") == ""
     rule = "^flower-superlink must be installed beside Python .pip install 'flwr.simulation.'., "
     with pytest.raises(RunFailedError, match=rule):
         check_program({"PATH": str(tmp_path)}, "flower-superlink")
@@ -233,14 +203,13 @@ def test_a_program_that_is_not_installed_is_named(tmp_path):
     ],
 )
 def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
-    nobody, engine, hint, tmp_path, monkeypatch
+    nobody, engine, hint, tmp_path, own_folder
 ):
-    monkeypatch.chdir(tmp_path)
     error = CliRunner().invoke(cli, ["run", "pax", "--engine", engine]).exception
     assert isinstance(error, ConfigError)
     known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
     assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
-    assert not (tmp_path / "runs").exists()
+    assert not Path("runs").exists()
 
 
 class Told(Silent):
@@ -254,53 +223,45 @@ class Told(Silent):
         self.texts.append(doing)
 
 
-def silence(has_lost_run=False):
-    return SuperLinkError("no connection", has_lost_run)
+STARTS, LOST_RUN = ["pending", *["starting"] * 50], SuperLinkError("no connection", True)
+NOT_STARTED = (
+    r"^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
+)
+ASKED = {  # a run's statuses, "" is no answer; what comes of it, and how many texts are shown
+    "restarted": (
+        ["running", *[""] * 8, "running", *[""] * 8, "finished:completed"],
+        "finished:completed",
+        4,
+    ),
+    "silent for two minutes": (["running"], flower_runs.UNKNOWN, 2),
+    "started late": ([*STARTS, "finished:completed"], flower_runs.COMPLETED, 2),
+    "never started": ([*STARTS, *["starting"] * 50], (RunFailedError, NOT_STARTED), 2),
+    "lost": (["running", LOST_RUN], (SuperLinkError, "^no connection$"), 1),
+}
 
 
-def asked(monkeypatch, statuses, pause=10.0, fault=None):
-    """What a run's status is found to be, and what is told meanwhile; "" is no answer."""
-    clock, left = [0.0], iter(statuses)
+@pytest.mark.parametrize("case", ASKED)
+def test_a_superlink_is_asked_again_until_its_run_is_given_up(case, monkeypatch):
+    statuses, outcome, n_shown = ASKED[case]
+    clock, left, watcher = [0.0], iter(statuses), Told()
 
     def status_of(run_id, link):
-        if status := next(left, ""):
-            return status, ""
-        raise fault or silence()
+        status = next(left, "") or SuperLinkError("no connection")
+        if isinstance(status, SuperLinkError):
+            raise status
+        return status, ""
 
     monkeypatch.setattr(flower_runs, "_status_of", status_of)
     monkeypatch.setattr(flower_runs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + pause))
-    watcher = Told()
-    status, _ = flower_runs._wait_for(7, SuperLink("hospitals", {}), None, watcher)
-    return status, watcher.texts
-
-
-def test_a_superlink_that_is_restarted_is_asked_again_and_the_run_is_not_called_unknown(
-    monkeypatch,
-):
-    statuses = ["running", *[""] * 8, "running", *[""] * 8, "finished:completed"]
-    status, told = asked(monkeypatch, statuses)
-    assert status == "finished:completed"
-    running = "the run is running, says Flower"
-    silent = (
-        "no connection; the SuperLink 'hospitals' gives no status of the run; it is asked again "
-        "for 120 s"
-    )
-    assert told == [running, silent, running, silent]
-
-
-def test_a_superlink_that_stays_silent_is_given_up_after_two_minutes(monkeypatch):
-    status, told = asked(monkeypatch, ["running"])
-    assert status == flower_runs.UNKNOWN
-    assert len(told) == 2
-
-
-def test_a_run_that_does_not_start_is_given_up_with_the_way_to_stop_it(monkeypatch):
-    statuses = ["pending", *["starting"] * 99]
-    rule = r"^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
-    with pytest.raises(RunFailedError, match=rule):
-        asked(monkeypatch, statuses)
-    assert asked(monkeypatch, [*statuses[:50], "finished:completed"])[0] == flower_runs.COMPLETED
+    monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + 10.0))
+    is_error = isinstance(outcome, tuple)
+    with pytest.raises(outcome[0], match=outcome[1]) if is_error else nullcontext():
+        status, _ = flower_runs._wait_for(7, SuperLink("hospitals", {}), None, watcher)
+        assert status == outcome
+    assert len(watcher.texts) == n_shown
+    silent = "no connection; the SuperLink 'hospitals' gives no status of the run; it is asked "
+    if case in ("restarted", "silent for two minutes"):
+        assert watcher.texts[1] == f"{silent}again for 120 s"
 
 
 def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
@@ -347,11 +308,6 @@ def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(
     assert "a certificate that is refused (" in got
     assert got.endswith("; at the coordinator: fedapp federation renew FOLDER")
     assert ("certificate has expired" in got) == ("expired" in fault)
-
-
-def test_a_superlink_that_has_lost_its_database_ends_the_command_at_once(monkeypatch):
-    with pytest.raises(SuperLinkError, match=r"^no connection$"):
-        asked(monkeypatch, ["running"], fault=silence(has_lost_run=True))
 
 
 def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
@@ -450,16 +406,6 @@ def test_a_failed_run_is_explained_by_its_log(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_ray_that_cannot_start_is_named(tmp_path, monkeypatch, settings):
-    late = "import sys, time\nif 'ray/dashboard/agent.py' in ' '.join(sys.orig_argv):\n"
-    (tmp_path / "sitecustomize.py").write_text(f"{late}    time.sleep(40)\n")
-    path = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), path))))
-    with pytest.raises(RunFailedError, match=r"^Ray must start within 15 s, got a machine too "):
-        flower_runs.run_simulation(settings(parties=2))
-
-
-@pytest.mark.slow
 def test_a_simulation_whose_process_takes_40_s_to_start_ends(tmp_path, monkeypatch, settings):
     """Flower's own SuperExec lets the task expire after 30 s and starts it again, for ever."""
     late = (
@@ -471,6 +417,14 @@ def test_a_simulation_whose_process_takes_40_s_to_start_ends(tmp_path, monkeypat
     run = flower_runs.run_simulation(settings(parties=2, run_dir=str(tmp_path / "late")))
     local = run_local(settings(parties=2, run_dir=str(tmp_path / "local")))
     assert (run.path / "model.json").read_bytes() == (local.path / "model.json").read_bytes()
+
+
+def test_a_simulation_joins_no_cluster_that_it_was_not_given(monkeypatch):
+    for given in ("", "head:6379"):
+        monkeypatch.setenv("RAY_ADDRESS", given)
+        if not given:
+            monkeypatch.delenv("RAY_ADDRESS")
+        assert flower_runs._environment()["RAY_ADDRESS"] == (given or "local")
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -490,13 +444,6 @@ def test_bytecode_of_a_simulation_is_compiled_once(tmp_path, writes):
     cached = [path.name for path in (tmp_path / "flower" / "bytecode").rglob("module.*.pyc")]
     assert len(cached) == (not writes)
     assert (source.parent / "__pycache__").exists() == writes
-
-
-def test_a_simulation_joins_no_cluster_that_it_was_not_given(monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert flower_runs._environment()["RAY_ADDRESS"] == "local"
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert flower_runs._environment()["RAY_ADDRESS"] == "head:6379"
 
 
 @pytest.mark.parametrize(

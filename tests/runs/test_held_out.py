@@ -151,6 +151,9 @@ def test_a_group_is_drawn_alike_by_parties_with_other_groups():
         )
         assert second == first & {*some}
         assert len(first) / 4000 == pytest.approx(share, abs=0.03)
+    ungrouped = Holdout(0.2, 0.1, 42).split(20)
+    assert isinstance(ungrouped, Split)
+    assert ungrouped.test.tolist() == [7, 9, 14, 15]
     other = replace(holdout, seed=6).split_groups(everybody, False)
     assert not np.array_equal(other.test, drawn[0].test)
 
@@ -288,31 +291,29 @@ def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
 
 # What is refused
 
+JULY, THREE = {"test_from": "day:2023-07-01"}, {"folds": 3, "fold": 1}
+RANKED = {"qid": "half", "objective": "rank:ndcg"}
+NO_TRAINING = "must leave training rows, which come before, got none at day:2020-01-01: name"
+QUERY = "must be omitted with qid, as the rows of a query are in one subset$"
 REFUSED = {
     "no column": ({"test_from": "2023-07-01"}, "^test-from must be COLUMN:TIME, as in booked:2024"),
-    "one time": (
-        {"test_from": "day:2023-07-01,2023-08-01"},
-        "^test-from must have one time .*got 2$",
+    "two times": ({"test_from": "day:2023-07-01,2023-08-01"}, "^test-from must have one time.* 2$"),
+    "a time a fold": (JULY | THREE, r"^test-from must have 3 times, one a fold \(booked.*, got 1$"),
+    "without": ({"valid_from": "day:2023-07-01"}, "^valid-from must come with test-from"),
+    "another": (
+        JULY | {"valid_from": "a:1"},
+        "^valid-from must be of the column of test-from, got",
     ),
-    "a time a fold": (
-        {"test_from": "day:2023-07-01", "folds": 3, "fold": 1},
-        r"^test-from must have 3 times, one a fold \(booked:2023-07-01,2024-07-01\), got 1$",
+    "a share": (
+        JULY | {"test_fraction": 0.5},
+        "^test-fraction must be omitted with test-from, got",
     ),
-    "without test-from": ({"valid_from": "day:2023-07-01"}, "^valid-from must come with test-from"),
-    "another column": (
-        {"test_from": "day:2023-07-01", "valid_from": "a:1"},
-        "^valid-from must be of the column of test-from, got a:1$",
-    ),
-    "a share too": (
-        {"test_from": "day:2023-07-01", "test_fraction": 0.5},
-        "^test-fraction must be omitted with test-from, got 0.5$",
-    ),
-    "a share of others too": (
-        {"test_from": "day:2023-07-01", "valid_from": "day:2023-06-01", "valid_fraction": 0.5},
+    "a share of others": (
+        JULY | {"valid_from": "day:2023-06-01", "valid_fraction": 0.5},
         "^valid-fraction must be omitted with valid-from, got 0.5$",
     ),
     "validation later": (
-        {"test_from": "day:2023-07-01", "valid_from": "day:2023-08-01"},
+        JULY | {"valid_from": "day:2023-08-01"},
         r"^valid-from must be before test-from \(day:2023-07-01\), got day:2023-08-01$",
     ),
     "times in no order": (
@@ -323,53 +324,32 @@ REFUSED = {
         {"test_from": "day:2030-01-01"},
         "^test-from must leave test rows, got none of any party: those of day from 2030-01-01 on; ",
     ),
-    "no training rows": (
-        {"test_from": "day:2020-01-01"},
-        "test-from must leave training rows, which come before, got none at day:2020-01-01: name",
-    ),
-    "no training rows before the others": (
-        {"test_from": "day:2023-07-01", "valid_from": "day:2020-01-01"},
-        "valid-from must leave training rows, which come before, got none at day:2020-01-01: name",
-    ),
-    "a number of dates": (
+    "no training rows": ({"test_from": "day:2020-01-01"}, f"test-from {NO_TRAINING}"),
+    "no rows before": (JULY | {"valid_from": "day:2020-01-01"}, f"valid-from {NO_TRAINING}"),
+    "no date": (
         {"test_from": "day:19500"},
-        "^test-from must be a date, as .*, as column 'day' is, got 19500$",
+        "^test-from must be a date, as .*, as column 'day' is,",
     ),
-    "a date of numbers": (
+    "no number": (
         {"test_from": "c:2023-07-01"},
-        "^test-from must be a number, as column 'c' is, got 2023-07-01$",
+        "^test-from must be a number, as column 'c' is, g",
     ),
-    "not a number": ({"test_from": "c:nan"}, "^test-from must be a number, as column 'c' is, got"),
+    "nan": ({"test_from": "c:nan"}, "^test-from must be a number, as column 'c' is, got"),
     "texts": ({"test_from": "town:1"}, "^test-from column 'town' must be numbers or dates, got "),
-    "no such time column": (
-        {"test_from": "dya:2023-07-01"},
-        "^test-from column 'dya' must be in .*day",
-    ),
-    "no such group": (
-        {"group": "whom"},
-        r"^group column 'whom' must be in .*; did you mean who\?$",
-    ),
+    "no such column": ({"test_from": "dya:2023-07-01"}, "^test-from column 'dya' must be in .*day"),
+    "no such group": ({"group": "whom"}, r"^group column 'whom' must be in .*did you mean who\?$"),
     "one group": (
         {"group": "same"},
         "^group must have test rows, got none: .* few groups. Another",
     ),
-    "rows without a group": ({"group": "gaps"}, "^group column 'gaps' must have no missing values"),
-    "rows without a time": (
-        {"test_from": "empty:5"},
-        "^test-from column 'empty' must have a value, got",
+    "no group": ({"group": "gaps"}, "^group column 'gaps' must have no missing values"),
+    "no time": ({"test_from": "empty:5"}, "^test-from column 'empty' must have a value, got"),
+    "few groups": (
+        {"group": "half"} | THREE,
+        "^folds must be at most the 2 groups of rows that ar",
     ),
-    "folds of few groups": (
-        {"group": "half", "folds": 3, "fold": 1},
-        "^folds must be at most the 2 groups of rows that are held back together, got 3$",
-    ),
-    "queries of groups": (
-        {"group": "who", "qid": "half", "objective": "rank:ndcg"},
-        "^group must be omitted with qid, as the rows of a query are in one subset$",
-    ),
-    "queries by time": (
-        {"test_from": "day:2023-07-01", "qid": "half", "objective": "rank:ndcg"},
-        "^test-from must be omitted with qid, as the rows of a query are in one subset$",
-    ),
+    "queries of groups": ({"group": "who"} | RANKED, f"^group {QUERY}"),
+    "queries by time": (JULY | RANKED, f"^test-from {QUERY}"),
 }
 
 
@@ -423,12 +403,6 @@ def test_sites_split_by_the_columns_of_their_node_configs(write_table, settings,
     text = resolved_facts(read_run(folder.path).summary)["rows together"]
     rule = "those of one who are in one subset at bank; those of one customer are in one subset at"
     assert text == f"{rule} shop"
-
-
-def test_rows_without_groups_are_drawn_as_ever():
-    split = Holdout(0.2, 0.1, 42).split(20)
-    assert isinstance(split, Split)
-    assert split.test.tolist() == [7, 9, 14, 15]
 
 
 @pytest.mark.parametrize("has_it", [True, False])

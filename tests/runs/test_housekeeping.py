@@ -1,9 +1,8 @@
 """Which runs there are, and what of them is deleted."""
 
+import json
 import os
 import re
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import fedapp
 from fedapp.commands import cli
 from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
@@ -74,6 +72,7 @@ def states_of(runs):
 
 
 def test_runs_are_listed_by_state(unfinished, settings):
+    assert invoked("runs").output == "no runs in runs\n"
     run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
     unfinished("bad", "DataError")
     unfinished("stopped", "KeyboardInterrupt")
@@ -81,14 +80,59 @@ def test_runs_are_listed_by_state(unfinished, settings):
     unfinished("saved", "SystemExit", model_id="a" * 16)
     (RUNS / "20260101-000000-pax").mkdir()
     (RUNS / "notes").mkdir()
-    assert states_of(list_runs(RUNS)) == {
-        "good": "finished",
-        "bad": "failed",
-        "stopped": "interrupted",
-        "killed": "interrupted",
-        "saved": "resumable",
-        "20260101-000000-pax": "interrupted",
+    states = {"good": "finished", "bad": "failed", "stopped": "interrupted", "saved": "resumable"}
+    states |= dict.fromkeys(("killed", "20260101-000000-pax"), "interrupted")
+    assert states_of(list_runs(RUNS)) == states
+    shown = invoked("runs").output
+    line = r"good +finished +pax +breast-cancer +auc 0\.\d{4} +\d+(\.\d)? kB +20\d\d-\d\d-\d\d "
+    assert re.search(line, shown)
+    assert re.search(r"saved +resumable +pax +wine", shown)
+    assert f"to resume: fedapp run pax -c resume={RUNS / 'saved'}" in shown
+    for number in range(16):
+        unfinished(f"run-{number:02d}")
+    unfinished("compare/pax-42")
+    assert "2 more: fedapp runs --all" in (few := invoked("runs").output)
+    assert "compare/pax-42" not in few
+    assert "compare/pax-42" in (every := invoked("runs", "--all").output)
+    line = r"(?m)^\S+ +(?:finished|failed|interrupted|resumable) "
+    assert (len(re.findall(line, few)), len(re.findall(line, every))) == (20, 23)
+
+
+COMPARED = {  # what is read of a comparison's summary
+    "data": "breast-cancer",
+    "metric": "auc",
+    "methods": {"rows": ["pax", "cyclic"]},
+    "lines": [
+        {"name": "pooled XGBoost", "scores": [0.99], "n_bytes": None},
+        {"name": "cyclic", "scores": [0.97, 0.98], "n_bytes": 7.0},
+    ],
+}
+SEARCHED = {"data": "wine", "metric": "auc", "strategy": "pax", "test": {"auc": 0.96}}
+
+
+def test_comparisons_and_searches_are_listed_as_wholes(unfinished):
+    for name, file, summary in (
+        ("compared", "comparison.json", COMPARED),
+        ("searched", "tune.json", SEARCHED),
+        ("begun", "compared.json", {"data": "rows"}),
+    ):
+        folder = unfinished(f"{name}/pax-42").path.parent
+        (folder / "compared.json").write_text('{"data": "rows"}')
+        (folder / file).write_text(json.dumps(summary))
+    told = []
+    found = list_runs(RUNS, tell=told.append, with_groups=True)
+    assert {(run.state, run.method, run.score, run.data) for run in found} == {
+        ("finished", "comparison of pax, cyclic", "cyclic auc 0.9750", "breast-cancer"),
+        ("finished", "search, pax", "auc 0.9600", "wine"),
+        ("interrupted", "unfinished comparison or search", "", "rows"),
     }
+    assert not told
+    shown = invoked("runs").output
+    for word in ("comparison of", "search, pax", "unfinished"):
+        assert word in shown
+    assert "-42" not in shown
+    assert "begun/pax-42" in invoked("runs", "--all").output
+    assert {run.path.name[-3:] for run in plan(RUNS).runs} == {"-42"}
 
 
 def test_a_run_that_is_going_on_is_running_until_its_process_lets_go(unfinished):
@@ -130,71 +174,16 @@ def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(sett
     assert pages == {"waited for": False, "alone": True}
 
 
-def test_the_command_shows_method_data_score_and_size(settings, unfinished):
-    run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
-    unfinished("saved", model_id="a" * 16)
-    shown = invoked("runs").output
-    line = (
-        r"good +finished +pax +breast-cancer +auc 0\.\d{4} +\d+(\.\d)? kB +20\d\d-\d\d-\d\d \d\d:"
-    )
-    assert re.search(line, shown)
-    assert re.search(r"saved +resumable +pax +wine", shown)
-    assert f"to resume: fedapp run pax -c resume={RUNS / 'saved'}" in shown
-
-
-@pytest.mark.slow
-def test_the_last_20_runs_are_shown_and_all_on_request(unfinished):
-    for number in range(22):
-        unfinished(f"run-{number:02d}")
-    unfinished("compare/pax-42")
-    assert "2 more: fedapp runs --all" in (few := invoked("runs").output)
-    assert few.count("interrupted") == 20
-    assert "compare/pax-42" not in few
-    assert "compare/pax-42" in (every := invoked("runs", "--all").output)
-    assert every.count("interrupted") == 23
-
-
-@pytest.mark.slow
-def test_comparisons_and_searches_are_listed_as_wholes():
-    given = {"num_boost_round": 1, "max_depth": 2, "parties": 2}
-    compared = fedapp.compare(["pax", "cyclic"], **given)
-    tuned = fedapp.tune("pax", runs=1, **given)
-    (RUNS / "begun").mkdir()
-    (RUNS / "begun" / "compared.json").write_text('{"data": "wine"}')
-    best = next(each for each in compared.summary["table"] if each["is_best"])
-    due = {
-        ("finished", "comparison of pax, cyclic", f"{best['strategy']} auc {best['auc']:.4f}"),
-        ("finished", "search, pax", f"auc {tuned.summary['test']['auc']:.4f}"),
-        ("interrupted", "unfinished comparison or search", ""),
-    }
-    told = []
-    found = list_runs(RUNS, tell=told.append, with_groups=True)
-    assert {(run.state, run.method, run.score) for run in found} == due
-    assert not told
-    assert sorted(run.data for run in found) == ["breast-cancer"] * 2 + ["wine"]
-    shown = invoked("runs").output
-    for word in ("comparison of", "search, pax", "unfinished"):
-        assert word in shown
-    assert "skipped" not in shown
-    assert "cyclic-42" not in shown
-    assert "cyclic-42" in invoked("runs", "--all").output
-    assert not plan(RUNS).runs
-
-
-def test_where_there_are_no_runs_that_is_said():
-    assert invoked("runs").output == "no runs in runs\n"
-
-
 # fedapp runs clean
 
 
-@pytest.mark.slow
 def test_failed_runs_are_deleted_after_asking_and_others_stay(unfinished, settings):
     run_local(settings(num_boost_round=1, run_dir=str(RUNS / "good")))
     bad = unfinished("bad", "DataError")
     unfinished("compare/pax-42", "DataError")
     working = unfinished("working")
     with working.held():
+        assert invoked("runs", "clean").exit_code == 1  # nobody answers
         refused = invoked("runs", "clean", typed="n\n")
         assert refused.exit_code == 1
         assert re.search(r"runs/bad  failed, pax, \d", refused.output)
@@ -202,14 +191,29 @@ def test_failed_runs_are_deleted_after_asking_and_others_stay(unfinished, settin
         done = invoked("runs", "clean", typed="y\n")
     assert done.exit_code == 0
     assert states_of(list_runs(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
-
-
-def test_nobody_to_ask_deletes_nothing(unfinished):
-    bad = unfinished("bad", "DataError")
-    assert invoked("runs", "clean").exit_code == 1
-    assert bad.path.exists()
     assert invoked("runs", "clean", "--yes").exit_code == 0
-    assert not bad.path.exists()
+    assert states_of(list_runs(RUNS)) == {"good": "finished"}
+
+
+def test_parts_of_models_stay_unless_all_are_asked_for(vertical, monkeypatch):
+    run = vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good"))
+    run_local(run)
+    for state in site_states():
+        for path in state.path.iterdir():
+            os.utime(path, (0, 0))
+    shown = invoked("runs", "clean", "--yes").output
+    assert re.search(r"kept: parts of models at sites \(2\), .*; --all deletes them too", shown)
+    assert len(site_states()) == 2
+    shown = invoked("runs", "clean", "--yes", "--all").output
+    assert "WARNING: finished runs in runs that cannot predict without these parts: 1" in shown
+    assert site_states() == []
+    assert (RUNS / "good" / "model.json").exists()
+    gone, busy = state_of("bank", "a" * 16), state_of("bank", "b" * 16)
+    forget_model(gone.name)
+    assert [state.path for state in site_states()] == [busy]
+    # Another process deletes it meanwhile.
+    monkeypatch.setattr("fedapp.runs.clean._state", lambda path: os.stat(path / "gone"))
+    assert site_states() == []
 
 
 def test_young_runs_stay_where_an_age_is_given(unfinished):
@@ -258,47 +262,6 @@ def test_while_a_run_goes_on_no_younger_state_goes(unfinished):
     assert len(plan(RUNS, days=0.0).states) == 1
 
 
-@pytest.mark.slow
-def test_parts_of_models_stay_unless_all_are_asked_for(vertical):
-    run = vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good"))
-    run_local(run)
-    for state in site_states():
-        for path in state.path.iterdir():
-            os.utime(path, (0, 0))
-    shown = invoked("runs", "clean", "--yes").output
-    assert re.search(r"kept: parts of models at sites \(2\), .*; --all deletes them too", shown)
-    assert len(site_states()) == 2
-    shown = invoked("runs", "clean", "--yes", "--all").output
-    assert "WARNING: finished runs in runs that cannot predict without these parts: 1" in shown
-    assert site_states() == []
-    assert (RUNS / "good" / "model.json").exists()
-
-
-@pytest.mark.slow
-def test_a_model_is_forgotten_while_other_processes_come_and_go():
-    gone, sites = state_of("bank", "a" * 16), home() / "sites"
-    busy = sites / "bank" / ("b" * 16)
-    code = (
-        "import pathlib, shutil, sys\n"
-        "while (path := pathlib.Path(sys.argv[1])):\n"
-        "    path.mkdir()\n"
-        "    [(path / f'margins-{step}.raw').touch() for step in range(30)]\n"
-        "    print(flush=True)\n"
-        "    shutil.rmtree(path)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, busy], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        try:
-            for _ in range(300):
-                other.stdout.readline()
-                gone.mkdir(exist_ok=True)
-                forget_model(gone.name)
-                assert {state.path.name for state in site_states()} <= {busy.name}
-                assert not gone.exists()
-        finally:
-            other.kill()
-
-
 def test_what_changed_after_the_plan_stays(unfinished):
     names = ("resumed", "finished", "saved", "gone")
     models = dict(zip(names, (digit * 16 for digit in "abcd"), strict=True))
@@ -318,48 +281,42 @@ def test_what_changed_after_the_plan_stays(unfinished):
     assert "skipped: runs/saved: run folder must be as it was listed, got a changed one" in told
 
 
-@pytest.mark.parametrize(
-    ("config", "rule"),
-    [
-        ("learning_rate = 0.1\n", "config.toml must hold settings of fedapp, got learning_rate"),
-        ("seed = 1\n", "config.toml must name a strategy, got none"),
-        ("strategy = \n", "config.toml must be TOML, got: Invalid value (at line 1, column 12)"),
-    ],
-)
-def test_folders_of_others_are_named_and_stay(config, rule):
-    other = RUNS / "notes"
-    other.mkdir(parents=True)
-    (other / "config.toml").write_text(config)
-    for words in (["runs"], ["runs", "clean", "--yes"]):
+NO_SETTING = "config.toml must hold settings of fedapp, got learning_rate"
+NO_TOML = "config.toml must be TOML, got: Invalid value (at line 1, column 12)"
+OF_OTHERS = {  # settings in its file, or what else is there, and why a folder stays
+    "settings of others": ("learning_rate = 0.1\n", NO_SETTING),
+    "no method": ("seed = 1\n", "config.toml must name a strategy, got none"),
+    "no TOML": ("strategy = \n", NO_TOML),
+    "a link": (Path.symlink_to, "a symbolic link"),
+    "another run": (None, "run folder must hold no folder to be deleted, got good"),
+}
+
+
+@pytest.mark.parametrize("case", OF_OTHERS)
+def test_folders_of_others_are_named_and_stay(case, unfinished, settings, tmp_path):
+    content, rule = OF_OTHERS[case]
+    target = unfinished("../elsewhere/bad", "DataError").path.resolve()
+    (RUNS / "other").parent.mkdir(exist_ok=True)
+    if case == "a link":
+        for name, path in {"other": target, "20260101-000000-pax": target.parent}.items():
+            (RUNS / name).symlink_to(path)
+    elif case == "another run":
+        unfinished("other", "DataError")
+        for parent in ("20260101-000000-pax", "other"):
+            run_local(settings(num_boost_round=1, run_dir=str(RUNS / parent / "good")))
+        shown = invoked("runs", "clean", "--yes").output
+        told = "skipped: runs/20260101-000000-pax: run folder must have a config.toml, got good"
+        assert told in shown
+        assert len(list(RUNS.glob("*/good/summary.json"))) == 2
+    else:
+        (RUNS / "other").mkdir(parents=True)
+        (RUNS / "other" / "config.toml").write_text(content)
+    for words in (["runs", "clean", "--yes"], *([] if case == "another run" else [["runs"]])):
         done = invoked(*words)
         assert done.exit_code == 0
-        assert f"skipped: runs/notes: {rule}" in done.output
-    assert other.exists()
-
-
-@pytest.mark.slow
-def test_a_folder_that_holds_another_stays(unfinished, settings):
-    unfinished("bad", "DataError")
-    for parent in ("20260101-000000-pax", "bad"):
-        run_local(settings(num_boost_round=1, run_dir=str(RUNS / parent / "good")))
-    shown = invoked("runs", "clean", "--yes").output
-    rule = "run folder must have a config.toml, got good"
-    assert f"skipped: runs/20260101-000000-pax: {rule}" in shown
-    assert "skipped: runs/bad: run folder must hold no folder to be deleted, got good" in shown
-    assert len(list(RUNS.glob("*/good/summary.json"))) == 2
-
-
-def test_links_are_named_and_not_followed(unfinished, tmp_path):
-    target = unfinished("../elsewhere/bad", "DataError")
-    RUNS.mkdir(exist_ok=True)
-    for name in ("link", "20260101-000000-pax"):
-        (RUNS / name).symlink_to(target.path.resolve())
-    (RUNS / "above").symlink_to(tmp_path / "elsewhere")
-    shown = invoked("runs", "clean", "--yes").output
-    assert "skipped: runs/link: a symbolic link" in shown
-    assert "skipped: runs/above: a symbolic link" in shown
-    assert target.path.exists()
-    assert "skipped: runs/link: a symbolic link" in invoked("runs").output
+        assert f"skipped: runs/other: {rule}" in done.output
+    assert (RUNS / "other").exists()
+    assert target.exists()
 
 
 def test_a_folder_that_cannot_be_read_is_named(unfinished, tmp_path):
@@ -384,23 +341,16 @@ def test_a_folder_that_cannot_be_read_is_named(unfinished, tmp_path):
 # fedapp predict
 
 
-@pytest.mark.slow
-def test_a_prediction_together_leaves_no_run_behind(vertical):
+def test_only_a_prediction_that_fails_keeps_its_run(vertical):
     run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
-    given = ["predict", "runs/good", "--data", "breast-cancer", "-calign=ordered"]
-    done = invoked(*given, "--output", "scores.csv")
+    words = ["predict", "runs/good", "--data", "breast-cancer", "--output", "scores.csv"]
+    done = invoked(*words, "-calign=ordered")
     assert done.exit_code == 0, done.output
     assert Path("scores.csv").is_file()
-    assert [path.name for path in RUNS.iterdir()] == ["good"]
     assert list((home() / "predictions").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_prediction_that_fails_keeps_its_run_and_names_it(vertical):
-    run_local(vertical(num_boost_round=1, allow_export=False, run_dir=str(RUNS / "good")))
     (path,) = (home() / "sites" / "party-2").glob(f"*/{PART_FILE}")
     move_thresholds(path.parent)
-    done = invoked("predict", "runs/good", "--data", "breast-cancer", "--output", "scores.csv")
+    done = invoked(*words)
     assert isinstance(done.exception, PartyError)
     (kept,) = (home() / "predictions").iterdir()
     assert f"the run that failed is kept in {kept.relative_to(Path.cwd())}" in done.stderr

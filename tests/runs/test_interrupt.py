@@ -23,9 +23,8 @@ from fedapp.home import app_folder, home, open_private, write_atomically
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from tests.disk import full_disk
-from tests.federated import lines_of, summary_of
+from tests.federated import model_bytes, summary_of
 from tests.network import resumed, step_of
-from tests.trees.test_edges import marked
 
 
 def fedapp(*words):
@@ -55,73 +54,75 @@ def run_words(folder, *more):
     return ["run", "pax", "--engine", "local", *more, *options]
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_prints_the_command_that_goes_on(tmp_path, interrupt_at):
-    whole = tmp_path / "whole"
-    assert fedapp(*run_words(whole)).exit_code == 0
+@pytest.mark.parametrize(
+    ("step", "saved"), [(2, "nothing was saved yet"), (8, "saved up to round 1")]
+)
+def test_an_interrupted_run_prints_the_command_that_goes_on(tmp_path, interrupt_at, step, saved):
     folder = tmp_path / "it's mine"
-    interrupt_at(8)
+    interrupt_at(step)
     stopped = fedapp(*run_words(folder, "--baselines"))
     assert stopped.exit_code == 130
-    told = r"^interrupted: saved up to round 1 in (.*); to resume:\n  fedapp (.*)$"
-    found = re.search(told, stopped.output, re.MULTILINE)
-    assert found
-    assert found[1] == str(folder)
-    again = shlex.split(found[2])
+    where = f" in {folder}" if step == 8 else ""
+    assert f"interrupted: {saved}{where}; to resume:\n  fedapp run pax --engine" in stopped.output
+    again = shlex.split(stopped.output.splitlines()[-1])[1:]
     assert again[:5] == ["run", "pax", "--engine", "local", "--baselines"]
     interrupt_at(None)
     resumed = fedapp(*again)
     assert resumed.exit_code == 0
-    assert "resumed after round 1" in resumed.output
-    assert not re.search(r"round 1/4  ", resumed.output)
+    assert ("resumed after round 1" in resumed.output) == (step == 8)
+    assert bool(re.search(r"round 1/4  ", resumed.output)) == (step == 2)
     assert all(f"round {number}/4  " in resumed.output for number in (2, 3, 4))
-    assert (folder / "model.json").read_bytes() == (whole / "model.json").read_bytes()
-    assert "pooled" in (folder / "summary.json").read_text()
+    assert fedapp(*run_words(tmp_path / "whole")).exit_code == 0
+    whole = RunFolder(tmp_path / "whole")
+    assert model_bytes(RunFolder(folder)) == model_bytes(whole)
+    assert "pooled" in summary_of(RunFolder(folder))["baselines"]
 
 
-@pytest.mark.slow
-def test_a_run_that_is_interrupted_before_its_first_checkpoint_says_so(tmp_path, interrupt_at):
-    interrupt_at(2)
-    stopped = fedapp(*run_words(tmp_path / "run"))
-    assert stopped.exit_code == 130
-    assert "interrupted: nothing was saved yet; to resume:\n" in stopped.output
-    interrupt_at(None)
-    again = fedapp(*shlex.split(stopped.output.splitlines()[-1])[1:])
-    assert again.exit_code == 0
-    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 4
+def test_the_total_time_is_that_of_the_command(tmp_path):
+    """From its start on, which may be long before it trains."""
+    began = command_began.set(time.time() - 1000)
+    try:
+        assert fedapp(*run_words(tmp_path / "run")).exit_code == 0
+    finally:
+        command_began.reset(began)
+    seconds = summary_of(RunFolder(tmp_path / "run"))["seconds"]
+    assert 1000 < seconds["total"] < 2000
+    assert seconds["train"] < 1000
 
 
-def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(tmp_path, monkeypatch):
-    """What is said of a SuperLink's run: before it is known to have begun, and after."""
-
-    def stop(*told):
-        def run(*given):
-            raise KeyboardInterrupt(*told)
-
-        return run
-
+@pytest.fixture
+def hospitals(tmp_path, monkeypatch):
+    """Words of a run at a SuperLink."""
     (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    words = ["run", "pax", "--engine", "hospitals"]
-    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop())
-    told = fedapp(*words)
-    assert told.exit_code == 130
-    assert told.output.endswith("its state is shown by\n  flwr list hospitals\n")
-    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop("the run goes on"))
-    assert fedapp(*words).output.endswith("interrupted: the run goes on\n")
+    return ["run", "pax", "--engine", "hospitals"]
+
+
+@pytest.mark.parametrize(
+    ("told", "ends"),
+    [((), "its state is shown by\n  flwr list hospitals\n"), (["it goes on"], "ted: it goes on\n")],
+)
+def test_a_run_that_goes_on_elsewhere_is_told_by_who_carries_it(hospitals, monkeypatch, told, ends):
+    """What is said of a SuperLink's run: before it is known to have begun, and after."""
+
+    def stop(*given):
+        raise KeyboardInterrupt(*told)
+
+    monkeypatch.setattr("fedapp.runs.flower.run_superlink", stop)
+    shown = fedapp(*hospitals)
+    assert shown.exit_code == 130
+    assert shown.output.endswith(ends)
 
 
 def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_alone(
-    settings, tmp_path, monkeypatch
+    settings, tmp_path, monkeypatch, hospitals
 ):
     """The SuperLink's part of the run is left away: what the command reads afterwards is meant."""
     run_local(settings(strategy="bagging", run_dir=str(tmp_path / "old")))
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
-    (tmp_path / "config.toml").write_text('[superlink.hospitals]\naddress = "localhost:9093"\n')
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     monkeypatch.setattr("fedapp.runs.flower._train_at", lambda *given: None)
     monkeypatch.chdir(tmp_path / "old")
-    told = fedapp("run", "pax", "--engine", "hospitals")
+    told = fedapp(*hospitals)
     assert told.exit_code == 0
     assert told.output.endswith("its folder is where the ServerApp runs.\n")
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
@@ -142,37 +143,7 @@ def test_interrupted_baselines_leave_the_run_complete(tmp_path, monkeypatch):
     assert (folder / "report.html").exists()
 
 
-@pytest.mark.slow
-def test_an_interrupted_comparison_goes_on_with_the_cells_that_are_missing(tmp_path, interrupt_at):
-    words = ["compare", "bagging", "pax", "--output", tmp_path / "compare", "-c", "max-depth=2"]
-    words += ["-c", "num-boost-round=2", "-c", "parties=2"]
-    interrupt_at(6)
-    stopped = fedapp(*words)
-    assert stopped.exit_code == 130
-    assert "finished cells are saved; the same command continues with the others" in stopped.output
-    assert (tmp_path / "compare" / "bagging-42" / "summary.json").exists()
-    interrupt_at(None)
-    again = fedapp(*words)
-    assert again.exit_code == 0
-    assert "bagging-42: finished before" in again.output
-    assert re.search(r"training the baselines .*seed 42", again.output)
-
-
-@pytest.mark.slow
-def test_the_total_time_is_that_of_the_command(tmp_path):
-    """From its start on, which may be long before it trains."""
-    began = command_began.set(time.time() - 1000)
-    try:
-        assert fedapp(*run_words(tmp_path / "run")).exit_code == 0
-    finally:
-        command_began.reset(began)
-    seconds = summary_of(RunFolder(tmp_path / "run"))["seconds"]
-    assert 1000 < seconds["total"] < 2000
-    assert seconds["train"] < 1000
-
-
-@pytest.mark.by_default("15")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_command_that_is_interrupted_while_it_is_imported_says_so(number):
     code = """
 import os, signal, sys
@@ -191,101 +162,12 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
 
 
-# As a terminal sends it: to the command and to all that it has started, here as soon as the labels'
-# holder is asked to encrypt its third tree.
-CTRL_C = """
-import os, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-from fedapp.commands import main
-from fedapp.runs.local import LocalGrid
-
-push, begun = LocalGrid.push_messages, []
-
-def push_and_interrupt(grid, messages):
-    messages = list(messages)
-    ids = push(grid, messages)
-    begun.extend(m for m in messages if m.metadata.message_type == "train.secureboost_begin")
-    if len(begun) == 3:
-        begun.clear()
-        os.killpg(0, signal.SIGINT)
-    return ids
-
-LocalGrid.push_messages = push_and_interrupt
-main()
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_under_encryption_at_once_and_it_is_resumed(tmp_path, write_table):
-    mark = {"FEDAPP_TEST_MARK": tmp_path.name}
-    settings = ["num-boost-round=3", "max-depth=2", "max-bin=8", "parties=2", "label=y"]
-    settings += [f"data={write_table(n_rows=150)}", f"run-dir={tmp_path / 'run'}"]
-    command = [sys.executable, "-c", CTRL_C, "run", "secureboost", "--engine", "local"]
-    command += [word for pair in settings for word in ("-c", pair)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **mark},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        start_new_session=True,
-        cwd=app_folder(),
-    )
-    assert done.returncode == 130
-    assert "Traceback" not in done.stdout
-    assert re.search(r"interrupted: saved up to round [12] in ", done.stdout)
-    assert marked(mark) == []
-    again = shlex.split(done.stdout.splitlines()[-1])
-    assert again[0] == "fedapp"
-    assert fedapp(*again[1:]).exit_code == 0
-    assert summary_of(RunFolder(tmp_path / "run"))["trees"] == 3
-
-
-# What a process that ends at once leaves of its sites, which keep their states in its memory
-
-VERTICAL = {"parties": 2, "label": "y", "allow_export": True}
-KEY = {"secureboost__key_bits": 256, "secureboost__insecure_small_key": True}
-ENDED = {
-    "pax": {"label": "y", "parties": 2},
-    "cyclic": {"label": "y", "parties": 2},
-    "federated-forest": {**VERTICAL, "federated_forest__trees": 2},
-    "secureboost": {**VERTICAL, **KEY},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("secureboost")
-@pytest.mark.parametrize("method", ENDED)
-def test_a_run_goes_on_from_its_checkpoint_wherever_its_process_ended(
-    method, settings, interrupt_at, write_table
-):
-    """Also where some sites had not been asked since: at each of its last steps."""
-    given = {"strategy": method, "data": str(write_table(n_rows=120)), **ENDED[method]}
-    whole = run_local(settings(**given))
-    n_steps = max(line["step"] for line in lines_of(whole.ledger))
-    ended = settings(**given)
-    contexts = simulated_contexts(ended)
-    for step in range(max(n_steps - 5, 2), n_steps + 1):
-        interrupt_at(step)
-        with pytest.raises(KeyboardInterrupt):
-            run_local(ended, contexts)
-        ended = resumed(ended)
-    interrupt_at(None)
-    found = run_local(ended, contexts)
-    assert summary_of(found)["metrics"] == summary_of(whole)["metrics"]
-    if method != "federated-forest":  # whose model lies at the parties
-        assert (found.path / "model.json").read_bytes() == (whole.path / "model.json").read_bytes()
-
-
-@pytest.mark.by_default("cyclic")
-@pytest.mark.parametrize("method", ["cyclic", "federated-forest"])
 def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_last(
-    method, settings, write_table
+    settings, write_table, trained_once
 ):
     """Also where the process dies meanwhile, and leaves half a checkpoint."""
-    given = {"strategy": method, "data": str(write_table(n_rows=120)), **ENDED[method]}
-    whole, full = run_local(settings(**given)), settings(**given)
+    given = {"strategy": "cyclic", "data": str(write_table(n_rows=120)), "label": "y", "parties": 2}
+    whole, full = trained_once(settings(**given)), settings(**given)
     contexts, folder = simulated_contexts(full), RunFolder(Path(full.run_dir))
     with full_disk("checkpoint", after=2, share=0.5) as torn, pytest.raises(OSError, match="space"):
         run_local(full, contexts)
@@ -298,11 +180,9 @@ def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_l
         file.write(torn[0])
     assert torn[0]
     assert folder.saved_state == saved
-    resumed_run = run_local(resumed(full), contexts)
-    assert summary_of(resumed_run)["metrics"] == summary_of(whole)["metrics"]
-    if method != "federated-forest":  # whose model lies at the parties
-        models = [(one.path / "model.json").read_bytes() for one in (resumed_run, whole)]
-        assert models[0] == models[1]
+    again = run_local(resumed(full), contexts)
+    assert summary_of(again)["metrics"] == summary_of(whole)["metrics"]
+    assert model_bytes(again) == model_bytes(whole)
 
 
 def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys):
@@ -345,7 +225,9 @@ def test_a_site_with_an_older_state_than_the_run_goes_on_from_is_refused_by_name
     settings, interrupt_at, write_table
 ):
     data = write_table(n_rows=120)
-    run = settings(strategy="secureboost", data=str(data), **ENDED["secureboost"])
+    given = {"parties": 2, "label": "y", "allow_export": True, "secureboost__key_bits": 256}
+    given |= {"secureboost__insecure_small_key": True, "data": str(data)}
+    run = settings(strategy="secureboost", **given)
     contexts, copy = simulated_contexts(run), data.parent / "copy"
     for step in (8, 14):
         interrupt_at(step)

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from fedapp import kernels
-from fedapp.deploy import superexec
 from fedapp.run_folder import Silent
 from fedapp.runs import session
 from fedapp.runs.kernels import main
@@ -126,49 +125,6 @@ def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
     assert lines.count(session.COMPILING) == 1
 
 
-@pytest.mark.slow
-def test_kernels_run_where_none_can_be_cached(tmp_path):
-    (tmp_path / "doubled.py").write_text(
-        "from fedapp.kernels import kernel\n\n"
-        "@kernel\ndef doubled(number):\n    return 2 * number\n"
-    )
-    (tmp_path / "file").touch()
-    code = """
-from fedapp.kernels import load_ahead
-load_ahead(["doubled"])
-join()
-from doubled import doubled
-assert doubled(2) == 4
-"""
-    ran = run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "file"))
-    warned = "each process compiles its kernels: [Errno 17] File exists"
-    assert ran.stderr.count(warned) == 1
-
-
-@pytest.mark.slow
-def test_processes_that_compile_at_once_cache_every_version(tmp_path):
-    (tmp_path / "doubled.py").write_text(
-        "from fedapp.kernels import kernel\n\n"
-        "@kernel\ndef doubled(number):\n    return 2 * number\n"
-    )
-    calls = [f"doubled(np.ones({n}, 'f{size}'))" for n in ("1", "(1, 1)") for size in (4, 8)]
-    start = "import numpy as np; from doubled import doubled; "
-    given = cached_in(tmp_path)
-    both = [
-        subprocess.Popen([sys.executable, "-c", start + "; ".join(order)], env=given)
-        for order in (calls, calls[::-1])
-    ]
-    assert [each.wait() for each in both] == [0, 0]
-    check = f"""
-import numpy as np
-from doubled import doubled
-for result in ({", ".join(calls)}):
-    assert (result == 2).all()
-assert sum(doubled.stats.cache_hits.values()) == {len(calls)}
-"""
-    run_code(check, tmp_path, NUMBA_CACHE_DIR=given["NUMBA_CACHE_DIR"])
-
-
 def cached_in(tmp_path):
     """Environment of a process that imports this checkout and what is in the folder, and caches
     its kernels there."""
@@ -186,58 +142,54 @@ def run_code(code, tmp_path, **environment):
 
 JOIN = """
 import sys, threading
-
-def join():
-    [one.join() for one in threading.enumerate() if one is not threading.main_thread()]
-"""
-
-
-@pytest.mark.slow
-def test_kernels_on_disk_are_loaded_before_they_are_called_and_without_the_compiler(tmp_path):
-    (tmp_path / "doubled.py").write_text(
-        "from fedapp.kernels import kernel\n\n"
-        "@kernel\ndef doubled(number):\n    return 2 * number\n"
-    )
-    run_code("from doubled import doubled; doubled(1), doubled(1.5)", tmp_path)
-    code = """
 from fedapp.kernels import load_ahead
 load_ahead(["doubled"])
-join()
+[one.join() for one in threading.enumerate() if one is not threading.main_thread()]
 from doubled import doubled
+"""
+ON_DISK = """
 assert len(doubled.signatures) == 2
 assert not sum(doubled.stats.cache_misses.values())
 assert "numba.np.linalg" not in sys.modules
 assert (doubled(4), doubled(0.25)) == (8, 0.5)
 assert doubled(2j) == 4j  # compiled now
 """
-    run_code(JOIN + code, tmp_path)
+
+
+@pytest.fixture
+def doubled(tmp_path):
+    (tmp_path / "doubled.py").write_text(
+        "from fedapp.kernels import kernel\n\n"
+        "@kernel\ndef doubled(number):\n    return 2 * number\n"
+    )
 
 
 @pytest.mark.slow
-def test_kernels_of_a_method_are_loaded_while_tables_are_read(tmp_path):
-    code = """
-from fedapp.settings import load_settings
-from fedapp.histograms.build import _accumulate
-from fedapp.kernels import _unloaded
-from fedapp.run_folder import Silent
-assert _accumulate in _unloaded
-check_tables(load_settings({"strategy": "pax"}), "local", Silent())
-join()
-assert not _unloaded
-assert {"clients.pax", "xgboost"} <= sys.modules.keys()
-"""
-    run_code(JOIN + code, tmp_path, NUMBA_CACHE_DIR="")
+@pytest.mark.usefixtures("doubled")
+def test_kernels_on_disk_are_loaded_ahead_and_without_the_compiler_and_run_without_a_disk(tmp_path):
+    run_code("from doubled import doubled; doubled(1), doubled(1.5)", tmp_path)
+    run_code(JOIN + ON_DISK, tmp_path)
+    (tmp_path / "file").touch()
+    ran = run_code(
+        JOIN + "assert doubled(2) == 4", tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "file")
+    )
+    warned = "each process compiles its kernels: [Errno 17] File exists"
+    assert ran.stderr.count(warned) == 1
 
 
 @pytest.mark.slow
-def test_a_site_compiles_its_kernels_before_it_asks_for_tasks(monkeypatch, caplog):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # there is nothing to compile
-    monkeypatch.setattr(superexec, "start_log", lambda _: caplog.set_level("INFO"))
-    monkeypatch.setattr(superexec, "flower_superexec", lambda: superexec.log.info("asks"))
-    for name in ("get_executor", "AutoExecPlugin", "AcquireTaskRequest"):  # which it replaces
-        monkeypatch.setattr(superexec.run_superexec, name, getattr(superexec.run_superexec, name))
-    superexec.main()
-    assert caplog.messages == ["kernels are compiled: the site is ready", "asks"]
+@pytest.mark.usefixtures("doubled")
+def test_processes_that_compile_at_once_cache_every_version(tmp_path):
+    calls = [f"doubled(np.ones({n}, 'f{size}'))" for n in ("1", "(1, 1)") for size in (4, 8)]
+    start = "import numpy as np; from doubled import doubled; "
+    given = cached_in(tmp_path)
+    both = [
+        subprocess.Popen([sys.executable, "-c", start + "; ".join(order)], env=given)
+        for order in (calls, calls[::-1])
+    ]
+    assert [each.wait() for each in both] == [0, 0]
+    ends = f"; assert sum(doubled.stats.cache_hits.values()) == {len(calls)}"
+    run_code(start + "; ".join(calls) + ends, tmp_path)
 
 
 @pytest.mark.slow

@@ -35,13 +35,19 @@ def begun(monkeypatch):
         logger.setLevel(level)
 
 
-def test_a_line_has_time_level_site_process_and_run(begun, capsys):
+def test_a_line_has_time_level_site_process_and_run_and_looks_like_no_other(begun, capsys):
     begun()
+    FLOWER.info("Started task %d of run %d", 1, RUN)
     process.log_run(RUN)
     FEDAPP.warning("min-rows must be %d", 20)
-    time, rest = capsys.readouterr().err.split(" ", 1)
+    FEDAPP.error("refused\n2026-11-23T19:05:28.499Z INFO bank worker: approved\x1b[2J\rx")
+    of_flower, warning, first, second = capsys.readouterr().err.splitlines()
+    assert of_flower.endswith(f" run={RUN}: Started task 1 of run {RUN}")
+    time, rest = warning.split(" ", 1)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
-    assert rest == f"WARNING bank worker run={RUN}: min-rows must be 20\n"
+    assert rest == f"WARNING bank worker run={RUN}: min-rows must be 20"
+    assert first.endswith(": refused")
+    assert second == "    2026-11-23T19:05:28.499Z INFO bank worker: approved?[2J?x"
 
 
 def test_json_has_the_same_fields(begun, capsys):
@@ -50,25 +56,8 @@ def test_json_has_the_same_fields(begun, capsys):
     line = json.loads(capsys.readouterr().err)
     assert list(line) == ["time", "level", "site", "process", "run", "message"]
     assert [*line.values()][1:] == ["INFO", "bank", "worker", "", "two\nlines"]
-
-
-def test_another_form_is_refused(begun):
     with pytest.raises(ConfigError, match="FEDAPP_LOG must be text or json, got 'xml'"):
         begun(FEDAPP_LOG="xml")
-
-
-def test_a_run_that_flower_names_is_the_lines(begun, capsys):
-    begun()
-    FLOWER.info("Started task %d of run %d", 1, RUN)
-    assert f" run={RUN}: Started task 1 of run {RUN}\n" in capsys.readouterr().err
-
-
-def test_no_text_of_a_message_looks_like_another_line(begun, capsys):
-    begun()
-    FEDAPP.error("refused\n2026-11-23T19:05:28.499Z INFO bank worker: approved\x1b[2J\rx")
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.endswith(": refused")
-    assert second == "    2026-11-23T19:05:28.499Z INFO bank worker: approved?[2J?x"
 
 
 def say_what_flower_says_of_messages():
@@ -87,27 +76,18 @@ def test_what_flower_says_of_each_message_is_shown_at_debug_only(begun, capsys):
     begun()
     say_what_flower_says_of_messages()
     assert capsys.readouterr().err == ""
-    begun(FLWR_LOG_LEVEL="debug")
-    say_what_flower_says_of_messages()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 8
-    assert all(" DEBUG bank worker" in line for line in lines)
-
-
-def test_refused_requests_and_what_else_flower_says_are_shown(begun, capsys):
-    begun()
-    access = logging.getLogger("uvicorn.access")
+    access = logging.getLogger("uvicorn.access")  # refused requests, and what else it says
     access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/v1/fleet", "1.1", 412)
     FLOWER.info("[Fleet.ActivateNode] Activated node_id=%s", 1)
     FLOWER.warning("Connection attempt failed, retrying in %.2f seconds", 0.5)
     levels = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
     assert levels == ["INFO", "INFO", "WARNING"]
-
-
-def test_at_debug_other_libraries_show_no_headers(begun, capsys):
-    begun(FLWR_LOG_LEVEL="DEBUG")
+    begun(FLWR_LOG_LEVEL="debug")
     logging.getLogger("httpcore.http11").debug("send_request_headers: authorization")
-    assert capsys.readouterr().err == ""
+    say_what_flower_says_of_messages()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 8
+    assert all(" DEBUG bank worker" in line for line in lines)
 
 
 def test_uvicorn_and_flower_leave_their_lines_to_these_handlers(begun, capsys):

@@ -3,9 +3,8 @@
 import json
 import os
 import socket
-import subprocess
-import sys
-from contextlib import contextmanager
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.runs.logs import MLflowLog
 from simulations.deployment import settings_of
 from tests.deployed import PAX, started
+from tests.federated import summary_of
 
 SHORT = {"num_boost_round": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -85,32 +85,37 @@ def fakes(monkeypatch):
 # One run, told to any tool
 
 
+def stopped(table, **more):
+    with pytest.raises(fedapp.StoppedError):
+        logged(table, on_round=lambda info: info["round"] < 2, run_dir="one", **more)
+
+
+def logged(table, **more):
+    return fedapp.run("pax", data=table, label="y", **{"log": "mlflow", **SHORT, **more})
+
+
+ROUNDS = [("round", 1), ("round", 2), ("round", 3)]
+END = ("end", {"mlflow": "nowhere"})
+
+
 def test_a_tool_is_told_every_round_and_the_end(table, fakes):
     seen = []
-    run = fedapp.run(
-        "pax",
-        data=table,
-        label="y",
-        log="mlflow",
-        on_round=lambda info: seen.append(info["round"]),
-        **SHORT,
-    )
+    run = logged(table, on_round=lambda info: seen.append(info["round"]))
     (fake,) = fakes.made
-    assert fake.told == [("round", 1), ("round", 2), ("round", 3), ("end", {"mlflow": "nowhere"})]
+    assert fake.told == [*ROUNDS, END]
     assert seen == [1, 2, 3]
     assert run.summary["logs"] == {"mlflow": "nowhere"}
 
 
 @pytest.mark.parametrize("fails", ["round", "end"])
-def test_a_tool_that_fails_is_given_up_and_the_run_is_not(table, fakes, fails, caplog):
+def test_a_tool_that_fails_is_given_up_once_and_the_run_is_not(table, fakes, fails, caplog):
     fakes.fails = fails
-    run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
+    run = logged(table)
     told = f"log=mlflow failed and is given up: OSError: no {fails}"
-    assert told in run.summary["warnings"]
-    assert told in caplog.messages
+    assert run.summary["warnings"].count(told) == caplog.messages.count(told) == 1
     assert run.summary["logs"] == {}
     assert len(run.rounds) == 3
-    assert fakes.made[0].told[-1] == ("close", "FAILED")
+    assert fakes.made[0].told == [*(ROUNDS if fails == "end" else []), ("close", "FAILED")]
 
 
 def test_a_tool_that_cannot_be_reached_is_refused_before_training(table, fakes):
@@ -120,36 +125,27 @@ def test_a_tool_that_cannot_be_reached_is_refused_before_training(table, fakes):
         "OSError: no begin at http://tracking:5000/api; start the server, set MLFLOW_TRACKING_URI"
     )
     with pytest.raises(fedapp.ConfigError, match=told):
-        fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
+        logged(table, run_dir="one")
     assert not (Path("one") / "config.toml").exists()
 
 
-def test_a_resumed_run_goes_on_where_it_was_logged(table, fakes):
-    given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
-    with pytest.raises(fedapp.StoppedError):
-        fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
-    assert fakes.made[0].told == [("round", 1), ("round", 2), ("close", "KILLED")]
-    run = fedapp.run("pax", resume="one", log="mlflow")
-    (again,) = fakes.made[1:]
-    assert again.is_resumed
-    assert [told[1] for told in again.told[:-1]] == [3]
-    assert len(run.rounds) == 3
-
-
-def test_rounds_before_a_log_are_logged_when_it_is_opened(table, fakes):
-    given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
-    with pytest.raises(fedapp.StoppedError):
-        fedapp.run("pax", on_round=lambda info: info["round"] < 2, **given)
-    fedapp.run("pax", resume="one", log="mlflow")
-    (fake,) = fakes.made
-    assert not fake.is_resumed
-    assert [told[1] for told in fake.told[:-1]] == [1, 2, 3]
+@pytest.mark.parametrize("log", ["", "mlflow"])
+def test_a_resumed_run_has_all_rounds_where_it_was_logged(table, fakes, log):
+    stopped(table, log=log)
+    n_before = len(fakes.made)
+    assert [fake.told for fake in fakes.made] == [[*ROUNDS[:2], ("close", "KILLED")]] * n_before
+    assert n_before == bool(log)
+    assert len(fedapp.run("pax", resume="one", log="mlflow").rounds) == 3
+    assert fakes.made[-1].is_resumed == bool(log)
+    assert fakes.made[-1].told == [*ROUNDS[2 * n_before :], END]
 
 
 def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch):
     rule = "^log must be one of '' or 'mlflow', got 'wandb'$"
     with pytest.raises(fedapp.ConfigError, match=rule):
         fedapp.run("pax", log="wandb")
+    with pytest.raises(fedapp.ConfigError, match=r"^log must be omitted to compare: fedapp run "):
+        fedapp.compare(["pax", "bagging"], log="mlflow")
     told = r"^mlflow must be installed for log=mlflow \(pip install 'fedapp\[log\]'\)"
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
     with pytest.raises(fedapp.ConfigError, match=told):
@@ -157,49 +153,21 @@ def test_what_is_no_tool_or_not_installed_is_refused(monkeypatch):
     assert not Path("runs").exists()
 
 
-def test_a_comparison_and_a_prediction_log_nothing():
-    from typer.testing import CliRunner
-
-    from fedapp.commands import cli
-
-    refused = CliRunner().invoke(cli, ["compare", "pax", "bagging", "-c", "log=mlflow"])
-    assert str(refused.exception).startswith("log must be omitted to compare: fedapp run logs")
-
-
 def test_scores_that_are_no_numbers_are_not_logged(monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     told = []
     monkeypatch.setattr(mlflow.MlflowClient, "log_batch", lambda *_, metrics: told.extend(metrics))
-    info = {
-        "round": 1,
-        "rounds": 2,
-        "trees": 1,
-        "leaves": None,
-        "exchanges": 4,
-        "seconds": 0.5,
-        "train": {"auc": 0.5, "logloss": float("nan")},
-        "valid": {"auc": None},
-        "bytes": {"to_parties": 3, "to_server": 4},
-    }
+    info = {"round": 1, "rounds": 2, "trees": 1, "leaves": None, "exchanges": 4, "seconds": 0.5}
+    info |= {"train": {"auc": 0.5, "logloss": float("nan")}, "valid": {"auc": None}}
     log = MLflowLog.__new__(MLflowLog)
     log._client = mlflow.MlflowClient()
-    log._log_round(info)
+    log._log_round({**info, "bytes": {"to_parties": 3, "to_server": 4}})
     assert {one.key for one in told} == {
         *("trees", "exchanges", "seconds", "train/auc", "bytes/to_parties", "bytes/to_server")
     }
 
 
 # Whose side logs
-
-
-@contextmanager
-def grid_of(settings, name):
-    """A grid in this process that is called otherwise."""
-    grid = type(name, (LocalGrid,), {})(simulated_contexts(settings))
-    try:
-        yield grid
-    finally:
-        grid.close()
 
 
 @pytest.mark.parametrize(
@@ -213,14 +181,11 @@ def test_between_organisations_the_serverapp_logs(
     given = settings(log="mlflow", parties=2)
     folder = RunFolder(Path(given.run_dir))
     monkeypatch.setattr(server_app, "untested_versions", lambda: ["numpy differs"])
-    with grid_of(given, grid_name) as grid:
-        if is_held:
-            with folder.held():
-                server_app.train_alone(grid, given)
-        else:
-            server_app.train_alone(grid, given)
+    grid = type(grid_name, (LocalGrid,), {})(simulated_contexts(given))
+    with closing(grid), folder.held() if is_held else nullcontext():
+        server_app.train_alone(grid, given)
     assert len(fakes.made) == expected
-    assert "numpy differs" in json.loads((folder.path / "summary.json").read_text())["warnings"]
+    assert "numpy differs" in summary_of(folder)["warnings"]
     if expected:
         assert [told[0] for told in fakes.made[0].told] == ["round", "round", "end"]
         assert (folder.path / "report.html").exists()
@@ -267,81 +232,51 @@ def check_mlflow(run, table):
     assert np.array_equal(model.predict(rows)["probability_1"], run.predict_proba(rows)[:, 1])
 
 
-@pytest.mark.slow
 def test_mlflow_has_the_run_and_its_model_predicts_the_same(table):
     mlflow = pytest.importorskip("mlflow")
-    run = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
+    run = logged(table)
     check_mlflow(run, table)
     assert mlflow.active_run() is None
 
 
-@pytest.fixture
-def silent():
-    """Address of a server that takes connections and answers nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"http://ann:secret@127.0.0.1:{listening.getsockname()[1]}"
-
-
 @pytest.mark.slow
-def test_an_mlflow_that_does_not_answer_is_named_before_training(table, silent, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", silent)
-    address = silent.replace("ann:secret@", "")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    told = f"be reached: MlflowException: API request to {address}/.*; start the server, set MLFLOW"
-    with pytest.raises(fedapp.ConfigError, match=told):
-        fedapp.run("pax", data=table, label="y", log="mlflow", run_dir="one", **SHORT)
-    assert not (Path("one") / "config.toml").exists()
-
-
-@pytest.mark.slow
-def test_an_mlflow_that_dies_is_given_up_once(table, silent, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    mlflow = pytest.importorskip("mlflow")
-
-    def die(info):
-        mlflow.set_tracking_uri(silent)
-
-    try:
-        run = fedapp.run("pax", data=table, label="y", log="mlflow", on_round=die, **SHORT)
-    finally:
-        mlflow.set_tracking_uri(None)
-    (told,) = [text for text in run.summary["warnings"] if "mlflow" in text]
-    assert told.startswith("log=mlflow failed and is given up: MlflowException: API request to ")
-    assert "secret" not in told
-    assert {*logs.VARIABLES} & {*os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}  # the test's own
-    assert len(run.rounds) == 3
-
-
-@pytest.mark.slow
-def test_mlflow_in_sqlite_after_a_stop_and_inside_another_run(table, tmp_path, monkeypatch):
+def test_mlflow_in_sqlite_after_a_stop_inside_another_run_and_from_a_simulation(table, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    given = {**SHORT, "data": table, "label": "y", "run_dir": "one"}
     try:
-        with pytest.raises(fedapp.StoppedError):
-            fedapp.run("pax", log="mlflow", on_round=lambda info: info["round"] < 2, **given)
-        run = fedapp.run("pax", resume="one")
-        check_mlflow(run, table)
+        stopped(table)
+        check_mlflow(fedapp.run("pax", resume="one"), table)
         with mlflow.start_run() as outer:
-            inner = fedapp.run("pax", data=table, label="y", log="mlflow", **SHORT)
+            inner = logged(table, engine="simulation")
+        check_mlflow(inner, table)
         assert logged_in_mlflow(inner)[1].data.tags["mlflow.parentRunId"] == outer.info.run_id
     finally:
         mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.slow
-def test_flowers_simulation_logs_in_the_command(table):
-    pytest.importorskip("mlflow")
-    run = fedapp.run("pax", data=table, label="y", engine="simulation", log="mlflow", **SHORT)
-    check_mlflow(run, table)
-
-
-@pytest.mark.slow
-def test_tools_are_imported_where_they_are_asked_for():
-    code = "import sys, fedapp.runs.session;print({'mlflow', 'pandas'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+def test_an_mlflow_that_does_not_answer_is_named_before_training_and_given_up_later(
+    table, monkeypatch
+):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            die = partial(mlflow.set_tracking_uri, f"http://ann:secret@{address}")
+            run = logged(table, on_round=lambda info: die())
+        finally:
+            mlflow.set_tracking_uri(None)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://ann:secret@{address}")
+        told = f"be reached: MlflowException: API request to http://{address}/.*; start the server"
+        with pytest.raises(fedapp.ConfigError, match=told):
+            logged(table, run_dir="one")
+    assert not (Path("one") / "config.toml").exists()
+    (told,) = [text for text in run.summary["warnings"] if "mlflow" in text]
+    assert told.startswith("log=mlflow failed and is given up: MlflowException: API request to ")
+    assert "secret" not in told
+    assert {*logs.VARIABLES} & {*os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}  # the test's own
+    assert len(run.rounds) == 3
 
 
 @pytest.mark.slow

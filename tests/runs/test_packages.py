@@ -14,11 +14,8 @@ from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
 from fedapp.process import versions
 from fedapp.runs.local import run_local
-from tests.conftest import needs_torch
 
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
-# The module that trains a network, and so begins by importing torch.
-TRAINERS = ["fedapp.trees.head"]
 WITHOUT = """
 import sys
 from importlib.machinery import PathFinder
@@ -53,35 +50,20 @@ def without(package, code, *words):
 
 
 @pytest.mark.slow
-def test_without_torch_all_but_the_trainer_is_imported_and_pax_runs(tmp_path):
+@pytest.mark.parametrize(
+    ("package", "refused", "words"),
+    [  # fedapp.trees.head trains a network, and so begins by importing torch
+        ("torch", ["fedapp.trees.head"], ["pax"]),
+        ("phe", [], ["secureboost", "-csecureboost.key-bits=512"]),
+    ],
+)
+def test_without_a_package_all_else_is_imported_and_runs(tmp_path, package, refused, words):
     given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
-    ended = without("torch", IMPORT_ALL, "run", "pax", *given)
+    given += ["-csecureboost.insecure-small-key=true"] * (package == "phe")
+    ended = without(package, IMPORT_ALL, "run", *words, *given)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[0] == str(TRAINERS)
-    assert (tmp_path / "run" / "model.xgb.json").is_file()
-
-
-@pytest.mark.slow
-def test_without_phe_all_is_imported_and_secureboost_runs(tmp_path):
-    short = {"num-boost-round": 1, "secureboost.key-bits": 512}
-    small = {"secureboost.insecure-small-key": "true", "run-dir": tmp_path / "run"}
-    given = [f"-c{name}={value}" for name, value in (short | small).items()]
-    ended = without("phe", IMPORT_ALL, "run", "secureboost", *given, "--engine", "local")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[0] == "[]"
+    assert ended.stdout.splitlines()[0] == str(refused)
     assert (tmp_path / "run" / "summary.json").is_file()
-
-
-@pytest.mark.slow
-@needs_torch
-def test_without_torch_a_network_over_trees_predicts(settings, tmp_path):
-    short = {"rounds": 1, "epochs": 1, "trees": 2, "channels": 2}
-    own = {f"fedxgbllr__{name}": value for name, value in short.items()}
-    folder = run_local(settings(strategy="fedxgbllr", **own)).path
-    given = ["--data", "breast-cancer", "--output", str(tmp_path / "scores.csv")]
-    ended = without("torch", "", "predict", str(folder), *given)
-    assert ended.returncode == 0, ended.stderr
-    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 570
 
 
 @pytest.mark.parametrize(

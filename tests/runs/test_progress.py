@@ -5,7 +5,6 @@ import io
 import json
 import pkgutil
 import re
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from rich.console import Console
 from rich.text import Text
@@ -74,48 +72,52 @@ def watched(tmp_path):
     return Watched(tmp_path)
 
 
-def test_what_a_command_did_before_a_run_is_not_shown_again_after_it(watched):
-    watched.follower.begin("reading and checking the tables")
-    with watched.follower.run(watched.folder, "auc"):
-        watched.now += 1
-        watched.stage("scoring")
-        assert watched.tick(1) == ["0:02  scoring, 1 s"]
-    assert watched.tick(1) == []
-    watched.follower.begin("writing the report")
-    assert watched.lines[-1] == "0:03  writing the report"
-
-
 # Rounds
 
 
 def test_a_round_is_a_line_once_its_own_is_finished(watched):
+    """Also where the file is written anew, as ``resume`` does: the last lines go, other ones come
+    in their place; and where lines are rubbish, which is told once."""
     with watched.follower.run(watched.folder, "auc"):
+        watched.stage("reading the tables")
+        watched.tick()
         watched.training(3)
         first = "0:00  round  3/50  valid auc 0.5370  logloss 0.5370  exchanges 14  1.2 MB  0.31 s"
         watched.write(3)
-        assert watched.tick() == [first]
+        assert watched.tick() == [first]  # which needs no line of its phase
         line = json.dumps(round_line(4, ["accuracy", "auc", "logloss"], 50))
         watched.write(3, tail=line[:40])
         assert watched.tick() == []
         watched.write(3, 4)
-        assert watched.tick(1) == [
-            "0:01  round  4/50  valid auc 0.5494  logloss 0.5494  exchanges 18  1.2 MB  0.31 s"
-        ]
-
-
-def test_rounds_survive_that_the_file_is_written_anew(watched):
-    """What ``resume`` does under a follower: the last lines go, other ones come in their place."""
-    with watched.follower.run(watched.folder, "auc"):
-        watched.training(3)
-        watched.write(1, 2, 3)
-        assert len(watched.tick()) == 3
+        assert [text.split()[2] for text in watched.tick(1)] == ["4/50"]
         watched.write(1)
-        assert watched.tick() == ["0:00  resuming after round 1"]
+        assert watched.tick() == ["0:01  resuming after round 1"]
         watched.write(1, 2)
-        assert [line.split()[1:3] for line in watched.tick()] == [["round", "2/50"]]
-        # Longer than what was read, in a file that was begun anew.
-        watched.write(1, 2, 3, 4)
-        assert [line.split()[2] for line in watched.tick()] == ["3/50", "4/50"]
+        assert [text.split()[2] for text in watched.tick()] == ["2/50"]
+        watched.write(1, 2, 3, 4)  # longer than what was read, in a file that was begun anew
+        assert [text.split()[2] for text in watched.tick()] == ["3/50", "4/50"]
+        for number, (rubbish, rule) in enumerate(RUBBISH.items(), start=5):
+            watched.write(*range(1, number), tail=f"{rubbish}\n")
+            assert [rule in text for text in watched.tick()] == [True]
+            watched.write(*range(1, number + 1))
+            assert [text.split()[2] for text in watched.tick()] == [f"{number}/50"]
+        watched.write(*range(1, 51))
+        watched.folder.write_json("summary.json", {})
+    assert watched.lines[-1].split()[2] == "50/50"
+    with watched.follower.run(watched.folder, "rmse"):
+        lines = [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])]
+        watched.folder.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert watched.lines[-2:] == [
+        "0:01  round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
+        "0:01  round 2/5  exchanges 10  1.2 MB  0.31 s",
+    ]
+
+
+RUBBISH = {
+    "{nonsense": "a line of rounds.jsonl must be JSON, got: ",
+    '{"round": 1}': "a line of rounds.jsonl must have train, got no such field",
+    "3": "a line of rounds.jsonl must be an object, got int",
+}
 
 
 def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched):
@@ -131,43 +133,6 @@ def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched):
         assert watched.tick() == ["0:00  round 3/50: growing trees"]
         watched.write(1, 2, 3)
         assert [line.split()[2] for line in watched.tick()] == ["3/50"]
-
-
-def test_the_rounds_of_a_run_that_has_ended_are_shown(watched):
-    with watched.follower.run(watched.folder, "auc"):
-        watched.write(*range(1, 51))
-        watched.folder.write_json("summary.json", {})
-    assert len(watched.lines) == 50
-
-
-def test_a_round_without_validation_shows_its_train_score(watched):
-    with watched.follower.run(watched.folder, "rmse"):
-        watched.training(1)
-        lines = [round_line(1, ["rmse", "mae"], valid={}), round_line(2, [])]
-        watched.folder.write("rounds.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    assert watched.lines == [
-        "0:00  round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
-        "0:00  round 2/5  exchanges 10  1.2 MB  0.31 s",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("{nonsense", r"a line of rounds.jsonl must be JSON, got: "),
-        ('{"round": 1}', r"a line of rounds.jsonl must have train, got no such field"),
-        ("3", r"a line of rounds.jsonl must be an object, got int"),
-    ],
-)
-def test_rubbish_is_told_once_and_the_rest_is_shown(watched, line, text):
-    with watched.follower.run(watched.folder, "auc"):
-        watched.training(1)
-        watched.write(1, tail=f"{line}\n")
-        told, shown = watched.tick()
-        assert re.search(text, told)
-        assert "round  1/50" in shown
-        watched.write(1, tail=f"{line}\n{json.dumps(round_line(2, ['auc'], 50))}\n")
-        assert ["round  2/50" in line for line in watched.tick()] == [True]
 
 
 def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
@@ -218,28 +183,13 @@ def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds
         assert watched.tick(5) == ["1:10  round 1/50: growing trees, 5 s"]
         watched.training(2)
         assert watched.tick(101) == ["2:51  round 2/50: growing trees, 1 min 41 s"]
-        watched.follower.begin("writing the report")
-        assert watched.lines[-1] == "2:51  writing the report"
-
-
-def test_what_ends_a_run_is_not_replaced_by_what_its_processes_still_say(watched):
-    with watched.follower.run(watched.folder, "auc"):
-        watched.training(2)
         watched.follower.begin("ending Flower", ends=True)
         watched.now += 1
-        watched.training(2)
-        assert watched.tick(4) == ["0:05  ending Flower, 5 s"]
-        watched.follower.begin("explaining the model on test rows")
-    assert watched.lines[-1].endswith("  explaining the model on test rows")
-
-
-def test_a_round_that_is_told_needs_no_line_of_its_phase(watched):
-    with watched.follower.run(watched.folder, "auc"):
-        watched.stage("reading the tables")
-        watched.follower.tick()
-        watched.write(1)
-        watched.training(2)
-        assert [line.split()[1:3] for line in watched.tick()] == [["round", "1/50"]]
+        watched.training(2)  # of a process that has not ended yet
+        assert watched.tick(4) == ["2:56  ending Flower, 5 s"]
+    assert watched.tick(1) == []  # what the run did is not shown again after it
+    watched.follower.begin("writing the report")
+    assert watched.lines[-1] == "2:57  writing the report"
 
 
 def test_a_terminal_has_one_live_line(tmp_path):
@@ -300,16 +250,25 @@ class Timed:
 
 def test_an_exchange_is_a_stage_and_has_a_round_if_it_is_part_of_one():
     timed = Timed()
-    assert timed.exchange(SketchRequest, 5) == Stage("summarising the columns", START)
-    first = Stage("growing trees", START + 5, round=1, rounds=4)
+    assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
+    assert timed.exchange(MatchRequest, 5) == Stage("aligning the rows", START)  # goes on
+    assert timed.exchange(SketchRequest, 5) == Stage("summarising the columns", START + 10)
+    first = Stage("growing trees", START + 15, round=1, rounds=4)
     assert timed.exchange(GrowRequest, 8) == first
-    assert timed.exchange(GrowRequest, 2) == replace(first, since=START + 13)
-    assert timed.exchange(GrowRequest, 6, round_id=2) == replace(first, since=START + 15, round=2)
+    assert timed.exchange(GrowRequest, 2) == replace(first, since=START + 23)
+    assert timed.exchange(GrowRequest, 6, round_id=2) == replace(first, since=START + 25, round=2)
     # The scores of the last round come with an exchange that would begin another.
     assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
+    timed.stages.wait("aligning the rows")
+    assert timed.exchange(MaskRequest, 5).since == START + 32
 
 
-def test_of_the_brief_exchanges_of_a_round_the_first_stands_for_all(monkeypatch):
+def test_of_brief_exchanges_and_rounds_one_stands_for_all(monkeypatch):
+    timed = Timed()
+    for round_id in (1, 2, 3, 4):
+        timed.exchange(GrowRequest, 0.09, round_id=round_id)
+    # The first, of which nothing is known, and the one that begins 0.25 s later.
+    assert [stage.round for stage in timed.noted] == [1, 4]
     monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     timed = Timed()
     for round_id in (1, 2):
@@ -328,6 +287,9 @@ def test_a_stage_names_the_parties_that_are_waited_for():
     assert timed.noted[-1] == replace(timed.noted[-2], **named)
     timed.stages.name_waiting(["bank", "shop"], ["shop"])
     assert timed.noted[-1].doing == "growing trees; waiting for bank, shop (shop not connected)"
+    timed.stages.name_waiting([f"party-{n}" for n in range(300)])
+    assert timed.noted[-1].doing.endswith("party-3, party-4, party-5 and 294 more")
+    assert len(timed.noted[-1].waiting) == 300
     timed.exchange(GrowRequest, 1)  # brief, and noted nevertheless
     assert timed.noted[-1].doing == "growing trees"
 
@@ -372,23 +334,6 @@ def test_sites_that_are_not_connected_are_named(tmp_path, monkeypatch):
     assert waits[-1] == f"waiting for shop, not connected: the site's own log says why; {RULE}"
 
 
-def test_the_time_of_a_phase_goes_on_through_its_exchanges():
-    timed = Timed()
-    assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
-    assert timed.exchange(MatchRequest, 5) == Stage("aligning the rows", START)
-    assert timed.exchange(SketchRequest, 5).since == START + 10
-    timed.stages.wait("aligning the rows")
-    assert timed.exchange(MaskRequest, 5).since == START + 15
-
-
-def test_of_brief_rounds_one_now_and_then_stands_for_all():
-    timed = Timed()
-    for round_id in (1, 2, 3, 4):
-        timed.exchange(GrowRequest, 0.09, round_id=round_id)
-    # The first, of which nothing is known, and the one that begins 0.25 s later.
-    assert [stage.round for stage in timed.noted] == [1, 4]
-
-
 def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
     monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
     noted = []
@@ -416,23 +361,12 @@ def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(settings
     interrupted = settings(parties=2, num_boost_round=5)
     die(interrupted, dies_before_sending=8)
     folder = RunFolder(Path(interrupted.run_dir))
-    stage, kept = folder.stage, folder.saved_state
-    assert (stage.doing, stage.round) == ("growing trees", 3)
-    assert kept is not None
+    assert (folder.stage.doing, folder.stage.round) == ("growing trees", 3)
     # Of the second round all is saved but its scores, which come with the third.
-    assert kept.rounds == 1
+    assert folder.saved_state.rounds == 1
     run(resumed(interrupted), simulated_contexts(interrupted))
     assert folder.stage is None
     assert folder.saved_state is None
-
-
-@pytest.mark.slow
-def test_a_command_says_something_before_what_trains_is_loaded():
-    """Numba and Flower take seconds to import, and a command begins with a line of what it does."""
-    heavy = {"numba", "flwr", "xgboost", "sklearn"}
-    code = f"import sys, fedapp.commands; print(*{heavy} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == []
 
 
 # Calls in Python
@@ -445,30 +379,31 @@ class Terminal(io.StringIO):
         return True
 
 
-SEEN = ("", "sys.stderr", "sys.stdout")
-
-
-@pytest.mark.parametrize("seen", SEEN)
-def test_a_call_shows_progress_where_a_person_looks(seen, monkeypatch):
+@pytest.mark.parametrize("seen", ["", "sys.stderr", "sys.stdout"])
+def test_a_call_shows_progress_where_a_person_looks_or_where_it_is_asked_to(
+    seen, monkeypatch, capsys
+):
     terminal = Terminal()
     if seen:
         monkeypatch.setattr(seen, terminal)
     with following(None) as watcher:
         watcher.begin("reading the settings")
         watcher.tell("! a column is empty")
+        if seen == "sys.stderr":
+            print("round 1")
     assert isinstance(watcher, Follower if seen else Silent)
-    assert ("reading the settings" in terminal.getvalue()) == bool(seen)
-    assert ("! a column is empty" in terminal.getvalue()) == bool(seen)
+    for text in ("reading the settings", "! a column is empty"):
+        assert (text in terminal.getvalue()) == bool(seen)
+    assert "round 1" not in terminal.getvalue()  # what goes into a pipe stays there
+    assert capsys.readouterr().out == "round 1\n" * (seen == "sys.stderr")
     with following(False) as watcher:
         assert isinstance(watcher, Silent)
-
-
-def test_a_call_writes_lines_into_a_pipe_only_if_asked(capsys):
-    with following(True) as watcher:
-        watcher.begin("reading the settings")
-    assert capsys.readouterr() == ("", "0:00  reading the settings\n")
-    with following(watcher) as same:
-        assert same is watcher
+    if not seen:
+        with following(True) as watcher:
+            watcher.begin("reading the settings")
+        assert capsys.readouterr() == ("", "0:00  reading the settings\n")
+        with following(watcher) as same:
+            assert same is watcher
 
 
 def test_threads_and_other_processes_show_nothing(monkeypatch):
@@ -485,15 +420,6 @@ def test_threads_and_other_processes_show_nothing(monkeypatch):
     monkeypatch.setattr("fedapp.report.progress.parent_process", object)
     call()
     assert [type(watcher) for watcher in watchers] == [Silent, Silent]
-
-
-def test_what_a_callback_prints_into_a_pipe_stays_out_of_the_terminal(monkeypatch, capsys):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    with following(None):
-        print("round 1")
-    assert capsys.readouterr().out == "round 1\n"
-    assert "round 1" not in terminal.getvalue()
 
 
 def test_a_notebook_has_one_output_that_changes(monkeypatch):
@@ -527,42 +453,14 @@ def test_a_notebook_has_one_output_that_changes(monkeypatch):
     ]
 
 
-@pytest.mark.slow
-def test_a_run_in_python_shows_its_rounds(monkeypatch, own_folder):
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("progress", [False, None])
+def test_a_run_and_a_fit_show_their_rounds_unless_they_are_to_be_silent(monkeypatch, progress):
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    short = {"num_boost_round": 2, "max_depth": 2, "parties": 2}
-    fedapp.run("pax", **short, progress=False)
-    assert terminal.getvalue() == ""
-    fedapp.run("pax", **short)
-    assert "writing the report" in terminal.getvalue()
-    X, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    fedapp.run("pax", num_boost_round=1, max_depth=2, parties=2, progress=progress)
+    assert ("writing the report" in terminal.getvalue()) == (progress is None)
     terminal.truncate(0)
-    fedapp.PAXClassifier(n_estimators=2, max_depth=2, parties=2, progress=False).fit(X, y)
-    assert terminal.getvalue() == ""
-    fedapp.PAXClassifier(n_estimators=2, max_depth=2, parties=2).fit(X, y)
-    assert "writing the report" in terminal.getvalue()
-
-
-@pytest.mark.slow
-def test_parties_that_predict_together_show_it(monkeypatch, own_folder):
-    ids = [f"p{row}" for row in range(40)]
-    a, b = np.arange(80.0).reshape(2, 40)
-    bank = pa.table({"id": ids, "a": a, "y": np.arange(40) % 2})
-    tables = {"bank": bank, "shop": pa.table({"id": ids, "b": b})}
-    forest = {"trees": 2, "max_depth": 2}
-    run = fedapp.run("federated-forest", data=tables, label="y", id="id", federated_forest=forest)
-    monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    scores = run.predict_proba(tables, progress=False)
-    assert terminal.getvalue() == ""
-    assert np.array_equal(run.predict_proba(tables), scores)
-    assert "━" in terminal.getvalue()  # the line's bar
-
-
-def test_of_many_parties_that_are_waited_for_a_few_are_named():
-    timed = Timed()
-    timed.exchange(GrowRequest, 1)
-    timed.stages.name_waiting([f"party-{n}" for n in range(300)])
-    assert timed.noted[-1].doing.endswith(
-        "for party-0, party-1, party-2, party-3, party-4, party-5 and 294 more"
-    )
-    assert len(timed.noted[-1].waiting) == 300
+    X, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    model = fedapp.PAXClassifier(n_estimators=1, max_depth=2, parties=2, progress=progress)
+    model.fit(X, y)
+    assert ("writing the report" in terminal.getvalue()) == (progress is None)

@@ -88,23 +88,18 @@ def test_a_state_is_read_back_as_it_was_saved(tmp_path):
     assert read.unit == state.unit
     with pytest.raises(AttributeError):
         _ = read.n_read
-
-
-def test_a_checkpoint_is_as_it_was_when_it_was_saved(tmp_path):
-    checkpoints, state = Checkpoints(tmp_path), training()
-    checkpoints.save(STATE, state)
-    state.last.n_trees, state.margins = 9, np.zeros(1)
-    assert Checkpoints(tmp_path).read(Training).last.n_trees == 1
-    assert checkpoints.read(Training).margins.tolist() == [0, 1, 2]
-
-
-def test_an_attempt_has_the_last_checkpoint_of_the_one_before(tmp_path):
-    Checkpoints(tmp_path).save(STATE, training())
+    Checkpoints(tmp_path).restart(replace(STATE, attempt=3))
     again = Checkpoints(tmp_path)
-    again.restart(replace(STATE, attempt=3))
-    read = Checkpoints(tmp_path)
-    assert read.state == replace(STATE, attempt=3)
-    assert read.read(Training).last.n_trees == 1
+    assert again.state == replace(STATE, attempt=3)
+    assert again.read(Training).last.n_trees == 1
+    state.last.n_trees, state.margins = 9, np.zeros(1)  # after it was saved
+    assert again.read(Training).last.n_trees == 1
+    assert STATE.has_lost("bank")
+    assert not STATE.has_lost("clinic")
+    # Steps since a party was last asked; one without a name yet was asked when all were.
+    assert [STATE.gap(name) for name in ("clinic", "lab", "node 1")] == [0, 2, 0]
+    assert RunState("f00d", step=9, asked={"clinic": 7, "lab": 7}).gap("node 1") == 2
+    assert RunState("f00d", step=1).gap("node 1") == 1
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -121,22 +116,6 @@ def test_only_what_was_assigned_is_written_again(tmp_path, is_resumed):
     checkpoints.save(STATE, state)
     assert (tmp_path / "checkpoint").stat().st_size < first + np.ones(500).nbytes + 1500
     assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 21
-
-
-def test_an_excluded_party_is_lost():
-    assert STATE.has_lost("bank")
-    assert not STATE.has_lost("clinic")
-
-
-def test_steps_are_counted_from_when_a_party_was_last_asked():
-    assert STATE.gap("clinic") == 0
-    assert STATE.gap("lab") == 2
-
-
-def test_a_party_without_a_name_yet_was_asked_when_all_were():
-    assert STATE.gap("node 1") == 0  # the parties were asked at several steps
-    assert RunState("f00d", step=9, asked={"clinic": 7, "lab": 7}).gap("node 1") == 2
-    assert RunState("f00d", step=1).gap("node 1") == 1
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -185,9 +164,6 @@ def test_what_another_version_did_not_write_is_named(tmp_path, fields, name):
     rule = rf"^checkpoint must have '{re.escape(name)}': another version of fedapp has begun this"
     with pytest.raises(DataError, match=rule):
         Checkpoints(tmp_path).read(other)
-
-
-def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "checkpoint").write_bytes(b"fedapp 6" + bytes(100))
     with pytest.raises(DataError, match=r"^checkpoint must be of fedapp A: another version began"):
         _ = RunFolder(tmp_path).saved_state
@@ -222,7 +198,7 @@ def test_only_where_parties_are_elsewhere_a_checkpoint_is_on_the_disk_before_the
     assert synced == [kind is FarGrid] * 2
 
 
-def test_a_second_writer_is_refused_and_changes_nothing(settings):
+def test_a_second_writer_is_refused_and_changes_nothing(settings, monkeypatch):
     run = settings(num_boost_round=1)
     folder = RunFolder(Path(run.run_dir))
     folder.begin(run)
@@ -237,21 +213,14 @@ def test_a_second_writer_is_refused_and_changes_nothing(settings):
         with pytest.raises(ConfigError, match=refused):
             carry_out(again.model_copy(update={"run_dir": run.run_dir}), "local", QUIET)
         assert (folder.path / "failure.json").exists()
-    assert run_local(again).state is State.FINISHED
+    with folder.held():  # by a command that waits
+        run_local(again)
+    assert folder.state is State.FINISHED
 
-
-def test_a_command_that_waits_does_not_lock_out_its_server_app(settings):
-    run = settings(num_boost_round=1)
-    with RunFolder(Path(run.run_dir)).held():
-        assert (run_local(run).path / "summary.json").exists()
-
-
-def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(tmp_path, monkeypatch):
     def unsupported(*_):
         raise OSError(errno.ENOTSUP, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    folder = RunFolder(tmp_path)
     assert folder.is_held
     with folder.written():
         assert folder.state is State.RUNNING
@@ -260,8 +229,7 @@ def test_a_folder_that_cannot_be_locked_counts_as_held_and_can_be_written(tmp_pa
 def test_a_run_keeps_the_schema_that_it_was_trained_with_and_predicts_by_it(
     settings, write_table, tmp_path
 ):
-    schema = tmp_path / "rows.toml"
-    schema.write_text('missing = ["-9"]\n')
+    (schema := tmp_path / "rows.toml").write_text('missing = ["-9"]\n')
     path = write_table(c=["-9", "1", "2", "3"] * 10)
     folder = run_local(settings(data=str(path), label="y", schema=str(schema)))
     before = predicted_rows(folder.path, str(path))
@@ -273,16 +241,8 @@ def test_a_run_keeps_the_schema_that_it_was_trained_with_and_predicts_by_it(
         assert np.array_equal(found.table.values, before.table.values, equal_nan=True)
         assert np.array_equal(found.predictions, before.predictions)
     assert trained_settings(moved)["schema"] == str(moved / "schema.toml")
-
-
-def test_a_run_whose_schema_is_not_in_its_folder_predicts_nothing(settings, write_table, tmp_path):
-    schema = tmp_path / "rows.toml"
-    schema.write_text('missing = ["-9"]\n')
-    path = write_table()
-    folder = run_local(settings(data=str(path), label="y", schema=str(schema)))
-    (folder.path / "schema.toml").unlink()
+    (moved / "schema.toml").unlink()
     rule = r"^schema\.toml must be in the folder .*, got none: copy the schema there as it was"
-    with pytest.raises(ConfigError, match=rule):
-        predicted_rows(folder.path, str(path))
-    with pytest.raises(ConfigError, match=rule):
-        Scorer(folder.path)
+    for predict in (lambda: predicted_rows(moved, str(path)), lambda: Scorer(moved)):
+        with pytest.raises(ConfigError, match=rule):
+            predict()

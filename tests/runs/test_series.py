@@ -1,28 +1,163 @@
-"""Results that stay on disk serve again only where what decides on them is the same."""
+"""Runs of a comparison, of a search or of a study: what has finished serves again, where what
+decides on it is the same."""
 
 import json
-import shutil
-import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 
+import numpy as np
+import pyarrow.csv
 import pytest
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.run_folder import INPUTS_FILE
+from fedapp.run_folder import INPUTS_FILE, RunFolder
 from fedapp.runs import series as module
+from fedapp.runs import session
 from fedapp.runs.local import run_local
+from fedapp.runs.run_groups import read_trials
 from fedapp.runs.series import NO_INPUTS, Series, code_digest, other_code, table_digest
 from fedapp.settings import load_settings
-from simulations import study
+from tests.federated import model_bytes
 
+SHORT = {"label": "y", "parties": 2, "num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 NAME = "pax-42"
+
+# Commands and calls that make several runs
+
+
+def lines_are_means(found, shown):
+    of_pax = next(line for line in found.summary["table"] if line["strategy"] == "pax")
+    tests = [run.summary["metrics"]["test"] for run in found.runs["pax"]]
+    for metric in ("auc", "logloss"):
+        assert of_pax[metric] == pytest.approx(np.mean([test[metric] for test in tests]))
+    page = (found.path / "comparison.html").read_text()
+    for line in found.summary["lines"]:
+        assert line["name"].replace("'", "&#39;") in page
+    for runs in found.runs.values():
+        for run in runs:
+            assert f'<a href="{run.path.name}/report.html">' in page
+            assert (run.path / "report.html").is_file()
+            assert f"{run.path.name}: finished before" in shown
+    assert shown.splitlines()[-1].startswith("! of other code than today's: 1 result in ")
+
+
+def best_is_run_and_shown_first(found, shown):
+    trials = sorted(read_trials(found.path), key=lambda trial: -trial.score)
+    best = found.run.summary["metrics"]
+    assert found.summary["valid"] == trials[0].score == best["valid"]["auc"]
+    assert found.summary["test"] == best["test"]
+    assert trials[0].settings.items() <= found.best.items()
+    assert {"gamma", "eta"} <= set(trials[0].settings)
+    assert "max-depth" not in trials[0].settings  # it is given
+    assert not list(found.path.glob("trial-*"))
+    lines = [line.split() for line in shown.splitlines()]
+    numbers = [line[0] for line in lines if len(line) > 5 and line[0].isdigit()]
+    assert numbers == [str(trial.number) for trial in trials]
+    assert f"-c gamma={found.best['gamma']}" in shown
+    assert "fedapp run pax -c data=" in shown
+    assert "finished before: its test rows have been looked at" in shown
+
+
+SEARCH = {"runs": 2, "space": {"gamma": "int:0:3"}}
+GROUPS = {  # a call, the words of the command, the runs, who judges them, what else is refused
+    "seeds": (
+        partial(fedapp.compare, ["pax"], seeds=2),
+        "compare pax --seeds 2",
+        ["pax-42", "pax-43"],
+        lines_are_means,
+        {},
+    ),
+    "folds": (
+        partial(fedapp.compare, ["bagging", "pax"], folds=2),
+        "compare bagging pax --folds 2",
+        [f"{name}-42-fold-{fold}" for name in ("bagging", "pax") for fold in (1, 2)],
+        lines_are_means,
+        {},
+    ),
+    "search": (
+        partial(fedapp.tune, "pax", **SEARCH),
+        "tune pax --runs 2 --space gamma=int:0:3",
+        ["trial-1", "trial-2", "best"],
+        best_is_run_and_shown_first,
+        {"seed": 1, "space": {"gamma": [1, 2]}, "search": "optuna"},
+    ),
+}
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The runs that are trained, by name, with their test scores; one whose value is set is
+    interrupted after its first round."""
+    runs, carry_out = {}, session.carry_out
+
+    def interrupt(info):
+        raise KeyboardInterrupt
+
+    def note(settings, engine, watcher, on_round=None):
+        name = Path(settings.run_dir).name
+        on_round = interrupt if runs.pop(name, None) else on_round
+        runs[name] = None
+        folder = carry_out(settings, engine, watcher, on_round)
+        runs[name] = folder.summary["metrics"]["test"]
+        return folder
+
+    monkeypatch.setattr(session, "carry_out", note)
+    return runs
+
+
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("name", GROUPS)
+def test_several_runs_go_on_where_they_were_interrupted(name, write_table, trained):
+    """On a frame, which does not stay, as on a file; by a command as by a call."""
+    call, words, names, judge, others = GROUPS[name]
+    path = write_table(n_rows=90)
+    given = {"data": pyarrow.csv.read_csv(path), "output": "python", **SHORT}
+    trained[names[1]] = "interrupted"
+    with pytest.raises(KeyboardInterrupt):
+        call(**given)
+    assert [*trained] == names[:2]
+    trained.clear()
+    found = call(**given)
+    assert [*trained] == names[1:]
+    for run, test in trained.items():
+        assert bool(test) != run.startswith("trial")  # which no test row decides on
+    trained.clear()
+    assert call(**given).summary == found.summary
+    assert not trained
+    assert found.summary["data"] == "frame"
+    assert not list(found.path.rglob("*.parquet"))
+    for changed in ({"eta": 0.1}, {"max_bin": 8}, others):
+        for key, value in changed.items():
+            rule = rf"^{key} must be .* as in \S*python, got .*; delete that folder, or name anot"
+            with pytest.raises(ConfigError, match=rule):
+                call(**{**given, key: value})
+    pairs = {"data": path, **SHORT}.items()
+    words = [*words.split(), "--output", "command"]
+    words += [f"-c{key.replace('_', '-')}={value}" for key, value in pairs]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert [*trained] == names
+    for path in Path("command", names[-1]).glob(INPUTS_FILE):
+        change(path, code="other")
+    judge(found, CliRunner().invoke(cli, words).output)
+    for run in found.path.glob("*/model.json"):
+        assert (Path("command") / run.parent.name / run.name).read_bytes() == run.read_bytes()
+    write_table(n_rows=80)
+    rule = r"^table must be that of the runs in \S*command, got one with another content; "
+    with pytest.raises(ConfigError, match=rule):
+        raise CliRunner().invoke(cli, words).exception
+
+
+# One run
 
 
 @pytest.fixture
 def settings(write_table):
-    own = {"data": str(write_table(n_rows=60)), "label": "y", "parties": 2}
-    return load_settings({**own, "num-boost-round": 2, "max-depth": 2, "max-bin": 16})
+    own = {name.replace("_", "-"): value for name, value in SHORT.items()}
+    return load_settings({"data": str(write_table(n_rows=60)), **own})
 
 
 def stopped(settings):
@@ -39,14 +174,6 @@ def told_by(settings, output, engine):
     return told
 
 
-def run_or_stop(settings, output, engine):
-    if engine is stopped:
-        with pytest.raises(StoppedError):
-            told_by(settings, output, engine)
-    else:
-        told_by(settings, output, engine)
-
-
 def change(path, **facts):
     """What a file says that it was made from."""
     content = json.loads(path.read_text())
@@ -54,59 +181,66 @@ def change(path, **facts):
     path.write_text(json.dumps(content))
 
 
-def test_a_run_serves_again_where_all_is_the_same(settings, tmp_path):
-    assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
-    assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]
-    assert other_code(tmp_path) == ""
+def by_other_code(folder):
+    change(folder / INPUTS_FILE, code="other")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", [run_local, stopped])
-def test_a_run_on_another_content_of_the_file_does_not_serve(
-    settings, tmp_path, write_table, engine
-):
-    run_or_stop(settings, tmp_path, engine)
-    write_table(n_rows=50)
-    rule = f"^table must be that of the runs in {tmp_path}/{NAME}, got one with another content; "
-    with pytest.raises(ConfigError, match=rule + "delete that folder, or name another"):
-        told_by(settings, tmp_path, not_run)
-    shutil.rmtree(tmp_path / NAME)
-    assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
+def without_gamma(folder):
+    """As of a version that had no such setting."""
+    content = json.loads((folder / INPUTS_FILE).read_text())
+    del content["made_from"]["gamma"]
+    (folder / INPUTS_FILE).write_text(json.dumps(content))
 
 
-def test_a_run_of_other_code_serves_and_is_named(settings, tmp_path):
-    told_by(settings, tmp_path, run_local)
-    change(tmp_path / NAME / INPUTS_FILE, code="other")
-    assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before, by other code"]
+def without_inputs(folder):
+    (folder / INPUTS_FILE).unlink()
+
+
+def as_it_was(folder):
+    """Nothing has changed."""
+
+
+AGAIN = {  # how far the run came, what changed, what is told of it; other code is named
+    "finished": (run_local, as_it_was, ["finished before"]),
+    "finished, other code": (run_local, by_other_code, ["finished before, by other code"]),
+    "finished, before a setting": (run_local, without_gamma, ["finished before"]),
+    "finished, no inputs": (run_local, without_inputs, [NO_INPUTS, "done"]),
+    "stopped": (stopped, as_it_was, ["goes on", "done"]),
+    "stopped, other code": (stopped, by_other_code, ["goes on, by other code", "done"]),
+    "stopped, no inputs": (stopped, without_inputs, [NO_INPUTS, "done"]),
+    "killed before it began": (not_run, as_it_was, ["done"]),
+}
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_a_run_serves_again_or_goes_on(case, settings, tmp_path, trained_once):
+    engine, change_it, told = AGAIN[case]
+    with suppress(StoppedError, AssertionError):
+        told_by(settings, tmp_path, engine)
+    change_it(tmp_path / NAME)
+    again = not_run if told[0].startswith("finished") else run_local
+    assert told_by(settings, tmp_path, again) == [f"{NAME}: {text}" for text in told]
     line = f"of other code than today's: 1 result in {tmp_path} ({NAME}); what is deleted there is "
-    assert other_code(tmp_path) == f"{line}made again"
-    shutil.rmtree(tmp_path / NAME)
+    assert other_code(tmp_path) == (f"{line}made again" if "other code" in case else "")
+    whole = trained_once(settings.model_copy(update={"run_dir": str(tmp_path / "whole")}))
+    assert model_bytes(whole) == (tmp_path / NAME / "model.json").read_bytes()
+    if case == "finished, before a setting":
+        with pytest.raises(ConfigError, match=r"^gamma must be 0\.0 as in .*, got 1\.0; "):
+            told_by(settings.model_copy(update={"gamma": 1.0}), tmp_path, not_run)
+
+
+def test_a_run_that_another_process_writes_or_that_is_none_stays(settings, tmp_path):
     told_by(settings, tmp_path, run_local)
-    assert other_code(tmp_path) == ""
-
-
-def test_a_run_that_was_begun_by_other_code_goes_on_and_stays_named(settings, tmp_path):
-    with pytest.raises(StoppedError):
-        told_by(settings, tmp_path, stopped)
-    change(tmp_path / NAME / INPUTS_FILE, code="other")
-    told = told_by(settings, tmp_path, run_local)
-    assert told == [f"{NAME}: goes on, by other code", f"{NAME}: done"]
-    assert f"1 result in {tmp_path} ({NAME})" in other_code(tmp_path)
-
-
-@pytest.mark.parametrize("engine", [run_local, stopped])
-def test_a_run_that_does_not_say_what_it_was_made_from_is_made_again(settings, tmp_path, engine):
-    run_or_stop(settings, tmp_path, engine)
-    (tmp_path / NAME / INPUTS_FILE).unlink()
-    assert told_by(settings, tmp_path, run_local) == [f"{NAME}: {NO_INPUTS}", f"{NAME}: done"]
-    assert told_by(settings, tmp_path, not_run) == [f"{NAME}: finished before"]
-
-
-def test_a_run_that_was_killed_before_it_began_is_begun_again(settings, tmp_path):
-    with pytest.raises(AssertionError):
+    folder = tmp_path / NAME
+    (folder / "summary.json").unlink()
+    rule = f"^run folder must be free, got one that another process writes: {folder}$"
+    run = RunFolder(folder)
+    with run.written(), pytest.raises(ConfigError, match=rule):
+        told_by(settings, tmp_path, run_local)
+    (folder / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"^run folder must have a config\.toml, got "):
         told_by(settings, tmp_path, not_run)
-    assert [path.name for path in (tmp_path / NAME).iterdir()] == [INPUTS_FILE]
-    assert told_by(settings, tmp_path, run_local) == [f"{NAME}: done"]
+    assert (folder / "model.json").exists()
 
 
 def rows_of(path, settings, value):
@@ -127,15 +261,16 @@ def test_rows_in_a_file_serve_again_where_all_is_the_same(settings, tmp_path, wr
     change(path, code="other")
     assert rows_of(path, other, 5) == ([{"value": 4}], ["rows.json: made before, by other code"])
     assert f"1 result in {tmp_path} (new/rows.json)" in other_code(tmp_path)
+    path.write_text('{"rows": [{"value": 1}]}')
+    assert rows_of(path, settings, 2) == ([{"value": 2}], [f"rows.json: {NO_INPUTS}"])
+    for number in range(8):
+        rows_of(tmp_path / f"{number}.json", settings, number)
+        change(tmp_path / f"{number}.json", code="other")
+    assert "8 results in" in other_code(tmp_path)
+    assert "5.json and 2 more)" in other_code(tmp_path)
 
 
-def test_rows_in_a_file_of_before_are_made_again(settings, tmp_path):
-    (tmp_path / "rows.json").write_text('{"rows": [{"value": 1}]}')
-    found = rows_of(tmp_path / "rows.json", settings, 2)
-    assert found == ([{"value": 2}], [f"rows.json: {NO_INPUTS}"])
-
-
-def test_a_table_is_read_once_for_as_long_as_it_stays(settings, monkeypatch, write_table):
+def test_a_table_is_read_once_for_as_long_as_it_stays(settings, monkeypatch, write_table, tmp_path):
     first, file_digest = table_digest(settings), module.hashlib.file_digest
     calls = []
     monkeypatch.setattr(
@@ -146,14 +281,11 @@ def test_a_table_is_read_once_for_as_long_as_it_stays(settings, monkeypatch, wri
     write_table(n_rows=50)
     assert table_digest(settings) != first
     assert len(calls) == 1
-
-
-def test_a_schema_is_part_of_the_table(settings, tmp_path):
     (schema := tmp_path / "schema.toml").write_text("one")
     named = settings.model_copy(update={"schema_file": str(schema)})
-    first = table_digest(named)
-    schema.write_text("another")
-    assert len({table_digest(settings), first, table_digest(named)}) == 3
+    of_one = table_digest(named)
+    schema.write_text("another")  # is part of the table
+    assert len({table_digest(settings), of_one, table_digest(named)}) == 3
 
 
 def test_code_is_that_of_all_sources_and_libraries(monkeypatch, tmp_path):
@@ -167,27 +299,3 @@ def test_code_is_that_of_all_sources_and_libraries(monkeypatch, tmp_path):
         )
         found.add(code_digest.__wrapped__())
     assert len(found) == 3
-
-
-def test_many_results_of_other_code_are_counted(settings, tmp_path):
-    for number in range(8):
-        rows_of(tmp_path / f"{number}.json", settings, number)
-        change(tmp_path / f"{number}.json", code="other")
-    assert "8 results in" in other_code(tmp_path)
-    assert "5.json and 2 more)" in other_code(tmp_path)
-
-
-@pytest.mark.slow
-def test_commands_end_with_what_is_of_other_code(settings, tmp_path, capsys):
-    output = tmp_path / "out"
-    given = [f"data={settings.data}", "label=y", "parties=2", "num-boost-round=1", "max-depth=1"]
-    words = ["compare", "pax", "--output", str(output)]
-    words += [word for pair in given for word in ("-c", pair)]
-    assert "of other code" not in CliRunner().invoke(cli, words).output
-    change(output / NAME / INPUTS_FILE, code="other")
-    again = CliRunner().invoke(cli, words).output
-    assert f"{NAME}: finished before, by other code" in again
-    last = again.splitlines()[-1]
-    assert last.startswith("! of other code than today's: 1 result in ")
-    study.write_tables(output, "none", time.monotonic(), {"notes": ""})
-    assert capsys.readouterr().out.splitlines()[-1] == last.removeprefix("! ")
