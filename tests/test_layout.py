@@ -100,15 +100,20 @@ def nodes_of(code):
         gc.enable()
 
 
-def imported(code):
-    """Modules that code imports, anywhere in it."""
-    found = set()
+@cache
+def imports_of(code):
+    """Modules that code imports anywhere, each with a name from it, or none."""
+    pairs = set()
     for node in nodes_of(code):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            pairs |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    return found
+            pairs |= {(node.module or "", alias.name) for alias in node.names}
+    return frozenset(pairs)
+
+
+def imported(code):
+    return {module for module, _ in imports_of(code)}
 
 
 def begins(module, *packages):
@@ -139,21 +144,17 @@ def room_of(source):
 
 def import_graph(texts):
     """The sources that each source imports, anywhere in it."""
-    modules = {
+    sources = {
         source.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
         for source in texts
     }
     graph = {}
     for source, text in texts.items():
-        names = set()
-        for node in nodes_of(text):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                names |= inner & modules.keys()
-                names |= {node.module} if inner - modules.keys() else set()
-        graph[source] = {modules[name] for name in names & modules.keys()} - {source}
+        others = (
+            sources.get(f"{module}.{name}", sources.get(module))
+            for module, name in imports_of(text)
+        )
+        graph[source] = {*others} - {source, None}
     return graph
 
 
@@ -287,9 +288,6 @@ def test_a_public_name_of_the_mathematics_has_one_meaning():
     assert not {name: several for name, several in homes.items() if len(several) > 1}
 
 
-# What no source does: each rule gives the faults of a source with some code
-
-
 def imports_flower(source, code):
     """Flower is imported where the house allows it."""
     is_allowed = source.startswith(MAY_IMPORT_FLOWER)
@@ -349,17 +347,11 @@ def knows_methods(source, code):
         return []
     own = {Path(source).stem, Path(source).parent.name}  # a module, or a folder of them
     own |= {method for method, file in FILES.items() if file in own}
-    names = []
-    for node in nodes_of(code):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            inner = [alias.name for alias in node.names]
-            paths = [*inner, module, *(f"{module}.{name}" for name in inner)]
-            parts = [path.rpartition(".") for path in paths]
-            places = ("strategies", "clients", "fedapp.messages")
-            names += [name for place, _, name in parts if place in places]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.append(node.value.replace("-", "_"))
+    paths = [path for module, name in imports_of(code) for path in (module, f"{module}.{name}")]
+    places = ("strategies", "clients", "fedapp.messages")
+    names = [name for place, _, name in (path.rpartition(".") for path in paths) if place in places]
+    nodes = [node.value for node in nodes_of(code) if isinstance(node, ast.Constant)]
+    names += [value.replace("-", "_") for value in nodes if isinstance(value, str)]
     others = [name for name in names if name in METHODS]
     return [name for name in others if not any(place.startswith(name) for place in own)]
 
@@ -368,9 +360,8 @@ def knows_families(source, code):
     """Families are known by what methods declare."""
     if source.startswith(("strategies/", *STUDIES)):
         return []
-    nodes = (node for node in nodes_of(code) if isinstance(node, ast.ImportFrom))
-    every = (node.names for node in nodes if begins(node.module or "", "strategies"))
-    return [alias.name for names in every for alias in names if alias.name in FAMILIES]
+    pairs = ((module, name) for module, name in imports_of(code) if name in FAMILIES)
+    return [name for module, name in pairs if begins(module, "strategies")]
 
 
 # Modules whose readers run what they read, and the sources that talk through pipes, but to
@@ -552,9 +543,6 @@ def test_all_that_rules_are_about_is_there():
     )
     assert any(begins(name, "flwr") for code in texts.values() for name in imported(code))
     assert any(map(of_site, texts))
-
-
-# What a site and a server refuse is tested by default
 
 
 def marks_of(node):

@@ -133,9 +133,6 @@ def test_every_attack_measures_on_a_mixed_table_or_says_what_it_is_for(audited, 
         assert FIGURES.get(way, {MEMBERS}) <= {one.attack for one in found.findings}
 
 
-# What PAX's sums reveal
-
-
 ROWS = {"max_bin": 256, "max_depth": 4, "num_boost_round": 8, "label": "y", "strategy": "pax"}
 
 
@@ -188,9 +185,6 @@ def test_no_way_to_sum_ends_in_an_error_or_in_rows_that_are_nobodys(heard, mixed
     coordinator = heard(mixed(n_rows=60), **more)
     assert found_and_wrong(coordinator)[1] == 0
     assert all(sender.finds_planted() for sender in senders_of(coordinator).values())
-
-
-# A zero is believed of an attack that finds what is planted
 
 
 def no_rows(sender):

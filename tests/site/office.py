@@ -70,6 +70,12 @@ def admit(config, number, opening=None, method="pax"):
     register.admit(config, model_id(number), method, opening, rows_at(config.data))
 
 
+def waits(config, number, opening, method="pax"):
+    """A run that begins only if a person approves it."""
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank"):
+        admit(config, number, opening, method)
+
+
 def runs(name="bank"):
     return register.runs_of(home() / "sites" / name)
 

@@ -28,11 +28,11 @@ from fedapp.site.account import account_of
 from fedapp.site.log import HEAD, LOG, Audit, LogError, append, drop_old
 from fedapp.site.store import SECONDS_A_DAY, Store
 from strategies import flower
-from tests.crypto.test_masks import growing
+from tests.crypto.test_masks import GREETING, MODEL, TERMS, growing
 from tests.federated import summary_of
 from tests.plans import planned
 from tests.site.office import approve
-from tests.site.test_account import GREETING, MODEL, TERMS, ask
+from tests.site.test_plan import ask
 
 DAY = SECONDS_A_DAY
 
@@ -72,9 +72,6 @@ def shown(tmp_path, *words):
     if not (folder / "home").is_symlink():
         (folder / "home").symlink_to(home())
     return CliRunner().invoke(site_app, ["log", "--site", str(folder), *words])
-
-
-# What stands in it
 
 
 @pytest.mark.slow
@@ -202,9 +199,6 @@ def test_a_simulated_party_has_no_log(settings):
     assert not [*home().rglob(LOG), *home().rglob(HEAD)]
 
 
-# Writing
-
-
 def test_a_disk_that_fails_breaks_no_chain():
     write = os.write
     append(site(), "score", n=1)
@@ -247,7 +241,7 @@ KILLED = """
 import os, signal, sys
 from fedapp.site import answer, log
 from fedapp.site.settings import site_config
-from tests.site.test_account import begun, ask
+from tests.site.test_plan import begun, ask
 from strategies import flower
 from tests.crypto.test_masks import growing
 
@@ -296,9 +290,6 @@ def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
         (site() / HEAD).write_text(broken)
         append(site(), "score", n=5)
         assert lines()[-1]["n"] == 5
-
-
-# Checking
 
 
 @pytest.fixture
@@ -397,9 +388,6 @@ def test_a_new_key_is_signed_by_the_one_before(whole):
     assert "line 12 is signed by another key" in faults
 
 
-# Retention
-
-
 def test_old_lines_go_and_a_signed_line_says_so(at):
     for age in (9.0, 8.0, 7.5, 3.0, 1.0):
         at(-age)
@@ -438,9 +426,6 @@ def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, at):
     at(0)
     ask(replace(configs["bank"], log_days=3), greeting("bank"), 1)
     assert [line["event"] for line in lines()] == ["opened", "dropped", "answered"]
-
-
-# Closed files
 
 
 @pytest.fixture
@@ -516,9 +501,6 @@ def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_pa
     assert shown(tmp_path).exit_code == 0
     error = shown(tmp_path, "--head", str(head)).exception
     assert str(error) == "head must be of a line that is there, from 7 on, got an older one"
-
-
-# The command
 
 
 @pytest.fixture

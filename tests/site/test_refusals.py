@@ -24,11 +24,12 @@ from tests.messages.declared import example, kinds, name_of
 from tests.plans import planned
 from tests.site.office import NODE, PARTIES, approve, hello, model_id, private, vertical_hello
 from tests.site.office import ask as ask_number
-from tests.site.test_account import ask as ask_of_account
 from tests.site.test_account import senders
-from tests.site.test_other_openings import private as private_run
+from tests.site.test_plan import ask as ask_of_account
+from tests.site.test_plan import private as private_run
 
 SKETCH = SketchRequest(n_bins=4, **TERMS)
+NO_POLICY = r"none: set allow in the node config of bank, or see fedapp site init --policy\), got "
 QUANTILES = hello(objective="reg:absoluteerror")
 RANKS, TIMES = hello(objective="rank:ndcg"), hello(objective="survival:cox")
 
@@ -42,13 +43,13 @@ def filled(kind, **fields):
     return kind(**{**example(kind), **fields})
 
 
-# Which runs a site takes part in
-
-
 @pytest.mark.parametrize(
     ("node", "request_", "method", "rule"),
     [
-        ({"allow": ""}, hello(), "pax", r"strategy must be one that the site allows \(none: set "),
+        *(
+            (allow, hello(), "pax", rf"strategy must be one that the site allows \({NO_POLICY}")
+            for allow in ({"allow": ""}, {"allow": " , "})
+        ),
         ({"allow": "pax"}, hello(), "bagging", r"strategy must be one .* \(pax\), got bagging$"),
         ({"allow": "secureboost"}, SKETCH, "secureboost", "strategy must be .*, got pax$"),
         ({}, LabelsRequest(**TERMS), "secureboost", "strategy must be horizontal to send query.la"),
@@ -89,10 +90,12 @@ def filled(kind, **fields):
     ],
 )
 def test_a_run_that_a_node_config_forbids_is_refused(node, request_, method, rule):
-    config = site_config({**NODE, "label": "y", **node}, {})
+    """Nobody is asked about it."""
+    config = site_config({**NODE, "label": "y", "approve": "ask", **node}, {})
     with pytest.raises(ConfigError, match=f"^{rule}"):
         ask(config, request_, method)
     assert not (home() / "sites" / "bank" / model_id(1)).exists()
+    assert not (home() / "sites" / "bank" / DATABASE).exists()
 
 
 @pytest.mark.parametrize(
@@ -147,9 +150,6 @@ def test_every_limit_and_every_rule_for_trials_binds(kind):
         assert "allow-insecure" not in refusal(allowing, **{name: value})
 
 
-# The register, at the opening
-
-
 @pytest.fixture
 def bank(write_table):
     """``bank(**node)``: a site with a table, that takes part in all methods."""
@@ -160,11 +160,10 @@ def bank(write_table):
 
 def test_what_a_person_has_approved_is_what_begins(bank):
     config, opening = bank(approve="ask"), hello(PARTIES)
-    with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve "):
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve 00"):
         ask(config, opening)
     assert approve(model_id(1), "--yes").exit_code == 0
-    rule = r"^valid-fraction must be 0\.1, as when .*, got 0\.2; "
-    with pytest.raises(ConfigError, match=rule):
+    with pytest.raises(ConfigError, match=r"^valid-fraction must be 0\.1, as when .*, got 0\.2; "):
         ask(config, replace(opening, valid_fraction=0.2))
     with pytest.raises(ConfigError, match=r"^strategy must be pax, as when the run first asked ba"):
         ask(config, opening, "bagging")
@@ -204,9 +203,6 @@ def test_no_more_runs_begin_than_the_site_allows_and_none_without_its_register(b
     (home() / "sites" / "bank" / DATABASE).write_bytes(b"no database, but long enough" * 200)
     with pytest.raises(DataError, match=r"^bank: register\.db must be a database that the site"):
         ask(bank(), hello(), number=4)
-
-
-# Tables and parts of models
 
 
 @pytest.mark.parametrize(
@@ -291,9 +287,6 @@ def test_a_round_that_draws_too_few_rows_is_refused(bank):
     rule = r"^subsample \(or secureboost\.goss\) must draw at least 20 training rows a round \(min"
     with pytest.raises(ConfigError, match=rf"{rule}-rows of bank\), got \d+; a larger share draws"):
         ask_of_account(config, replace(growing(), subsample=0.25, seed=42), 3)
-
-
-# Keys, masks and noise
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,25 @@
 import os
 import shutil
 import sqlite3
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedapp.crypto.noise import budget_for
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, FedappError, WaitingError
 from fedapp.home import home
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.runs.local import run_local
 from fedapp.site import database, register, table
 from fedapp.site.register import charge, count_ids, runs_of
+from fedapp.site.rows import compare, hash_rows
 from fedapp.site.settings import site_config
 from fedapp.site.trust import identity, site_fingerprint
 from tests.crypto.test_masks import TERMS
@@ -40,8 +44,8 @@ from tests.site.office import (
 
 def site(path, **node):
     """The bank, with this table."""
-    more = {key.replace("_", "-"): value for key, value in node.items()}
-    return site_config({**NODE, "label": "y", "data": str(path), **more}, {})
+    config = {**NODE, "label": "y", "data": path, **node}
+    return site_config({key.replace("_", "-"): str(value) for key, value in config.items()}, {})
 
 
 def begin_private(config, number, epsilon=1.0):
@@ -67,7 +71,9 @@ def write(path, lines):
     return path
 
 
-# Runs on tables that differ by few rows
+def july(path, change):
+    """Another file, with the lines changed."""
+    return write(path.with_name("july.csv"), change(lines_of(path)))
 
 
 def test_labels_do_not_follow_from_a_table_that_grows_by_a_row(write_table, tmp_path):
@@ -87,29 +93,27 @@ def test_labels_do_not_follow_from_a_table_that_grows_by_a_row(write_table, tmp_
     assert answered == [0, 10]
 
 
-def changed_label(path):
-    lines = lines_of(path)
+def changed_label(lines):
     fields = lines[7].split(",")
     lines[7] = ",".join([*fields[:2], str(1 - int(fields[2])), *fields[3:]])
-    return write(path.with_name("july.csv"), lines)
+    return lines
 
 
-def renamed_column(path):
+def renamed_column(lines):
     """Without the last row, and with a column of another name."""
-    header, *rows = lines_of(path)
-    return write(path.with_name("july.csv"), [header.replace("a,", "amount,"), *rows[:-1]])
+    return [lines[0].replace("a,", "amount,"), *lines[1:-1]]
 
 
 @pytest.mark.parametrize(
     ("change", "n_differing", "min_rows"),
     [
-        (lambda path: write(path, lines_of(path)[:-1]), 1, 0),
-        (lambda path: write(path.with_name("july.csv"), lines_of(path)[:-9]), 9, 0),
-        (lambda path: write(path.with_name("july.csv"), lines_of(path)[:-10]), None, 0),
-        (lambda path: write(path.with_name("july.csv"), lines_of(path)[:-11]), 11, 12),
+        (lambda lines: lines[:-1], 1, 0),
+        (lambda lines: lines[:-9], 9, 0),
+        (lambda lines: lines[:-10], None, 0),
+        (lambda lines: lines[:-11], 11, 12),
         (changed_label, 2, 0),
         (renamed_column, 1, 0),
-        (lambda path: path, None, 0),
+        (None, None, 0),
     ],
 )
 def test_a_run_on_a_table_that_differs_by_few_rows_waits(
@@ -118,7 +122,7 @@ def test_a_run_on_a_table_that_differs_by_few_rows_waits(
     path = write_table("june", n_rows=100, customer=[f"c{row}" for row in range(100)])
     node, opening = {"id": "customer", "min_rows": min_rows}, hello(valid_fraction=0.2)
     ask(site(path, **node), 1, opening)
-    config = site(change(path), **node)
+    config = site(july(path, change) if change else path, **node)
     if n_differing is not None:
         gone = "" if change is changed_label else " that are gone, as after an erasure"
         rule = (
@@ -136,32 +140,18 @@ def test_a_run_on_a_table_that_differs_by_few_rows_waits(
     ask(config, 3, opening)  # a person has approved the difference
 
 
-def test_a_run_that_only_predicts_or_was_refused_is_not_compared(write_table, tmp_path):
+def test_a_run_that_only_predicts_or_was_refused_is_not_compared(write_table):
     path = write_table("june")
-    grown = write(tmp_path / "july.csv", [*lines_of(path), "0.5,0.5,1"])
     with register.opening(site(path), model_id(1), "interactive", hello()):
         pass
     with pytest.raises(DataError, match=r"at least 10 validation rows"):
         ask(site(path, min_rows=10), 2)
-    ask(site(grown), 3)
+    ask(site(july(path, lambda lines: [*lines, "0.5,0.5,1"])), 3)
 
 
-# One budget for the same rows
-
-
-def grown(path):
-    return write(path.with_name("july.csv"), [*lines_of(path), "0.5,0.5,rome,1"])
-
-
-def with_category(path):
-    """A new first category: the codes of all others change."""
-    return write(path.with_name("july.csv"), [*lines_of(path), "0.5,0.5,athens,1"])
-
-
-def in_another_order(path):
-    header, *rows = [line.split(",") for line in lines_of(path)]
-    lines = [",".join(fields[::-1]) for fields in (header, *rows[::-1])]
-    return write(path.with_name("july.csv"), lines)
+def in_another_order(lines):
+    header, *rows = [line.split(",")[::-1] for line in lines]
+    return [",".join(fields) for fields in (header, *rows[::-1])]
 
 
 def linked(path):
@@ -169,16 +159,16 @@ def linked(path):
     return link
 
 
-def copied(path):
-    return Path(shutil.copy(path, path.with_name("july.csv")))
-
-
-def with_two_old_rows(path):
-    header, *rows = lines_of(path)
-    return write(path.with_name("july.csv"), [header, *rows[:2], *["9,9,oslo,0", "8,8,bonn,1"] * 9])
-
-
-COPIES = [copied, linked, grown, with_category, in_another_order, with_two_old_rows]
+NEW_ROWS = ["9,9,oslo,0", "8,8,bonn,1"] * 9
+COPIES = {
+    "copied": partial(july, change=list),
+    "linked": linked,
+    "grown": partial(july, change=lambda lines: [*lines, "0.5,0.5,rome,1"]),
+    # A new first category: the codes of all others change.
+    "with a category": partial(july, change=lambda lines: [*lines, "0.5,0.5,athens,1"]),
+    "in another order": partial(july, change=in_another_order),
+    "with two old rows": partial(july, change=lambda lines: [*lines[:3], *NEW_ROWS]),
+}
 
 
 @pytest.fixture
@@ -188,11 +178,11 @@ def towns(write_table):
     return write_table("june", y=None, town=towns, label=labels)
 
 
-@pytest.mark.parametrize(("copy", "name"), list(zip(COPIES, ["bank", "shop"] * 3, strict=True)))
+@pytest.mark.parametrize(("copy", "name"), [*zip(COPIES, ["bank", "shop"] * 3, strict=True)])
 def test_a_copy_of_the_table_has_no_budget_of_its_own(towns, copy, name):
     node = {"label": "label", "run_epsilon": 1}
     begin_private(site(towns, **node), 1)
-    config = site(copy(towns), name=name, **node)
+    config = site(COPIES[copy](towns), name=name, **node)
     rule = (
         rf"^privacy\.epsilon must come to <= 1 in all runs on one table \(total-epsilon in the "
         rf"node config of {name}\), got 1\.\d+ with this run for delta 1e-05; spent before: 1\.00 "
@@ -211,47 +201,43 @@ def test_only_new_rows_have_a_budget_of_their_own(write_table):
         for more in ({}, {"drop_columns": "b"}):
             with pytest.raises(ConfigError, match=spent):
                 ask(site(path, run_epsilon=1, **more), 9, private())
-    begin_private(site(copied(new), run_epsilon=1, drop_columns="b"), 3)  # not recognised
+    begin_private(site(july(new, list), run_epsilon=1, drop_columns="b"), 3)  # not recognised
 
 
 def test_parties_with_columns_of_the_same_rows_may_share_a_home(write_table):
     people = [f"c{row}" for row in range(40)]
-    june = write_table("june", n_rows=40, customer=people)
-    july = write_table("july", n_rows=40, customer=people, y=None, seed=3)
-    limit = {"id": "customer", "runs_per_day": 1}
-    configs = [site(june, **limit), site(july, name="shop", **{**limit, "label": ""})]
-    for number, config in enumerate(configs):
+    bank = {"path": write_table("june", customer=people)}
+    shop = {
+        "path": write_table("july", customer=people, y=None, seed=3),
+        "name": "shop",
+        "label": "",
+    }
+    for number, node in enumerate((bank, shop)):
+        config = site(id="customer", runs_per_day=1, **node)
+        opens = partial(register.opening, config, method="secureboost")
         request = vertical_hello((config.name,))
-        with register.opening(config, model_id(number), "secureboost", request):
+        with opens(model_id=model_id(number), request=request):
             pass
-        with (
-            pytest.raises(ConfigError, match=r"^runs-per-day must be <= 1 on one table"),
-            register.opening(config, model_id(9), "secureboost", request),
-        ):
+        refused = pytest.raises(ConfigError, match=r"^runs-per-day must be <= 1 on one table")
+        with refused, opens(model_id=model_id(9), request=request):
             pass
-
-
-# An opening is charged by what is answered
 
 
 @pytest.mark.slow
 def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
-    names = [f"site-{number}" for number in range(6)]
-    path = write_table("bank")
+    names, path = [f"site-{number}" for number in range(6)], write_table("bank")
+    noise = budget_for(1.0, 1e-5, 50, len(names)).multiplier
+
+    def is_charged(config):
+        with suppress(ConfigError):
+            charge(config, model_id(1))
+            return True
+
     configs = [site(path, name=name, run_epsilon=1) for name in names]
-    for number, config in enumerate(configs):
-        noise = budget_for(1.0, 1e-5, 50, len(names)).multiplier
-        ask(config, number, replace(private(), **planned(names), multiplier=noise))
-
-    def is_charged(number):
-        try:
-            charge(configs[number], model_id(number))
-        except ConfigError:
-            return False
-        return True
-
+    for config in configs:
+        ask(config, 1, replace(private(), **planned(names), multiplier=noise))
     with ThreadPoolExecutor(6) as pool:
-        assert sum(pool.map(is_charged, range(6))) == 1
+        assert [*pool.map(is_charged, configs)].count(True) == 1
 
 
 def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
@@ -266,41 +252,23 @@ def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
     assert digests == {run.contents for run in runs()}
 
 
-@pytest.mark.parametrize(("delta", "fits"), [(0.9, False), (1 / 26, False), (1 / 27, True)])
-def test_a_delta_that_promises_nothing_is_refused_by_the_opening(write_table, delta, fits):
+def test_a_delta_that_promises_nothing_is_refused_by_the_opening(write_table):
     """26 of 40 rows train: a delta of 1 / 26 allows to disclose one of them."""
     config = site(write_table("bank"), run_epsilon=1)
-    request = private(1.0, delta, test_fraction=0.2, valid_fraction=0.2)
-    if fits:
-        ask(config, 1, request)
-        return
-    rule = rf"^privacy\.delta must be below 1 / 26, the training rows of bank, got {delta:g}$"
-    with pytest.raises(ConfigError, match=rule):
-        ask(config, 1, request)
-    [run] = runs()
-    assert (run.admitted, run.begun, run.charged) == (0, 0, 0)
-    begin_private(config, 2)
-
-
-# A register that is not the site's
+    for number, delta in enumerate((0.9, 1 / 26)):
+        rule = rf"^privacy\.delta must be below 1 / 26, the training rows of bank, got {delta:g}$"
+        with pytest.raises(ConfigError, match=rule):
+            ask(config, number, private(1.0, delta, valid_fraction=0.2))
+        assert {(run.admitted, run.begun, run.charged) for run in runs()} == {(0, 0, 0)}
+    ask(config, 2, private(1.0, 1 / 27, valid_fraction=0.2))
 
 
 LOST = r"^bank: register\.db must be the register of the site's identity\.key, got {}: restore it "
 WAY = r"from a backup\. To give up the site's history of runs, delete register\.db and identity\.ke"
 
 
-def delete(path):
-    path.unlink()
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def replace_by_new(path):
-    """By a register of another site."""
-    other = site_config({**NODE, "name": "lab", "label": "y", "data": "none.csv"}, {})
-    register.admit(other, model_id(9), "pax", hello(("lab",)))
+def of_another_site(path):
+    register.admit(site("none.csv", name="lab"), model_id(9), "pax", hello(("lab",)))
     shutil.copy(path.parents[1] / "lab" / "register.db", path)
 
 
@@ -318,9 +286,9 @@ def without_charges(path):
 @pytest.mark.parametrize(
     ("attack", "got"),
     [
-        (delete, "none"),
-        (empty, "an empty file"),
-        (replace_by_new, "one of another key"),
+        (Path.unlink, "none"),
+        (lambda path: path.write_bytes(b""), "an empty file"),
+        (of_another_site, "one of another key"),
         (without_rows, "one without a key"),
         (without_charges, "one of a version before .+"),
     ],
@@ -369,9 +337,6 @@ def test_a_simulated_site_has_no_register_and_can_become_a_real_one(settings, si
     assert not (folder / "identity.new").exists()
 
 
-# A table is read once
-
-
 def test_a_run_that_waits_does_not_have_the_table_read_each_time(write_table, n_read):
     config = site(path := write_table("bank"), approve="ask")
     for _ in range(3):
@@ -397,56 +362,168 @@ def test_an_error_in_the_table_discloses_no_value(write_table):
         assert "-3.25" not in str(caught.value)
 
 
-# Ids of other parties
-
-
 def test_ids_of_others_are_limited_by_the_day(write_table, monkeypatch):
     config, now = site(write_table("bank"), align_ids_per_day=100), [1e9]
     monkeypatch.setattr(register.time, "time", lambda: now[0])
+
+    def count(number, owner, n_ids, config=config):
+        count_ids(config, model_id(number), owner, n_ids, 40)
+
     for number in (1, 2):
         ask(config, number)
     for _ in range(3):  # a list that is sent again
-        count_ids(config, model_id(1), "shop", 40, 40)
-    count_ids(config, model_id(1), "lab", 30, 40)
+        count(1, "shop", 40)
+    count(1, "lab", 30)
     rule = (
         "^align-ids-per-day must be >= the ids that others match with one table in 24 hours, 101 "
         "with the 31 of shop, got 100 at bank$"
     )
     with pytest.raises(ConfigError, match=rule):
-        count_ids(config, model_id(2), "shop", 31, 40)
-    count_ids(config, model_id(2), "shop", 30, 40)
-    count_ids(config, model_id(2), "bank", 1000, 40)  # its own list
+        count(2, "shop", 31)
+    count(2, "shop", 30)
+    count(2, "bank", 1000)  # its own list
     now[0] += DAY
-    count_ids(config, model_id(2), "shop", 100, 40)
-    unset = replace(config, align_ids_per_day=0)
+    count(2, "shop", 100)
     with pytest.raises(ConfigError, match="901 with the 801 of shop, got 800 at bank"):
-        count_ids(unset, model_id(1), "shop", 801, 40)
+        count(1, "shop", 801, replace(config, align_ids_per_day=0))
 
 
 @pytest.mark.slow
 def test_a_prediction_is_recorded_with_the_rows_that_it_predicts(
-    vertical, settings, sites, write_table
+    vertical, settings, joined, write_table
 ):
-    people = [f"c{row}" for row in range(60)]
-    new = [f"new {row}" for row in range(20)]
-    nodes = [
-        {"name": "bank", "data": write_table("bank", 60, customer=people), "id": "customer"},
-        {
-            "name": "shop",
-            "data": write_table("shop", 60, 1, customer=people, y=None),
-            "id": "customer",
-            "label": "",
-        },
-    ]
-    nodes = [{**node, "runs-per-day": 1} for node in nodes]
-    model = summary_of(run_local(vertical(), sites(*nodes)))["model_id"]
+    limit, new = {"runs-per-day": 1}, [f"new {row}" for row in range(20)]
+    files = {"bank": write_table("bank-new", 20, 2, id=new)}
+    files["shop"] = write_table("shop-new", 20, 3, id=new, y=None)
+    known = joined(60, **dict.fromkeys(files, limit))
+    model = summary_of(run_local(vertical(), known))["model_id"]
     predicts = {"strategy": "interactive", "model": model, "parties": 2}
     rule = r"runs-per-day must be <= 1 on one table"
     with pytest.raises(FedappError, match=rule):
-        run_local(settings(**predicts), sites(*nodes))
-    nodes[0]["predict-data"] = write_table("bank-new", 20, 2, customer=new)
-    nodes[1]["predict-data"] = write_table("shop-new", 20, 3, customer=new, y=None)
-    run_local(settings(**predicts), sites(*nodes))
+        run_local(settings(**predicts), known)
+    others = joined(60, **{name: {**limit, "predict-data": path} for name, path in files.items()})
+    run_local(settings(**predicts), others)
     assert [run.n_rows for run in runs()] == [60, 20]
     with pytest.raises(FedappError, match=rule):
-        run_local(settings(**predicts), sites(*nodes))
+        run_local(settings(**predicts), others)
+
+
+N_ROWS = 30
+
+
+def people(n_rows=N_ROWS):
+    """Rows with a number, a category, missing values, label, weight, margin and id."""
+    rng = np.random.default_rng(5)
+    values = rng.normal(size=(n_rows, 2)).astype(np.float32)
+    values[:, 1] = rng.integers(0, 3, n_rows)
+    values[::7] = np.nan
+    return Table(
+        ("age", "town"),
+        values,
+        labels=rng.integers(0, 2, n_rows).astype(np.float64),
+        weights=rng.random(n_rows).astype(np.float32),
+        ids=np.array([f"customer {row}" for row in range(n_rows)]),
+        categories=(None, ("bonn", "oslo", "rome")),
+        base_margins=rng.normal(size=n_rows).astype(np.float32),
+    )
+
+
+def hashed(rows, key=b"key"):
+    return hash_rows(rows, key)
+
+
+def by_content(first, second):
+    """Rows that two tables share, and rows that only one has, by what is in them."""
+    return compare(hashed(first), hashed(second), with_ids=False)
+
+
+def recoded(rows):
+    """The same rows after a town has come first in the alphabet: all codes are others."""
+    values = rows.values + np.array([0, 1], np.float32)
+    return replace(rows, values=values, categories=(None, ("athens", "bonn", "oslo", "rome")))
+
+
+def of_texts(rows):
+    """The same rows after ages became categories, as one of them was no number."""
+    ages = rows.values[:, 0]
+    names = tuple(dict.fromkeys(repr(float(age)) for age in ages[~np.isnan(ages)]))
+    codes = [np.nan if np.isnan(age) else names.index(repr(float(age))) for age in ages]
+    values = np.column_stack([np.array(codes, np.float32), rows.values[:, 1]])
+    return replace(rows, values=values, categories=(names, rows.categories[1]))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda rows: rows.take(np.random.default_rng(0).permutation(N_ROWS)),
+        lambda rows: rows.in_order(("town", "age")),
+        recoded,
+        of_texts,
+        lambda rows: replace(rows, labels=rows.labels.astype(np.int64).astype(str)),
+        lambda rows: replace(rows, ids=None),
+        lambda rows: replace(rows, values=np.where(rows.values == 0, -0.0, rows.values)),
+    ],
+)
+def test_rows_stay_the_same_however_they_are_written(same):
+    assert by_content(people(), same(people())) == (N_ROWS, 0)
+
+
+@pytest.mark.parametrize(
+    "field", ["values", "labels", "weights", "base_margins", "categories", "columns"]
+)
+def test_rows_are_others_if_anything_in_them_is(field):
+    rows = people()
+    if field == "categories":
+        changed = (None, ("bonn", "oslo", "paris"))
+        n_changed = int((rows.values[:, 1] == 2).sum())
+    elif field == "columns":
+        changed, n_changed = ("years", "town"), N_ROWS
+    else:
+        changed, n_changed = getattr(rows, field).copy(), 1
+        changed[3] += 1
+    shared, differing = by_content(rows, replace(rows, **{field: changed}))
+    assert shared == N_ROWS - n_changed
+    assert differing == (2 * n_changed if shared else 0)
+
+
+def test_a_text_longer_than_all_changes_no_hash_of_another():
+    ids = people().ids
+    assert ids is not None
+    longer = np.append(ids, "a customer with a much longer name")
+    both = people(N_ROWS + 1)
+    shared = compare(hashed(people()), hashed(replace(both, ids=longer)), with_ids=True)[0]
+    assert shared == N_ROWS
+    assert len(set(hashed(replace(both, ids=longer)).ids)) == N_ROWS + 1
+
+
+def test_another_home_cannot_compare_rows():
+    here, elsewhere = hashed(people(), b"one"), hashed(people(), b"another")
+    assert compare(here, elsewhere, with_ids=True) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shared_rows_are_counted_as_by_hand(seed):
+    """Of tables with few distinct rows, so that most are there several times."""
+    rng = np.random.default_rng(seed)
+    drawn = [rng.integers(0, 3, size=(rng.integers(1, 60), 2)) for _ in range(2)]
+    tables = [Table(("a", "b"), rows.astype(np.float32)) for rows in drawn]
+    first, second = (Counter(map(tuple, rows.tolist())) for rows in drawn)
+    n_shared = (first & second).total()
+    n_differing = ((first - second) + (second - first)).total()
+    assert by_content(*tables) == (n_shared, n_differing if n_shared else 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "differing"),
+    [
+        (lambda rows: rows, 0),
+        (lambda rows: replace(rows, columns=("years", "town")), 0),
+        (lambda rows: replace(rows.take(np.arange(1, N_ROWS)), columns=("years", "town")), 1),
+        (lambda rows: replace(rows, labels=1 - rows.labels), 0),
+        (lambda rows: replace(rows, labels=rows.labels + (np.arange(N_ROWS) == 3)), 2),
+        (lambda rows: rows.take(np.arange(3, N_ROWS)), 3),
+    ],
+)
+def test_rows_of_equal_ids_are_the_same_whatever_their_columns(change, differing):
+    counts = compare(hashed(people()), hashed(change(people())), with_ids=True)
+    assert counts == (change(people()).n_rows, differing)
