@@ -8,7 +8,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from io import StringIO
-from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from tokenize import COMMENT, generate_tokens
 from types import MappingProxyType
@@ -100,68 +100,29 @@ def nodes_of(code):
         gc.enable()
 
 
-def imports(source):
-    """Modules a source imports, anywhere in it."""
-    return imported(texts_of_all()[source])
+@cache
+def imports_of(code):
+    """Modules that code imports anywhere, each with a name from it, or none."""
+    pairs = set()
+    for node in nodes_of(code):
+        if isinstance(node, ast.Import):
+            pairs |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            pairs |= {(node.module or "", alias.name) for alias in node.names}
+    return frozenset(pairs)
 
 
 def imported(code):
-    """Modules that code imports, anywhere in it."""
-    found = set()
-    for node in nodes_of(code):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    return found
+    return {module for module, _ in imports_of(code)}
 
 
 def begins(module, *packages):
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-def test_flower_is_imported_where_the_house_allows_it():
-    found = {
-        source
-        for source in texts_of_all()
-        if any(begins(module, "flwr") for module in imports(source))
-    }
-    assert found
-    assert not [source for source in found if not source.startswith(MAY_IMPORT_FLOWER)]
-
-
-def test_a_method_at_the_server_knows_neither_flower_nor_files():
-    places = {f"strategies/{file}.py" for file in FILES.values()}
-    places |= {"strategies/pax_sums.py", "strategies/pax_dp.py", "strategies/drive.py"}
-    imported_by = {
-        place: [module for module in imports(place) if begins(module, "flwr", "pathlib", "os")]
-        for place in places
-    }
-    assert not {place: modules for place, modules in imported_by.items() if modules}
-
-
-def test_kernels_are_where_a_change_of_their_sources_is_noticed():
-    rooms = tuple(f"fedapp/{room}/" for room in kernels.ROOMS)
-    texts = texts_of_all()
-    found = [
-        source for source, text in texts.items() if re.search("^@(kernel|inlined)$", text, re.M)
-    ]
-    assert found
-    assert not [source for source in found if not source.startswith(rooms)]
-    # numba's own cache notices only changes of the function's file.
-    cached = [source for source, text in texts.items() if re.search("cache=|Cache", text)]
-    assert [source for source in cached if "numba" in texts[source]] == ["fedapp/kernels.py"]
-
-
 # Room and floor in the drawing of ARCHITECTURE.md.
 DRAWN = re.compile(r"^(?:floor (\d+) +| {10})(\S+) ", re.MULTILINE)
 MOST_FLOORS = 11
-# Rooms on lower floors that a room must not import all the same.
-FORBIDDEN = {
-    "clients/": ("fedapp.conversation", "fedapp.settings", "fedapp.run_folder"),
-    "strategies/": ("fedapp.site.store", "fedapp.site.answer"),
-    "fedapp/messages/": ("fedapp.histograms", "fedapp.crypto"),
-}
 
 
 def drawn_floors():
@@ -183,21 +144,17 @@ def room_of(source):
 
 def import_graph(texts):
     """The sources that each source imports, anywhere in it."""
-    modules = {
+    sources = {
         source.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
         for source in texts
     }
     graph = {}
     for source, text in texts.items():
-        names = set()
-        for node in nodes_of(text):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                names |= inner & modules.keys()
-                names |= {node.module} if inner - modules.keys() else set()
-        graph[source] = {modules[name] for name in names & modules.keys()} - {source}
+        others = (
+            sources.get(f"{module}.{name}", sources.get(module))
+            for module, name in imports_of(text)
+        )
+        graph[source] = {*others} - {source, None}
     return graph
 
 
@@ -257,36 +214,6 @@ def test_a_planted_import_is_found(source, code, fault):
     assert [found for found in faults_of(texts, drawn_floors()) if fault in found]
 
 
-def forbidden_to(source):
-    """Packages that a source must not import though they are below it."""
-    return next((names for room, names in FORBIDDEN.items() if source.startswith(room)), ())
-
-
-def test_rooms_know_nothing_of_what_is_none_of_their_business():
-    found = {
-        source: [module for module in imports(source) if begins(module, *forbidden_to(source))]
-        for source in texts_of_all()
-    }
-    assert not {source: modules for source, modules in found.items() if modules}
-    assert begins("fedapp.site.store", *forbidden_to("strategies/pax.py"))
-
-
-def test_no_role_imports_another():
-    roles = ("active", "passive")
-    found = [
-        (source, module)
-        for source in texts_of_all()
-        if source.startswith("clients/")
-        for role in roles
-        if Path(source).stem.endswith(role)
-        for module in imports(source)
-        if module.startswith("clients.")
-        and module.rpartition(".")[2].endswith(roles)
-        and not module.endswith(role)
-    ]
-    assert not found
-
-
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(method):
     file = FILES[method]
@@ -311,67 +238,6 @@ def test_every_group_of_messages_is_one_methods_or_shared_by_families():
         assert ("InferenceStrategy" in bases) == method.uses_model, name
 
 
-def methods_known(source, code):
-    """Methods that a source knows by name: whose modules it imports, or whose names it compares."""
-    own = {Path(source).stem, Path(source).parent.name}  # a module, or a folder of them
-    own |= {method for method, file in FILES.items() if file in own}
-    found = []
-    for node in nodes_of(code):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            names = [alias.name for alias in node.names]
-            paths = [*names, module, *(f"{module}.{name}" for name in names)]
-            places = ("strategies", "clients", "fedapp.messages")
-            found += [
-                path.rpartition(".")[2] for path in paths if path.rpartition(".")[0] in places
-            ]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value.replace("-", "_"))
-    return [
-        name
-        for name in found
-        if name in METHODS and not any(place.startswith(name) for place in own)
-    ]
-
-
-def test_no_module_but_its_own_knows_a_method_by_name():
-    known = {
-        source: names
-        for source in texts_of_all()
-        if not source.startswith((*STUDIES, ESTIMATORS, "strategies/__init__.py"))
-        and (names := methods_known(source, texts_of_all()[source]))
-    }
-    assert known == DEFAULTS
-
-
-def test_families_are_known_by_what_methods_declare():
-    known = {
-        source: sorted(classes)
-        for source in texts_of_all()
-        if not source.startswith(("strategies/", *STUDIES))
-        for node in nodes_of(texts_of_all()[source])
-        if isinstance(node, ast.ImportFrom)
-        and begins(node.module or "", "strategies")
-        and (classes := {alias.name for alias in node.names} & FAMILIES)
-    }
-    assert not known
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from clients.pax import grow",
-        "from fedapp.messages import pax",
-        "import strategies.pax",
-        "is_pax = settings.strategy == 'pax'",
-        "EXTRAS = {'fedavg-linear': 'torch'}",
-    ],
-)
-def test_a_method_known_by_name_is_found(code):
-    assert len(methods_known("fedapp/site/answer.py", code)) == 1
-    assert not methods_known("clients/pax_rows.py", code) or "fedavg" in code
-
-
 @pytest.mark.parametrize("module", ANSWERING)
 def test_messages_say_what_they_reveal_and_have_handlers(module):
     messages = importlib.import_module(f"fedapp.messages.{module}")
@@ -389,45 +255,6 @@ def test_messages_say_what_they_reveal_and_have_handlers(module):
         assert request.kind.partition(".")[0] in {"train", "evaluate", "query"}
 
 
-# Modules whose readers run what they read, and the sources that talk through pipes, but to
-# processes they have started themselves.
-UNPICKLERS = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
-PIPES = ("fedapp/crypto/workers.py", "simulations/bench/", "simulations/study.py")
-WRITERS = {  # what sources import of such a module, and no more
-    "fedapp/commands/predict.py": "from joblib import dump",
-    "fedapp/report/progress.py": "from multiprocessing import parent_process",
-}
-
-
-def dotted(called):
-    """A called name with its modules, as it is written; empty where it is an expression."""
-    if isinstance(called, ast.Attribute):
-        return f"{dotted(called.value)}.{called.attr}"
-    return called.id if isinstance(called, ast.Name) else ""
-
-
-def unsafe(source, code):
-    """What a source does that may run what it reads."""
-    code = code.replace(WRITERS.get(source, code), "pass") if source in WRITERS else code
-    found = [module for module in imported(code) if begins(module, *UNPICKLERS)]
-    if not source.startswith(PIPES):
-        found += [module for module in imported(code) if begins(module, "multiprocessing")]
-    for call in (node for node in nodes_of(code) if isinstance(node, ast.Call)):
-        name = dotted(call.func)
-        given = {
-            keyword.arg: ast.unparse(keyword.value)
-            for keyword in call.keywords
-            if keyword.arg in {"allow_pickle", "weights_only"}
-        }
-        if name in {"eval", "exec", "builtins.eval", "builtins.exec"}:
-            found.append(name)
-        if given.get("allow_pickle", "False") != "False":
-            found.append(f"{name}(allow_pickle)")
-        if name == "torch.load" and given.get("weights_only") != "True":
-            found.append(name)
-    return found
-
-
 def test_a_request_of_a_round_declares_which_fields_begin_and_train():
     """A site reads them by that: of a name alone it reads nothing."""
     rounds = {kind: rule for kind in kinds() for rule in getattr(kind, "rounds", {}).values()}
@@ -437,119 +264,6 @@ def test_a_request_of_a_round_declares_which_fields_begin_and_train():
         named = {rule.begins, rule.trains} - {True, False, ""}
         assert named <= numbers, kind
         assert numbers & {"level", "n_rounds", "epochs"} <= named, kind
-
-
-def test_a_site_reads_no_field_of_a_message_by_a_name_of_its_own():
-    """It reads what the message declares (``RoundId``, ``ReadAs``, limits), or its class."""
-    sources = (path.read_text() for path in (ROOT / "fedapp/site").glob("*.py"))
-    calls = list(chain.from_iterable(map(guessed, sources)))
-    assert calls == []
-    assert list(guessed("n = getattr(asked, 'level', 0)")) == ["getattr(asked, 'level', 0)"]
-
-
-def guessed(source):
-    """Calls that ask an object for an attribute by a text, whatever class it is of."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            asks = node.func.id in ("getattr", "hasattr")
-            if asks and isinstance(node.args[1], ast.Constant):
-                yield ast.unparse(node)
-
-
-def test_no_source_unpickles_or_evaluates():
-    found = {source: unsafe(source, texts_of_all()[source]) for source in texts_of_all()}
-    assert not {source: calls for source, calls in found.items() if calls}
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pickle",
-        "from pickle import loads",
-        "def read():\n    import joblib",
-        "eval(text)",
-        "np.load(path, allow_pickle=True)",
-        "np.load(path, allow_pickle=trusted)",
-        "torch.load(path)",
-        "torch.load(path, weights_only=False)",
-        "from multiprocessing.connection import Client",
-    ],
-)
-def test_what_may_run_what_it_reads_is_found(code):
-    assert len(unsafe("fedapp/new.py", code)) == 1
-    assert not unsafe("fedapp/new.py", "np.load(path, allow_pickle=False)")
-    assert not unsafe("fedapp/new.py", "torch.load(path, weights_only=True)")
-
-
-# Words
-
-TEXTS = re.compile(
-    r"\b(un)?told\b|\bsays? of\b|\bhold that\b|\bheld against\b|\boddit(y|ies)\b|\banew\b"
-    r"|\bso many\b",
-    re.IGNORECASE,
-)
-VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a variable
-DIALECT = {"told", "untold", "oddities", "alike", "heard"}  # in any name
-
-
-def dialect_in(code):
-    """Words of docstrings, comments and names that plain English has better ones for."""
-    words = []
-    for node in nodes_of(code):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            words += [match.group() for match in TEXTS.finditer(ast.get_docstring(node) or "")]
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            words += [node.name] if DIALECT & set(node.name.lower().split("_")) else []
-        if isinstance(node, ast.FunctionDef):
-            stored = (each for each in ast.walk(node) if isinstance(each, ast.Name))
-            names = {each.id for each in stored if isinstance(each.ctx, ast.Store)}
-            words += [name for name in names if name in VAGUE or DIALECT & set(name.split("_"))]
-    for token in generate_tokens(StringIO(code).readline) if TEXTS.search(code) else ():
-        if token.type == COMMENT:
-            words += [match.group() for match in TEXTS.finditer(token.string)]
-    return words
-
-
-def test_words_are_plain():
-    found = {source: dialect_in(text) for source, text in texts_of_all().items()}
-    assert not {source: words for source, words in found.items() if words}
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        '"""What the server is told."""',
-        "# Hold that the rows are as many.",
-        "def late() -> None:\n    found = search()",
-        "def told_codes() -> None: ...",
-    ],
-)
-def test_dialect_is_found(code):
-    assert len(dialect_in(code)) == 1
-    assert not dialect_in('"""What the server learns."""\nsplits = search()')
-
-
-RUN_ON = re.compile(r"\S\n *(\w+)\n *-{3,}$", re.MULTILINE)
-
-
-def sections_run_on(code):
-    """Headings in docstrings without a blank line above them, which numpydoc does not see."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    texts = [ast.get_docstring(n) or "" for n in nodes_of(code) if isinstance(n, documented)]
-    return [match.group(1) for text in texts for match in RUN_ON.finditer(text)]
-
-
-def test_a_blank_line_is_above_each_section_of_a_docstring():
-    sections = {source: sections_run_on(text) for source, text in texts_of_all().items()}
-    assert not {source: names for source, names in sections.items() if names}
-
-
-def test_a_section_that_runs_on_is_found():
-    code = (
-        'def mean() -> float:\n    """The mean.\n{}\n    Returns\n    -------\n    float\n    """'
-    )
-    assert sections_run_on(code.format("    Of all.")) == ["Returns"]
-    assert not sections_run_on(code.format(""))
 
 
 MATHEMATICS = ("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")
@@ -574,7 +288,261 @@ def test_a_public_name_of_the_mathematics_has_one_meaning():
     assert not {name: several for name, several in homes.items() if len(several) > 1}
 
 
-# What a site and a server refuse is tested by default
+def imports_flower(source, code):
+    """Flower is imported where the house allows it."""
+    is_allowed = source.startswith(MAY_IMPORT_FLOWER)
+    return [] if is_allowed else [name for name in imported(code) if begins(name, "flwr")]
+
+
+def knows_files(source, code):
+    """A method at the server knows neither Flower nor files."""
+    places = {f"strategies/{file}.py" for file in (*FILES.values(), "pax_sums", "pax_dp", "drive")}
+    known = ("flwr", "pathlib", "os")
+    return [name for name in imported(code) if begins(name, *known)] if source in places else []
+
+
+# Rooms on lower floors that a room must not import all the same.
+FORBIDDEN = {
+    "clients/": ("fedapp.conversation", "fedapp.settings", "fedapp.run_folder"),
+    "strategies/": ("fedapp.site.store", "fedapp.site.answer"),
+    "fedapp/messages/": ("fedapp.histograms", "fedapp.crypto"),
+}
+
+
+def imports_forbidden(source, code):
+    """Rooms know nothing of what is none of their business."""
+    names = next((names for room, names in FORBIDDEN.items() if source.startswith(room)), ())
+    return [module for module in imported(code) if begins(module, *names)]
+
+
+def imports_another_role(source, code):
+    """No role imports another."""
+    role = next((role for role in ROLES if Path(source).stem.endswith(role)), "")
+    modules = [module for module in imported(code) if module.startswith("clients.")]
+    names = {module: module.rpartition(".")[2] for module in modules}
+    is_role = role and source.startswith("clients/")
+    others = [name for name in names if names[name].endswith(ROLES) and not name.endswith(role)]
+    return others if is_role else []
+
+
+ROLES = ("active", "passive")
+KERNEL_ROOMS = tuple(f"fedapp/{room}/" for room in kernels.ROOMS)
+
+
+def hides_kernels(source, code):
+    """Kernels are where a change of their sources is noticed.
+
+    numba's own cache notices only changes of the function's file.
+    """
+    has_kernels = re.search("^@(kernel|inlined)$", code, re.M) and not source.startswith(
+        KERNEL_ROOMS
+    )
+    caches = "numba" in code and re.search("cache=|Cache", code) and source != "fedapp/kernels.py"
+    return ["kernel"] * bool(has_kernels) + ["cache"] * bool(caches)
+
+
+def knows_methods(source, code):
+    """No module but its own knows a method by name: imports its modules, or compares its name."""
+    if source.startswith((*STUDIES, ESTIMATORS, "strategies/__init__.py")):
+        return []
+    own = {Path(source).stem, Path(source).parent.name}  # a module, or a folder of them
+    own |= {method for method, file in FILES.items() if file in own}
+    paths = [path for module, name in imports_of(code) for path in (module, f"{module}.{name}")]
+    places = ("strategies", "clients", "fedapp.messages")
+    names = [name for place, _, name in (path.rpartition(".") for path in paths) if place in places]
+    nodes = [node.value for node in nodes_of(code) if isinstance(node, ast.Constant)]
+    names += [value.replace("-", "_") for value in nodes if isinstance(value, str)]
+    others = [name for name in names if name in METHODS]
+    return [name for name in others if not any(place.startswith(name) for place in own)]
+
+
+def knows_families(source, code):
+    """Families are known by what methods declare."""
+    if source.startswith(("strategies/", *STUDIES)):
+        return []
+    pairs = ((module, name) for module, name in imports_of(code) if name in FAMILIES)
+    return [name for module, name in pairs if begins(module, "strategies")]
+
+
+# Modules whose readers run what they read, and the sources that talk through pipes, but to
+# processes they have started themselves.
+UNPICKLERS = ("pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal")
+PIPES = ("fedapp/crypto/workers.py", "simulations/bench/", "simulations/study.py")
+WRITERS = {  # what sources import of such a module, and no more
+    "fedapp/commands/predict.py": "from joblib import dump",
+    "fedapp/report/progress.py": "from multiprocessing import parent_process",
+}
+
+
+def dotted(called):
+    """A called name with its modules, as it is written; empty where it is an expression."""
+    if isinstance(called, ast.Attribute):
+        return f"{dotted(called.value)}.{called.attr}"
+    return called.id if isinstance(called, ast.Name) else ""
+
+
+def runs_what_it_reads(source, code):
+    """No source unpickles or evaluates."""
+    code = code.replace(WRITERS.get(source, code), "pass") if source in WRITERS else code
+    modules = UNPICKLERS if source.startswith(PIPES) else (*UNPICKLERS, "multiprocessing")
+    faults = [module for module in imported(code) if begins(module, *modules)]
+    for call in (node for node in nodes_of(code) if isinstance(node, ast.Call)):
+        name = dotted(call.func)
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        if name in {"eval", "exec", "builtins.eval", "builtins.exec"}:
+            faults.append(name)
+        if options.get("allow_pickle", "False") != "False":
+            faults.append(f"{name}(allow_pickle)")
+        if name == "torch.load" and options.get("weights_only") != "True":
+            faults.append(name)
+    return faults
+
+
+def guesses_fields(source, code):
+    """A site reads no field of a message by a name of its own, whatever class it is of.
+
+    It reads what the message declares (``RoundId``, ``ReadAs``, limits), or its class.
+    """
+    asks = {"getattr", "hasattr"}
+    calls = (node for node in nodes_of(code) if isinstance(node, ast.Call))
+    calls = [call for call in calls if dotted(call.func) in asks] if of_site(source) else []
+    return [ast.unparse(call) for call in calls if isinstance(call.args[1], ast.Constant)]
+
+
+def of_site(source):
+    return Path(source).parent == Path("fedapp/site")
+
+
+TEXTS = re.compile(
+    r"\b(un)?told\b|\bsays? of\b|\bhold that\b|\bheld against\b|\boddit(y|ies)\b|\banew\b"
+    r"|\bso many\b",
+    re.IGNORECASE,
+)
+VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a variable
+DIALECT = {"told", "untold", "oddities", "alike", "heard"}  # in any name
+RUN_ON = re.compile(r"\S\n *(\w+)\n *-{3,}$", re.MULTILINE)
+
+
+def docstrings_of(code):
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return [ast.get_docstring(n) or "" for n in nodes_of(code) if isinstance(n, documented)]
+
+
+def speaks_dialect(source, code):
+    """Words of docstrings, comments and names are plain English."""
+    words = [match.group() for text in docstrings_of(code) for match in TEXTS.finditer(text)]
+    for node in nodes_of(code):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            words += [node.name] if DIALECT & set(node.name.lower().split("_")) else []
+        if isinstance(node, ast.FunctionDef):
+            stored = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+            names = {each.id for each in stored if isinstance(each.ctx, ast.Store)}
+            words += [name for name in names if name in VAGUE or DIALECT & set(name.split("_"))]
+    for token in generate_tokens(StringIO(code).readline) if TEXTS.search(code) else ():
+        if token.type == COMMENT:
+            words += [match.group() for match in TEXTS.finditer(token.string)]
+    return words
+
+
+def runs_sections_on(source, code):
+    """A blank line is above each section of a docstring, which numpydoc does not see."""
+    return [match.group(1) for text in docstrings_of(code) for match in RUN_ON.finditer(text)]
+
+
+MEAN = 'def mean() -> float:\n    """The mean.\n{}\n    Returns\n    -------\n    float\n    """'
+# Rules; a source, code in it of one fault each, and code without any.
+RULES = [
+    (imports_flower, "fedapp/new.py", ["import flwr", "from flwr.app import Message"], ""),
+    (knows_files, "strategies/pax.py", ["import os", "from pathlib import Path"], "import flower"),
+    (imports_forbidden, "strategies/pax.py", ["import fedapp.site.store"], "import fedapp.trees"),
+    (
+        imports_another_role,
+        "clients/eini/active.py",
+        ["import clients.eini.passive"],
+        "import clients.secureboost.active",
+    ),
+    (
+        hides_kernels,
+        "fedapp/new.py",
+        ["@kernel\ndef add(): ...", "from numba import njit\nnjit(cache=True)"],
+        "from functools import cache",
+    ),
+    (
+        knows_methods,
+        "fedapp/site/answer.py",
+        [
+            "from clients.pax import grow",
+            "from fedapp.messages import pax",
+            "import strategies.pax",
+            "is_pax = settings.strategy == 'pax'",
+            "EXTRAS = {'fedavg-linear': 'torch'}",
+        ],
+        "import strategies.drive",
+    ),
+    (knows_methods, "clients/pax_rows.py", [], "from clients.pax import grow"),
+    (
+        knows_families,
+        "fedapp/new.py",
+        ["from strategies.vertical import VerticalStrategy"],
+        "from strategies.vertical import Mailbox",
+    ),
+    (
+        runs_what_it_reads,
+        "fedapp/new.py",
+        [
+            "import pickle",
+            "from pickle import loads",
+            "def read():\n    import joblib",
+            "eval(text)",
+            "np.load(path, allow_pickle=True)",
+            "np.load(path, allow_pickle=trusted)",
+            "torch.load(path)",
+            "torch.load(path, weights_only=False)",
+            "from multiprocessing.connection import Client",
+        ],
+        "np.load(path, allow_pickle=False)\ntorch.load(path, weights_only=True)",
+    ),
+    (guesses_fields, "fedapp/site/new.py", ["n = getattr(asked, 'level', 0)"], "getattr(a, name)"),
+    (
+        speaks_dialect,
+        "fedapp/new.py",
+        [
+            '"""What the server is told."""',
+            "# Hold that the rows are as many.",
+            "def late() -> None:\n    found = search()",
+            "def told_codes() -> None: ...",
+        ],
+        '"""What the server learns."""\nsplits = search()',
+    ),
+    (runs_sections_on, "fedapp/new.py", [MEAN.format("    Of all.")], MEAN.format("")),
+]
+
+
+@pytest.mark.parametrize(
+    "rule", dict.fromkeys(rule for rule, *_ in RULES), ids=attrgetter("__name__")
+)
+def test_all_sources_keep_to_a_rule_of_the_house(rule):
+    faults = {source: rule(source, code) for source, code in texts_of_all().items()}
+    allowed = DEFAULTS if rule is knows_methods else {}
+    assert {source: names for source, names in faults.items() if names} == allowed
+
+
+@pytest.mark.parametrize(
+    ("rule", "source", "planted", "fine"), RULES, ids=lambda it: getattr(it, "__name__", "")
+)
+def test_a_planted_fault_is_found(rule, source, planted, fine):
+    assert [len(rule(source, code)) for code in planted] == [1] * len(planted)
+    assert not rule(source, fine)
+
+
+def test_all_that_rules_are_about_is_there():
+    """Else they would find nothing for want of sources."""
+    texts = texts_of_all()
+    assert any(
+        source.startswith(KERNEL_ROOMS) and "\n@kernel\n" in texts[source] for source in texts
+    )
+    assert any(begins(name, "flwr") for code in texts.values() for name in imported(code))
+    assert any(map(of_site, texts))
 
 
 def marks_of(node):

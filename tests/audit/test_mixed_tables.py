@@ -10,30 +10,29 @@ from fedapp.audit.membership import ScoredRows
 from fedapp.audit.pax_rows import MISSING, CuriousPAX, Level, Sender, senders_of, true_rows
 from fedapp.audit.run import Auditing
 from fedapp.audit.timberstrike import Leaves
+from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from strategies.run import load_strategy
 from tests.random_tables import RANKED, TIMES, random_labels
+from tests.tables import write_rows
 
 TOWNS = np.array(["Oslo", "Bergen", "Rome", "Turin"])
 FIRST_DAY = np.datetime64("2002-11-09")
-KEY = {"key_bits": 512, "insecure_small_key": True}
-DIVIDED = {"align": "ordered"}
+SMALL = {"key_bits": 512, "insecure_small_key": True}
+FOREST = {"align": "ordered", "federated_forest__trees": 2}
 FEW = {"trees": 2, "rounds": 1, "epochs": 1, "channels": 4, "max_depth": 2}
 WAYS = {
-    "pax": {},
+    **{way: {} for way in ("pax", "bagging", "cyclic")},
     "pax, masked": {"pax__aggregation": "secure"},
-    "bagging": {},
-    "cyclic": {},
     "fedxgbllr": {f"fedxgbllr__{name}": value for name, value in FEW.items()},
     "fedavg-linear": {"fedavg_linear__rounds": 2},
     "horizontal-forest": {"horizontal_forest__trees": 2},
-    "secureboost": {**DIVIDED, **{f"secureboost__{name}": value for name, value in KEY.items()}},
-    "federated-forest": {**DIVIDED, "federated_forest__trees": 2},
+    "secureboost": {"align": "ordered", **{f"secureboost__{key}": n for key, n in SMALL.items()}},
+    "federated-forest": FOREST,
     "federated-forest, encrypted": {
-        **DIVIDED,
-        "federated_forest__trees": 2,
+        **FOREST,
         "federated_forest__labels": "paillier",
-        **{f"federated_forest__{name}": value for name, value in KEY.items()},
+        **{f"federated_forest__{name}": value for name, value in SMALL.items()},
     },
 }
 SUMS, TREES = "rows rebuilt from sums", "values rebuilt from trees"
@@ -41,11 +40,8 @@ BINS, GUESSED = "bins solved from sums", "labels guessed from shared nodes, none
 GROUPED, MEMBERS = "labels grouped by unsplit nodes", "membership (LiRA), AUC"
 # Of two classes, the attacks that have figures or a reason that is none of the attack's faults.
 FIGURES = {
-    "pax": {SUMS, TREES, MEMBERS},
-    "pax, masked": {SUMS, TREES, MEMBERS},
-    "bagging": {TREES, MEMBERS},
-    "cyclic": {TREES, MEMBERS},
-    "fedxgbllr": {TREES, MEMBERS},
+    **{way: {SUMS, TREES, MEMBERS} for way in ("pax", "pax, masked")},
+    **{way: {TREES, MEMBERS} for way in ("bagging", "cyclic", "fedxgbllr")},
     "secureboost": {BINS, GUESSED, MEMBERS},
     "federated-forest, encrypted": {GUESSED, MEMBERS},
 }
@@ -96,9 +92,7 @@ def mixed(tmp_path):
         if objective in RANKED:
             columns["q"] = np.arange(n_rows) // 5
         path = tmp_path / f"{objective[:5]}-{recoded}-{n_rows}-{n_towns}.csv"
-        rows = zip(*columns.values(), strict=True)
-        path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]))
-        return str(path)
+        return str(write_rows(path, columns))
 
     return write
 
@@ -137,9 +131,6 @@ def test_every_attack_measures_on_a_mixed_table_or_says_what_it_is_for(audited, 
         assert 0 <= one.chance <= 1, one
     if objective == "binary:logistic":
         assert FIGURES.get(way, {MEMBERS}) <= {one.attack for one in found.findings}
-
-
-# What PAX's sums reveal
 
 
 ROWS = {"max_bin": 256, "max_depth": 4, "num_boost_round": 8, "label": "y", "strategy": "pax"}
@@ -196,9 +187,6 @@ def test_no_way_to_sum_ends_in_an_error_or_in_rows_that_are_nobodys(heard, mixed
     assert all(sender.finds_planted() for sender in senders_of(coordinator).values())
 
 
-# A zero is believed of an attack that finds what is planted
-
-
 def no_rows(sender):
     return set()
 
@@ -214,22 +202,32 @@ def other_weights(sender, *rows):
 
 
 honest_sums = Sender.sums_of
+
+
+def cannot_train(settings):
+    raise ConfigError("privacy.epsilon must be larger for so few rows")
+
+
 BROKEN = {
     "rows": (
         "pax",
         SUMS,
         [(Sender, "rebuilt", no_rows), (Sender, "sums_of", other_weights)],
+        FAULTS,
     ),
-    "values": (
-        "bagging",
-        TREES,
-        [(Leaves, "of", lambda *a, **k: 1 / 0)],
-    ),
-    "bins": ("secureboost", BINS, [(Active, "note", lambda *_: 1 / 0)]),
+    "values": ("bagging", TREES, [(Leaves, "of", lambda *a, **k: 1 / 0)], FAULTS),
+    "bins": ("secureboost", BINS, [(Active, "note", lambda *_: 1 / 0)], FAULTS),
     "members": (
         "bagging",
         "membership (LiRA)",
         [(attacks, "above_usual", flat), (membership, "above_usual", flat)],
+        FAULTS,
+    ),
+    "shadow models": (
+        "bagging",
+        "membership (LiRA)",
+        [(membership, "trained", cannot_train)],
+        "a shadow model of half of the rows could not be trained (privacy.epsilon must be larger",
     ),
 }
 
@@ -238,10 +236,10 @@ BROKEN = {
 def test_an_attack_that_is_broken_has_measured_nothing_and_the_others_have(
     audited, monkeypatch, case
 ):
-    way, name, patches = BROKEN[case]
+    way, name, patches, why = BROKEN[case]
     for owner, attribute, value in patches:
         monkeypatch.setattr(owner, attribute, value)
-    found = audited(way)
-    assert name not in {one.attack for one in found.findings}
-    assert next(one.why for one in found.unmeasured if one.attack == name).startswith(FAULTS)
-    assert found.findings
+    audit = audited(way)
+    assert name not in {one.attack for one in audit.findings}
+    assert next(one.why for one in audit.unmeasured if one.attack == name).startswith(why)
+    assert audit.findings

@@ -1,4 +1,4 @@
-"""Which app bundles a site answers, and that it runs none of them."""
+"""Which app bundles and signed releases a site answers, and that it runs none of them."""
 
 import hashlib
 import io
@@ -6,8 +6,14 @@ import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.cli.utils import collect_files
@@ -21,9 +27,21 @@ from fedapp.deploy.superexec import Bundle, SiteExecutor
 from fedapp.errors import ConfigError
 from fedapp.messages.wire import REFUSED
 from fedapp.runs.local import LocalGrid, site_contexts
-from fedapp.site.bundle import build_bundle, check_bundle, installed_bundle, main
+from fedapp.site.bundle import (
+    CONTENT,
+    MOST_BYTES,
+    MOST_FILES,
+    SIGNATURE,
+    build_bundle,
+    check_bundle,
+    installed_bundle,
+    load_key,
+    main,
+    signature_file,
+    signed_at,
+)
 from fedapp.site.log import HEAD, LOG
-from fedapp.site.settings import site_config
+from fedapp.site.settings import SiteConfig, site_config
 from simulations.deployment import settings_of
 from tests.deployed import CUSTOMER, PAX, no_secret_is_at_the_coordinator, started
 from tests.edited import edited_app
@@ -33,11 +51,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower'
 OTHER, ANOTHER = (hashlib.sha256(text).hexdigest() for text in (b"other", b"another"))
 
 
-def node(tmp_path, **more):
+def node_of(tmp_path, **more):
     return {"name": "bank", "data": str(tmp_path / "rows.csv"), **more}
-
-
-# The hash
 
 
 @pytest.mark.slow
@@ -56,14 +71,8 @@ def test_the_command_copies_what_flwr_makes_the_same_bundle_of(tmp_path, monkeyp
         main()
 
 
-def test_a_bundle_is_stored_uncompressed_so_that_no_library_of_a_machine_changes_its_hash():
-    with app_sources() as app:
-        sent = build_fab_from_disk(app)
-    with zipfile.ZipFile(io.BytesIO(sent)) as bundle:
-        assert {entry.compress_type for entry in bundle.infolist()} == {zipfile.ZIP_STORED}
-
-
 def test_a_bundle_is_one_that_flower_hub_takes_without_tests_and_studies():
+    """Uncompressed, so that no library of a machine changes its hash."""
     with app_sources() as app:
         bundle, made = build_fab_from_files(collect_files(app))
         assert all(path.stat().st_size <= MAX_FILE_BYTES for path in app.rglob("*.*"))
@@ -71,9 +80,10 @@ def test_a_bundle_is_one_that_flower_hub_takes_without_tests_and_studies():
     assert made.flwr_version_target in {"1.41.0", "1.42.0"}
     assert len(bundle) < MAX_TOTAL_BYTES
     with zipfile.ZipFile(io.BytesIO(bundle)) as sent:
-        names = sent.namelist()
-    assert len(names) < MAX_FILE_COUNT
-    assert {name.partition("/")[0] for name in names} == {
+        entries = sent.infolist()
+    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
+    assert len(entries) < MAX_FILE_COUNT
+    assert {entry.filename.partition("/")[0] for entry in entries} == {
         *("fedapp", "strategies", "clients"),
         *("pyproject.toml", "LICENSE", ".info"),
     }
@@ -85,19 +95,13 @@ def test_an_edited_app_and_another_version_have_other_hashes(tmp_path, changed):
     assert hashlib.sha256(build_fab_from_disk(app)).hexdigest() != installed_bundle()
 
 
-# What a site answers
-
-
-def test_a_site_knows_the_bundle_of_its_own_fedapp_alone(tmp_path):
-    config = site_config(node(tmp_path), {})
+def test_a_site_knows_the_bundle_of_its_own_fedapp_or_those_that_it_names(tmp_path):
+    config = site_config(node_of(tmp_path), {})
     check_bundle(config, build_bundle())
     rule = rf"app must be {installed_bundle()}, which this site knows, got {OTHER}; install the "
     with pytest.raises(ConfigError, match=rule):
         check_bundle(config, b"other")
-
-
-def test_a_site_that_names_bundles_knows_these_and_no_other(tmp_path):
-    config = site_config(node(tmp_path, app=f"{OTHER}, {ANOTHER}"), {})
+    config = site_config(node_of(tmp_path, app=f"{OTHER}, {ANOTHER}"), {})
     check_bundle(config, b"other")
     check_bundle(config, b"another")
     with pytest.raises(ConfigError, match=f"app must be {ANOTHER} or {OTHER}, which"):
@@ -105,7 +109,7 @@ def test_a_site_that_names_bundles_knows_these_and_no_other(tmp_path):
 
 
 def test_a_message_of_another_bundle_is_refused_by_the_sites_name_before_it_is_read(tmp_path):
-    grid = LocalGrid(site_contexts([node(tmp_path)]), SiteApp(b"other"))
+    grid = LocalGrid(site_contexts([node_of(tmp_path)]), SiteApp(b"other"))
     (answer,) = grid.send_and_receive([Message(RecordDict(), 2, "query.nothing")])
     grid.close()
     error = answer.error
@@ -113,9 +117,6 @@ def test_a_message_of_another_bundle_is_refused_by_the_sites_name_before_it_is_r
     assert error.reason.startswith(f"bank: app must be {installed_bundle()}, which")
     folder = tmp_path / "home" / "sites" / "bank"
     assert sorted(path.name for path in folder.iterdir()) == [HEAD, LOG]
-
-
-# What a site runs
 
 
 def test_of_a_bundle_nothing_is_unpacked(tmp_path, monkeypatch):
@@ -149,7 +150,201 @@ def test_a_site_starts_nothing_but_its_own_client_app(kind):
     assert result.message == f"a site runs no {kind}, only its ClientApp"
 
 
-# The same with real processes
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))  # in the names of tests
+DATE = datetime(2026, 11, 28, tzinfo=UTC)
+FILES = {"pyproject.toml": b"[project]", "fedapp/a.py": b"a = 1"}
+
+
+def public(key=KEY):
+    return frozenset({key.public_key().public_bytes_raw().hex()})
+
+
+def zipped(files, more=None):
+    """A bundle with Flower's list; what is in ``more`` is added even where it is there already."""
+    lines = [f"{name},{sha256(text).hexdigest()},{8 * len(text)}" for name, text in files.items()]
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        listed = {CONTENT: "\n".join(lines).encode(), **files}
+        for name, text in [*listed.items(), *(more or {}).items()]:
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def signed(files=FILES, key=KEY, date=DATE):
+    return {**files, SIGNATURE: signature_file(zipped(files), key, date).encode()}
+
+
+def test_a_bundle_that_a_pinned_key_has_signed_is_known():
+    other = Ed25519PrivateKey.generate()
+    assert signed_at(zipped(signed()), public()) == DATE
+    assert signed_at(zipped(signed()), public() | public(other)) == DATE
+    assert not signed_at(zipped(signed()), public(other))
+    assert not signed_at(zipped(signed()), frozenset())
+    assert not signed_at(zipped(FILES), public())
+    # It may be signed again, and packed otherwise.
+    again = signature_file(zipped(signed()), KEY, DATE)
+    assert again.encode() == signed()[SIGNATURE]
+    assert signed_at(zipped(dict(reversed(signed().items()))), public())
+
+
+def changed(**files):
+    return zipped({**signed(), **files})
+
+
+def encrypted():
+    bundle = bytearray(zipped(signed()))
+    for at, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        bundle[bundle.index(at) + flags] |= 1
+    return bytes(bundle)
+
+
+def renamed():
+    files = signed()
+    return zipped({**files, "fedapp/c.py": files.pop("fedapp/a.py")})
+
+
+WHOLE = zipped(signed())
+LATER = signed()[SIGNATURE].replace(b"2026", b"2027")
+UNSIGNED = {
+    "a file": changed(**{"fedapp/a.py": b"a = 2"}),
+    "a new file": changed(**{"fedapp/b.py": b""}),
+    "a file's name": changed(**{"fedapp/a.py\n0 'fedapp/b.py": b""}),
+    "a renamed file": renamed(),
+    "a dropped file": zipped({name: text for name, text in signed().items() if name[-1] != "y"}),
+    **{
+        f"signature {number}": changed(**{SIGNATURE: text})
+        for number, text in enumerate(
+            (
+                *(b"SIGNATURE = 1", b'SIGNATURE = "no hex"', b'SIGNATURE = "00"', b"import os"),
+                *(b"\xff", LATER),
+            )
+        )
+    },
+    "no list": changed(**{CONTENT: b""}),
+    "another list": changed(**{CONTENT: b"fedapp/a.py,0,8"}),
+    "many files": changed(**{f"{i}.py": b"" for i in range(MOST_FILES)}),
+    **dict(zip("abcd", (b"", b"PK", WHOLE[:-30], WHOLE[30:]), strict=True)),
+    "encrypted": encrypted(),
+}
+
+
+@pytest.mark.parametrize("change", UNSIGNED)
+def test_a_bundle_that_was_changed_is_not(change):
+    assert not signed_at(UNSIGNED[change], public())
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile's
+def test_a_path_that_is_there_twice_and_what_is_too_large_is_refused_whatever_it_holds():
+    assert not signed_at(zipped(signed(), {"fedapp/a.py": b"a = 1"}), public())
+    large = {"large": bytes(MOST_BYTES + 1)}
+    with pytest.raises(ValueError, match="too large"):
+        signature_file(zipped({**FILES, **large}), KEY)
+    assert not signed_at(changed(**large), public())
+
+
+def test_a_zip_that_claims_to_be_smaller_than_it_is_gives_no_more_than_it_claims():
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("large", bytes(MOST_BYTES + 1))
+    true, small = ((MOST_BYTES + n).to_bytes(4, "little") for n in (1, -MOST_BYTES + 100))
+    bomb = content.getvalue().replace(true, small)
+    assert bomb != content.getvalue()
+    assert not signed_at(bomb, public())
+
+
+@pytest.mark.by_default("0.2.0rc1")
+@pytest.mark.parametrize("version", ["0.1.9", "0.2.0.dev1", "0.2.0rc1"])
+def test_a_signed_release_older_than_the_installed_one_is_refused(version, tmp_path):
+    (key,) = public()
+    node = node_of(tmp_path, **{"release-keys": key})
+    app = edited_app(tmp_path / "app", f"version {version}")
+    (app / SIGNATURE).write_text(signature_file(build_fab_from_disk(app), KEY))
+    sent = build_fab_from_disk(app)
+    rule = rf"^app must be 0\.2\.0 or later, .* got the signed release {re.escape(version)}; "
+    with pytest.raises(ConfigError, match=rule):
+        check_bundle(site_config(node, {}), sent)
+    # The version is in what is signed.
+    with zipfile.ZipFile(io.BytesIO(sent)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    project = files["pyproject.toml"].replace(f'"{version}"'.encode(), b'"0.3.0"')
+    assert project != files["pyproject.toml"]
+    forged = zipped({**files, "pyproject.toml": project})
+    with pytest.raises(ConfigError, match=r"which this site knows or signed by one of release-key"):
+        check_bundle(site_config(node, {}), forged)
+    # A hash in the node config accepts it, signed or not.
+    check_bundle(site_config({**node, "app": sha256(sent).hexdigest()}, {}), sent)
+    check_bundle(site_config({**node, "app": sha256(forged).hexdigest()}, {}), forged)
+
+
+@pytest.mark.parametrize(
+    ("project", "got"),
+    [
+        (b'[project]\nversion = "0.2.0"', None),
+        (b'[project]\nversion = "0.2.0.post1"', None),
+        (b'[project]\nversion = "0.10"', None),
+        (b'[project]\nversion = "0.1.99"', "0.1.99"),
+        (b'[project]\nversion = "new"', "of no version"),
+        (b"[project]\nversion = 1", "of no version"),
+        (b"[project]", "of no version"),
+        (b"project = 1", "of no version"),
+        (b"\xff", "of no version"),
+        (b"[project", "of no version"),
+        (None, "of no version"),
+    ],
+)
+def test_versions_are_compared_as_python_does(project, got):
+    config = SiteConfig("bank", "rows.csv", release_keys=public())
+    others = {name: text for name, text in FILES.items() if name != "pyproject.toml"}
+    sent = zipped(signed(others if project is None else {**FILES, "pyproject.toml": project}))
+    if got is None:
+        check_bundle(config, sent)
+        return
+    with pytest.raises(
+        ConfigError, match=rf"^app must be 0\.2\.0 or later, .* release {got}; app "
+    ):
+        check_bundle(config, sent)
+
+
+NEXT = DATE + timedelta(seconds=1)
+
+
+def dated(date, version="0.3.0"):
+    project = f'[project]\nversion = "{version}"'.encode()
+    return zipped(signed({**FILES, "pyproject.toml": project}, date=date))
+
+
+def test_a_release_that_was_signed_before_a_known_one_of_its_version_is_refused():
+    config = SiteConfig("bank", "rows.csv", release_keys=public())
+    for sent in (dated(DATE), dated(NEXT), dated(NEXT), dated(DATE, "0.3.1")):
+        check_bundle(config, sent)
+    rule = (
+        r"^app must be release 0\.3\.0 as signed at 2026-11-28T00:00:01\+00:00 or later, which "
+        r"bank knows, got one of 2026-11-28T00:00:00\+00:00; app in the site's node config may name"
+    )
+    with pytest.raises(ConfigError, match=rule):
+        check_bundle(config, dated(DATE))
+    check_bundle(replace(config, bundles=frozenset({sha256(dated(DATE)).hexdigest()})), dated(DATE))
+    check_bundle(replace(config, name="shop"), dated(DATE))
+
+
+def test_a_release_that_was_signed_before_the_installed_one_is_refused(monkeypatch):
+    config = SiteConfig("bank", "rows.csv", release_keys=public(Ed25519PrivateKey.generate()))
+    monkeypatch.setattr("fedapp.site.bundle.build_bundle", lambda: dated(NEXT, "0.2.0"))
+    config = replace(config, release_keys=config.release_keys | public())
+    check_bundle(config, dated(NEXT, "0.2.0"))
+    with pytest.raises(ConfigError, match=r"^app must be release 0\.2\.0 as signed at 2026"):
+        check_bundle(replace(config, name="shop"), dated(DATE, "0.2.0"))
+
+
+def test_a_key_of_another_kind_does_not_sign(tmp_path):
+    pem = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path = tmp_path / "release.pem"
+    path.write_bytes(KEY.private_bytes(*pem))
+    assert load_key(path).private_bytes_raw() == KEY.private_bytes_raw()
+    for content in (ec.generate_private_key(ec.SECP256R1()).private_bytes(*pem), b"no key"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"key must be an Ed25519 key, PEM .* -out release.p"):
+            load_key(path)
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from fedapp.errors import ConfigError
-from fedapp.records.document import load
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.constraints import interactions_of, monotone_of
 from fedapp.trees.grow import Limits
-from fedapp.trees.model import LEAF, NODE, Ensemble
+from fedapp.trees.model import LEAF, NODE
 from strategies.run import check_read
-from tests.tables import made_columns, write_rows
+from tests.federated import model_of
+from tests.tables import made_columns
 
 ALL = np.ones((2, 20), dtype=bool)
 PLACES = [(0, 1), (0, 2), (1, 1), (1, 2)]
@@ -40,21 +40,13 @@ def test_a_level_draws_once_for_a_tree_and_a_node_of_these():
     assert not (nodes & ~level).any()
     assert (nodes[0] != nodes[1]).any()
     np.testing.assert_array_equal(nodes, limits.columns(1, PLACES, (), ALL))
-
-
-def test_shares_are_of_what_the_level_above_has_drawn_and_one_column_at_least():
     allowed = np.arange(20)[None] < 7  # int(0.35 * 20) of a tree
     limits = Limits(bylevel=0.5, bynode=0.5)
     assert limits.columns(0, [(0, 0)], (), allowed).sum() == int(0.5 * int(0.5 * 7))
     few = Limits(bylevel=0.01, bynode=0.01)
     assert few.columns(0, [(0, 0)], (), allowed).sum() == 1
-
-
-def test_every_column_is_drawn_equally_often():
-    counts = np.zeros(20)
-    for round_id in range(600):
-        drawn = Limits(round_id=round_id, bynode=0.25).columns(0, [(0, 0)], (), ALL)
-        counts += drawn[0]
+    draws = [Limits(round_id=n, bynode=0.25).columns(0, [(0, 0)], (), ALL)[0] for n in range(600)]
+    counts = np.sum(draws, axis=0)
     assert counts.sum() == 600 * 5
     assert np.abs(counts - 150).max() < 5 * np.sqrt(600 * 0.25 * 0.75)
 
@@ -93,11 +85,12 @@ def test_below_a_split_of_a_held_column_weights_lie_beyond_its_middle():
         ({"interaction-constraints": "a,b"}, r"must be groups of columns, as \[.*, got a,b"),
         ({"interaction-constraints": "[a,b],"}, r"must be groups of columns, .* got \[a,b\],"),
         ({"colsample-bynode": 0.0}, "colsample-bynode must be > 0"),
+        ({"strategy": "bagging", "monotone-constraints": "a:1"}, "must be omitted for bagging"),
     ],
 )
 def test_constraints_of_another_form_are_refused(given, rule):
     with pytest.raises(ConfigError, match=rule):
-        load_settings(given)
+        check_read(load_settings(given))
 
 
 def test_columns_that_are_not_there_are_named():
@@ -107,17 +100,10 @@ def test_columns_that_are_not_there_are_named():
         interactions_of((("a", "d"),), ("a", "b"))
 
 
-def test_a_method_that_does_not_hold_columns_refuses_constraints():
-    settings = load_settings({"strategy": "bagging", "monotone-constraints": "a:1"})
-    with pytest.raises(ConfigError, match="monotone-constraints must be omitted for bagging"):
-        check_read(settings)
-
-
-def test_monotone_constraints_beside_categories_are_refused(settings, tmp_path):
+def test_monotone_constraints_beside_categories_are_refused(made):
     columns = made_columns("binary:logistic")
     columns["f"] = np.where(np.arange(len(columns["y"])) % 2, "red", "blue")
-    data = str(write_rows(tmp_path / "made.csv", columns))
-    run = settings(data=data, label="y", parties=1, **{"monotone-constraints": "a:1"})
+    run = made(columns=columns, parties=1, monotone_constraints="a:1")
     with pytest.raises(ConfigError, match="must be empty where a column has categories"):
         run_local(run)
 
@@ -125,19 +111,19 @@ def test_monotone_constraints_beside_categories_are_refused(settings, tmp_path):
 DRAWN = {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3, "max_depth": 3}
 
 
-def test_parties_draw_the_columns_that_one_party_draws(settings, tmp_path):
+def test_parties_draw_the_columns_that_one_party_draws(made):
     rng = np.random.default_rng(3)
     values = rng.integers(0, 9, (600, 6))
     labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(0, 3, 600) > 8).astype(int)
-    data = write_rows(
-        tmp_path / "few.csv", {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
-    )
-    given = {"data": str(data), "label": "y", "max_bin": 64, "valid_fraction": 0.0, **DRAWN}
-    models = []
-    for parties in (1, 3):
-        run = settings(parties=parties, **given, **{"pax.bins": "equal"})
-        models.append(load(run_local(run).path / "model.json", Ensemble))
-    one, three = models
+    columns = {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
+    given = {
+        "columns": columns,
+        "max_bin": 64,
+        "valid_fraction": 0.0,
+        "pax__bins": "equal",
+        **DRAWN,
+    }
+    one, three = (model_of(run_local(made(parties=parties, **given))) for parties in (1, 3))
     for tree, other in zip(one.trees, three.trees, strict=True):
         for field in ("left", "column", "threshold", "default_left"):
             np.testing.assert_array_equal(tree[field], other[field])
@@ -145,10 +131,9 @@ def test_parties_draw_the_columns_that_one_party_draws(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_secureboost_splits_nodes_by_the_columns_that_they_drew(vertical, tmp_path):
-    data = str(write_rows(tmp_path / "made.csv", made_columns("binary:logistic")))
-    run = vertical(data=data, label="y", valid_fraction=0.0, **DRAWN)
-    trees = load(run_local(run).path / "model.json", Ensemble).trees
+def test_secureboost_splits_nodes_by_the_columns_that_they_drew(made):
+    run = made("secureboost", valid_fraction=0.0, **DRAWN)
+    trees = model_of(run_local(run)).trees
     seen = 0
     for round_id, tree in enumerate(trees):
         limits = Limits(run.seed, round_id, run.colsample_bylevel, run.colsample_bynode)

@@ -16,13 +16,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
-from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.errors import ConfigError, DataError, PartyError, WaitingError
 from fedapp.home import home
 from fedapp.messages.pax import SketchRequest
 from fedapp.runs.local import run_local
@@ -31,9 +28,11 @@ from fedapp.site.account import account_of
 from fedapp.site.log import HEAD, LOG, Audit, LogError, append, drop_old
 from fedapp.site.store import SECONDS_A_DAY, Store
 from strategies import flower
-from tests.crypto.test_masks import growing
+from tests.crypto.test_masks import GREETING, MODEL, TERMS, growing
+from tests.federated import summary_of
 from tests.plans import planned
-from tests.site.test_account import GREETING, MODEL, TERMS, ask
+from tests.site.office import approve
+from tests.site.test_plan import ask
 
 DAY = SECONDS_A_DAY
 
@@ -42,20 +41,27 @@ def site(name="bank"):
     return home() / "sites" / name
 
 
-def audited(path):
-    """Lines of a site's log, and what is wrong with it."""
-    audit = Audit.of_site(path)
+def audited():
+    """Lines of the bank's log, and what is wrong with it."""
+    audit = Audit.of_site(site())
     return [fields for _, fields in audit], audit.faults
 
 
-def lines(name="bank"):
-    every, faults = audited(site(name))
+def lines():
+    every, faults = audited()
     assert not faults
     return every
 
 
-def events(name="bank"):
-    return Counter(line["event"] for line in lines(name))
+def logged(name):
+    return [line for _, line in Audit.of_site(site(name))]
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """``at(days)``: from here on it is so many days later, or earlier."""
+    now = time.time()
+    return lambda days: monkeypatch.setattr(time, "time", lambda: now + days * DAY)
 
 
 def shown(tmp_path, *words):
@@ -68,38 +74,27 @@ def shown(tmp_path, *words):
     return CliRunner().invoke(site_app, ["log", "--site", str(folder), *words])
 
 
-# What stands in it
-
-
-@pytest.fixture
-def private_run(settings, three, monkeypatch):
-    """A private run, which somebody approves at the bank as it asks for the third time; its id."""
-    policy = {"least-parties": 3, "run-epsilon": 1000, "approve": "ask"}
-    asked = []
-
-    def admits(run, *words):
-        asked.append(run)
-        if asked.count(run) == 3 and run.name == "bank":
-            (line,) = [line for line in lines() if line["event"] == "waits"]
-            approved = CliRunner().invoke(site_app, ["approve", line["run"], "--yes"])
-            assert approved.exit_code == 0
-        return admit(run, *words)
-
+@pytest.mark.slow
+def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(settings, three, monkeypatch):
+    """A private run, which somebody approves at the bank once it waits there."""
     admit = register.admit
+
+    def admits(config, run, *words):
+        try:
+            admit(config, run, *words)
+        except WaitingError:
+            assert approve(run, "--yes").exit_code == 0
+            raise
+
     monkeypatch.setattr(register, "admit", admits)
     monkeypatch.setattr(flower, "APPROVAL_POLL", 0.0)
-    epsilon = {"privacy__epsilon": 1000.0, "privacy__delta": 1e-3}
+    private = {"privacy__epsilon": 1000.0, "privacy__delta": 1e-3, "start_deadline": 60.0}
+    policy = {"least-parties": 3, "run-epsilon": 1000, "approve": "ask"}
     folder = run_local(
-        settings(parties=3, pax__aggregation="secure", start_deadline=60.0, **epsilon),
-        three(bank=policy),
+        settings(parties=3, pax__aggregation="secure", **private), three(bank=policy)
     )
-    return str(json.loads((folder.path / "summary.json").read_text())["model_id"])
-
-
-@pytest.mark.slow
-def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(private_run):
     every = {line["event"]: line for line in lines()}
-    assert {line["run"] for line in lines()} == {private_run}
+    assert {line["run"] for line in lines()} == {str(summary_of(folder)["model_id"])}
     assert [*every] == ["answered", "waits", "approved", "opened", "charged", "ended"]
     waits, approved, opened = every["waits"], every["approved"], every["opened"]
     assert (waits["reasons"], waits["method"]) == (["approve is ask in the node config"], "pax")
@@ -117,34 +112,41 @@ def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(private_run)
         (size,) = line["fields"]["masked"]
         assert line["sent"] > size > 0
         assert line["received"] > 0
-    # A site that asks nobody has the same but for that.
-    needed = Counter(["waits", "approved"])
-    assert events("shop") == events() - needed
-
-
-@pytest.mark.slow
-def test_every_answer_of_an_account_has_a_line(settings, three):
-    run_local(settings(parties=3, num_boost_round=3), three())
+    needed = ["waits", "approved"]  # a site that asks nobody has the same but for that
+    events = Counter(line["event"] for line in lines() if line["event"] not in needed)
+    assert Counter(line["event"] for line in logged("shop")) == events
     for name in ("bank", "insurer", "shop"):
         (state,) = site(name).glob("*/state")
         times = account_of(Store.open(state.parent)).times
-        logged = Counter(line.get("kind") for line in lines(name) if line["event"] == "answered")
+        answers = Counter(line["kind"] for line in logged(name) if line["event"] == "answered")
         assert sum(times.values()) > 3
-        assert {kind: logged[kind] for kind in times} == times
-        numbers = [line["question"] for line in lines(name) if "question" in line]
+        assert {kind: answers[kind] for kind in times} == times
+        numbers = [line["question"] for line in logged(name) if "question" in line]
         assert numbers == sorted(numbers)
-        assert lines(name)[-1]["event"] == "ended"
 
 
-def test_an_answer_without_a_line_is_missed(configs):
-    bank = configs["bank"]
+def test_no_answer_leaves_without_a_line_and_one_that_has_none_is_missed(configs):
+    bank, write = configs["bank"], os.write
+    sketch = SketchRequest(n_bins=8, **TERMS)
+
+    def short(file, data):
+        is_log = os.readlink(f"/proc/self/fd/{file}") == str(site() / LOG)
+        return write(file, data[: len(data) // 2] if is_log else data)
+
     ask(bank, greeting("bank"), 1)
-    ask(bank, SketchRequest(n_bins=8, **TERMS), 2)
+    before = lines()
+    rule = "log of bank must take a line before an answer leaves, got: No space"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedapp.site.log.os.write", short)
+        with pytest.raises(LogError, match=rule):
+            ask(bank, sketch, 2)
+    assert lines() == before
+    assert Store.open(site() / MODEL).step == 1
+    ask(bank, sketch, 2)
     with pytest.MonkeyPatch.context() as patch:  # an answer beside the log
         patch.setattr("fedapp.site.answer.append", lambda *_, **__: b"")
-        ask(configs["bank"], growing(), 3)
-    _, faults = audited(site())
-    assert faults == [f"1 answers to train.pax_grow of {MODEL} have no line"]
+        ask(bank, growing(), 3)
+    assert audited()[1] == [f"1 answers to train.pax_grow of {MODEL} have no line"]
 
 
 def greeting(*names):
@@ -160,7 +162,7 @@ def test_an_answer_that_is_sent_again_says_so(configs):
     assert again["sent"] == lines()[1]["sent"]
 
 
-def test_what_is_refused_and_why(settings, three):
+def test_what_is_refused_and_why_and_what_fails_and_no_word_of_why(settings, three, monkeypatch):
     with pytest.raises(PartyError, match="strategy must be one that the site allows"):
         run_local(settings(parties=3), three(bank={"allow": "bagging"}))
     (line,) = lines()
@@ -168,15 +170,13 @@ def test_what_is_refused_and_why(settings, three):
     assert line["kind"] == "query.greet"
     assert "strategy must be one that the site allows (bagging), got pax" in line["reason"]
 
-
-def test_what_fails_and_no_word_of_why(settings, three, monkeypatch):
     def fails(*_):
         raise RuntimeError("a secret")
 
     monkeypatch.setattr("fedapp.site.answer._handled", fails)
     with pytest.raises(PartyError, match=r"RuntimeError in query\.greet"):
         run_local(settings(parties=3), three())
-    (line,) = lines()
+    _, line = lines()
     assert (line["event"], line["error"], line["kind"]) == ("failed", "RuntimeError", "query.greet")
     assert "secret" not in line["reason"]
 
@@ -197,31 +197,6 @@ def test_no_value_of_a_table_is_in_the_log(settings, sites, write_table):
 def test_a_simulated_party_has_no_log(settings):
     run_local(settings(parties=2, num_boost_round=1))
     assert not [*home().rglob(LOG), *home().rglob(HEAD)]
-
-
-# Writing
-
-
-@pytest.mark.slow
-def test_a_full_disk_lets_no_answer_leave(settings, three):
-    write = os.write
-
-    def short(file, data):
-        is_log = os.readlink(f"/proc/self/fd/{file}") == str(site() / LOG)
-        return write(file, data[: len(data) // 2] if is_log else data)
-
-    contexts = three()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapp.site.log.os.write", short)
-        rule = (
-            r"^bank \(step 0\): log of bank must take a line before an answer leaves, got: No space"
-        )
-        with pytest.raises(PartyError, match=rule):
-            run_local(settings(parties=3), contexts)
-    assert not lines()
-    assert not [*site().glob("*/state")]
-    run_local(settings(parties=3), contexts)
-    assert lines()[-1]["event"] == "ended"
 
 
 def test_a_disk_that_fails_breaks_no_chain():
@@ -266,7 +241,7 @@ KILLED = """
 import os, signal, sys
 from fedapp.site import answer, log
 from fedapp.site.settings import site_config
-from tests.site.test_account import begun, ask
+from tests.site.test_plan import begun, ask
 from strategies import flower
 from tests.crypto.test_masks import growing
 
@@ -307,7 +282,7 @@ def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
     append(site(), "score", n=3)
     assert [line["n"] for line in lines()] == [0, 1, 2, 3]
     (site() / HEAD).unlink()
-    assert audited(site())[1] == ["log.head was lost"]
+    assert audited()[1] == ["log.head was lost"]
     append(site(), "score", n=4)
     assert [line["n"] for line in lines()] == [0, 1, 2, 3, 4]
     assert "log.jsonl or log.head of bank was changed" in caplog.text
@@ -315,9 +290,6 @@ def test_half_a_line_goes_and_a_lost_head_is_written_anew(caplog):
         (site() / HEAD).write_text(broken)
         append(site(), "score", n=5)
         assert lines()[-1]["n"] == 5
-
-
-# Checking
 
 
 @pytest.fixture
@@ -333,48 +305,28 @@ def whole():
 
 def faults_of(content):
     (site() / LOG).write_bytes(content)
-    return audited(site())[1]
+    return audited()[1]
 
 
-@pytest.mark.slow
-def test_any_altered_byte_is_missed_or_named(whole):
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_altered_byte_and_any_truncation_is_found_and_named(whole, stride):
     content = b"".join(whole)
     assert not faults_of(content)
-    for place in range(len(content)):
-        other = bytes([content[place] ^ 1])
-        faults = faults_of(content[:place] + other + content[place + 1 :])
-        assert faults, (place, content[place : place + 20])
-
-
-@pytest.mark.slow
-@examples(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_other_byte_is_named_with_its_line(whole, data):
-    content = b"".join(whole)
-    place = data.draw(st.integers(0, len(content) - 1))
-    other = data.draw(st.integers(0, 255).filter(lambda byte: byte != content[place]))
-    faults = faults_of(content[:place] + bytes([other]) + content[place + 1 :])
-    line = content[:place].count(b"\n") + 1
-    named = {f"line {line} ", f"lines {line} ", f"line {line + 1} ", f"to {line} ", f"{line}"}
-    assert any(name in fault for fault in faults for name in named)
-
-
-@pytest.mark.slow
-def test_any_truncation_is_found(whole):
-    content = b"".join(whole)
-    for size in range(len(content)):
-        faults = faults_of(content[:size])
-        n_lines = content[:size].count(b"\n")
-        n_cut = f"lines {n_lines + 1} to {len(whole)} are cut off (log.head)"
-        assert faults == [n_cut], size
+    for place in range(0, len(content), stride):
+        line = content[:place].count(b"\n") + 1
+        named = {f"line {line} ", f"lines {line} ", f"line {line + 1} ", f"to {line} ", f"{line}"}
+        for byte in {content[place] ^ 1, place % 256} - {content[place]}:
+            faults = faults_of(content[:place] + bytes([byte]) + content[place + 1 :])
+            assert any(name in fault for fault in faults for name in named), (place, byte)
+        cut = f"lines {line} to {len(whole)} are cut off (log.head)"
+        assert faults_of(content[:place]) == [cut], place
 
 
 def test_any_removed_moved_or_doubled_line_is_found_and_named(whole):
     numbers = range(len(whole))
     for place in numbers:
         faults = faults_of(b"".join(whole[:place] + whole[place + 1 :]))
-        first = f"lines {place + 1} to {place + 1} "
-        assert faults[0].startswith(first), faults
+        assert faults[0].startswith(f"lines {place + 1} to {place + 1} "), faults
         assert any(word in faults[0] for word in ("removed", "missing", "cut off"))
         faults = faults_of(b"".join(whole[: place + 1] + whole[place:]))
         assert f"line {place + 1} is there twice, or was moved" in faults
@@ -408,24 +360,18 @@ def test_the_next_line_shows_what_was_lost(configs, loss, caplog):
     for number in range(4):
         append(site(), "score", n=number)
     content = (site() / LOG).read_bytes()
+    (site() / LOG).unlink()
     if loss == "cut":
         (site() / LOG).write_bytes(content[:-70])
-    else:
-        (site() / LOG).unlink()
     if loss == "head too":
         with register.transaction(site()) as database:
             database.execute("INSERT INTO meta VALUES ('log', ?)", (json.dumps(["here", 6, "0"]),))
         (site() / HEAD).unlink()
     append(site(), "score", n=9)
-    _, faults = audited(site())
-    if loss == "cut":
-        assert faults == ["line 6 was altered"]
-        assert "log.jsonl or log.head of bank was changed" in caplog.text
-    elif loss == "all":
-        assert faults == ["lines 1 to 6 are missing"]
-    else:
-        assert not faults
-        assert register.logged_head(site()) == [["here", 6, "0"]]
+    faults = {"cut": ["line 6 was altered"], "all": ["lines 1 to 6 are missing"], "head too": []}
+    assert audited()[1] == faults[loss]
+    assert loss != "cut" or "log.jsonl or log.head of bank was changed" in caplog.text
+    assert loss != "head too" or register.logged_head(site()) == [["here", 6, "0"]]
 
 
 def test_a_new_key_is_signed_by_the_one_before(whole):
@@ -435,25 +381,21 @@ def test_a_new_key_is_signed_by_the_one_before(whole):
     append(site(), "signed")
     assert [line["event"] for line in lines()][-2:] == ["rekeyed", "signed"]
     (site() / "identity.key").write_bytes(bytes(range(32)))  # another's
-    _, faults = audited(site())
+    _, faults = audited()
     assert faults == ["the key of the signatures is not the site's"]
     append(site(), "signed")
-    _, faults = audited(site())
+    _, faults = audited()
     assert "line 12 is signed by another key" in faults
 
 
-# Retention
-
-
-def test_old_lines_go_and_a_signed_line_says_so(monkeypatch):
-    now = time.time()
+def test_old_lines_go_and_a_signed_line_says_so(at):
     for age in (9.0, 8.0, 7.5, 3.0, 1.0):
-        monkeypatch.setattr(time, "time", lambda age=age: now - age * DAY)
+        at(-age)
         append(site(), "score", age=age)
-    monkeypatch.setattr(time, "time", lambda: now)
-    drop_old(site(), 0)
-    drop_old(site(), 30)
-    assert len(lines()) == 5
+    at(0)
+    for days in (0, 30):
+        drop_old(site(), days)
+        assert len(lines()) == 5
     drop_old(site(), 5)
     three, one, dropped = lines()
     assert (three["age"], one["age"], dropped["event"]) == (3.0, 1.0, "dropped")
@@ -465,39 +407,35 @@ def test_old_lines_go_and_a_signed_line_says_so(monkeypatch):
     assert faults_of(b"".join(content[1:])) == ["lines 1 to 4 are missing"]
     assert faults_of(b"".join(content[:2]))[0] == "lines 1 to 3 are missing"
     (site() / LOG).write_bytes(b"".join(content))
-    monkeypatch.setattr(time, "time", lambda: now + 9 * DAY)
+    at(9)
     drop_old(site(), 5)
     (last,) = lines()
     assert (last["event"], last["last"], last["number"]) == ("dropped", 7, 8)
-    append(site(), "score")
-    assert len(lines()) == 2
-
-
-def test_where_all_lines_are_old_one_that_the_head_lacks_goes_too(monkeypatch):
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 9 * DAY)
-    append(site(), "score")
     head = (site() / HEAD).read_bytes()
     append(site(), "score")
     (site() / HEAD).write_bytes(head)  # a process died before it wrote the head
-    monkeypatch.setattr(time, "time", lambda: now)
+    at(18)
     drop_old(site(), 5)
-    (line,) = lines()
-    assert (line["event"], line["last"]) == ("dropped", 2)
+    (last,) = lines()
+    assert (last["event"], last["last"], last["number"]) == ("dropped", 9, 10)
 
 
-# Closed files
+def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, at):
+    at(-9)
+    append(site(), "score")
+    at(0)
+    ask(replace(configs["bank"], log_days=3), greeting("bank"), 1)
+    assert [line["event"] for line in lines()] == ["opened", "dropped", "answered"]
 
 
 @pytest.fixture
-def closed(monkeypatch):
+def closed(monkeypatch, at):
     """Files of two lines, 8, 6, 4 and 2 days old, which get no more; the last one is empty."""
     monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 180)
-    now = time.time()
     for age in (8, 8, 6, 6, 4, 4, 2, 2):
-        monkeypatch.setattr(time, "time", lambda age=age: now - age * DAY)
+        at(-age)
         append(site(), "score", age=age)
-    monkeypatch.setattr(time, "time", lambda: now)
+    at(0)
     *files, last = log.parts(site() / LOG)
     assert [path.name[-8:] for path in files] == [f"{n}.jsonl" for n in ("02", "04", "06", "08")]
     assert not last.stat().st_size
@@ -510,11 +448,11 @@ def test_a_log_of_several_files_is_one_chain(closed, tmp_path):
     assert shown(tmp_path).exit_code == 0
     content = closed[1].read_bytes()
     closed[1].write_bytes(content.replace(b'"age": 6', b'"age": 7'))
-    assert audited(site())[1] == ["line 3 was altered, or what line 4 says of it"]
+    assert audited()[1] == ["line 3 was altered, or what line 4 says of it"]
     closed[1].unlink()
-    assert audited(site())[1] == ["lines 3 to 4 were removed"]
+    assert audited()[1] == ["lines 3 to 4 were removed"]
     closed[0].unlink()
-    assert audited(site())[1] == ["lines 1 to 4 are missing"]
+    assert audited()[1] == ["lines 1 to 4 are missing"]
 
 
 @pytest.mark.parametrize("loss", ["head", "before the head", "before the file"])
@@ -540,46 +478,29 @@ def test_old_files_go_as_a_whole_and_the_chain_stays(closed):
     append(site(), "score")
     assert lines()[-1]["number"] == 11
     closed[2].unlink()
-    assert audited(site())[1] == ["lines 1 to 6 are missing"]
+    assert audited()[1] == ["lines 1 to 6 are missing"]
 
 
-def test_the_old_lines_of_a_file_go_before_it_is_old(closed, monkeypatch):
-    now = time.time()
-    content = closed[0].read_bytes()
-    monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 10**6)
+def test_the_old_lines_of_a_file_go_before_it_is_old(at):
     for age in (9, 1):
-        monkeypatch.setattr(time, "time", lambda age=age: now - age * DAY)
-        append(site("shop"), "score")
-    monkeypatch.setattr(time, "time", lambda: now)
-    (site("shop") / LOG).rename(part := site("shop") / closed[0].name)
-    (site("shop") / LOG).touch()
-    drop_old(site("shop"), 5)
-    assert closed[0].read_bytes() == content
+        at(-age)
+        append(site(), "score")
+    at(0)
+    (site() / LOG).rename(part := site() / log.CLOSED.format(f"{2:012}"))
+    (site() / LOG).touch()
+    drop_old(site(), 5)
     assert len(part.read_bytes().splitlines()) == 1
-    assert [line["number"] for line in lines("shop")] == [2, 3]
+    assert [line["number"] for line in lines()] == [2, 3]
 
 
-def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, monkeypatch):
+def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, at):
     head = tmp_path / "head.json"
     head.write_text(shown(tmp_path, "--sign").output)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 9 * DAY)
+    at(9)
     drop_old(site(), 5)
     assert shown(tmp_path).exit_code == 0
     error = shown(tmp_path, "--head", str(head)).exception
     assert str(error) == "head must be of a line that is there, from 7 on, got an older one"
-
-
-def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, monkeypatch):
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now - 9 * DAY)
-    append(site(), "score")
-    monkeypatch.setattr(time, "time", lambda: now)
-    ask(replace(configs["bank"], log_days=3), greeting("bank"), 1)
-    assert [line["event"] for line in lines()] == ["opened", "dropped", "answered"]
-
-
-# The command
 
 
 @pytest.fixture

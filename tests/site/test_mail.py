@@ -1,6 +1,5 @@
 """Letters between sites as handlers see them, and the answer of a run that has ended."""
 
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 from shutil import rmtree
@@ -9,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import pytest
 
-from fedapp.crypto.sealed import new_private_key, public_key, unseal
+from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.fields import (
@@ -30,8 +29,6 @@ from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to
 from fedapp.site.account import Account
 from fedapp.site.answer import answer
 from fedapp.site.mail import (
-    HEAD,
-    Session,
     address_of,
     begin_session,
     box_key,
@@ -43,7 +40,6 @@ from fedapp.site.mail import (
 )
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from fedapp.site.trust import identity
 from tests.groups import declare_group
 from tests.plans import planned
 from tests.tampering import refuses
@@ -105,9 +101,9 @@ class Sites:
     calls: list[str]
 
     def ask(self, name, request, parcels=(), **envelope):
-        return self.hand(name, request.kind, to_content(request, name, parcels), **envelope)
+        return self.hand(request.kind, to_content(request, name, parcels), name, **envelope)
 
-    def hand(self, name, kind, content, **envelope):
+    def hand(self, kind, content, name="bank", **envelope):
         """A message as it has arrived, whatever is in it."""
         site = SiteConfig(name, "rows.csv", allowed=frozenset({"testmail"}))
         return answer(site, kind, Envelope(MODEL, method="testmail", **envelope), content)
@@ -186,45 +182,79 @@ def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites):
     assert opened(sites, sent, step=3) == [77]
 
 
-def test_a_request_that_came_without_its_letters_fields_is_refused(sites):
-    content = Content("TellRequest", {"number": 1, "last": False}, {})
-    with pytest.raises(ProtocolError, match=r"^bank: TellRequest.parcel_ends must be present$"):
-        sites.hand("bank", TellRequest.kind, content, step=3)
+TOLD = Content("TellRequest", {"number": 1, "last": False}, {})
+PEERS = {"peers": to_content(TellRequest(1, False), "bank").scalars["peers"]}
+GREETED = to_content(GreetRequest(1), "bank")
+SEEN = r"^bank: parcel\.step must be a new one, got one seen before$"
+OVER = r"^bank: parcel\.step must be a new one, got one of an earlier attempt$"
+NO_PARTY = r"parcel\.sender must be another party of the run$"
+LATER = {"gap": 0, "checkpoint": 9}
+# What is done at two sites that have met, and why it is refused.
+REFUSED = {
+    "no fields of letters": (
+        lambda sites: sites.hand(TellRequest.kind, TOLD, step=3),
+        r"^bank: TellRequest\.parcel_ends must be present$",
+    ),
+    "letters where there are none": (
+        lambda sites: sites.hand(
+            GreetRequest.kind, replace(GREETED, scalars=GREETED.scalars | PEERS), step=3
+        ),
+        r"^bank: GreetRequest\.peers must be absent$",
+    ),
+    "a step beyond all": (
+        lambda sites: sites.tell("bank", 1, step=2**32, **LATER),
+        rf"^bank: TellRequest\.step must be <= {2**32 - 1}, got {2**32}$",
+    ),
+    "an attempt beyond all": (
+        lambda sites: sites.tell("bank", 1, step=4, attempt=2**16, **LATER),
+        rf"^bank: TellRequest\.attempt must be <= {2**16 - 1}, got {2**16}$",
+    ),
+    **{
+        f"a letter of {sender}": (
+            lambda sites, sender=sender: sites.tell("shop", 1, parcels=[(sender, b"")], step=3),
+            f"^{sender}: {NO_PARTY}",
+        )
+        for sender in ("mallory", "shop")
+    },
+    "keys once more": (
+        lambda sites: sites.ask("bank", sites.begin(), step=3),
+        r"^bank: parcel\.names must be sent once$",
+    ),
+}
 
 
-def test_a_message_that_carries_no_letters_must_not_bring_any(sites):
-    carried = to_content(TellRequest(1, False), "bank")
-    keys = to_content(GreetRequest(1), "bank")
-    scalars = {"peers": carried.scalars["peers"], **keys.scalars}
-    content = Content("GreetRequest", scalars, {})
-    with pytest.raises(ProtocolError, match=r"^bank: GreetRequest.peers must be absent$"):
-        sites.hand("bank", GreetRequest.kind, content, step=3)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_letter_of_the_run_is_refused(unmet, monkeypatch, case):
+    act, rule = REFUSED[case]
+    if case == "keys once more":  # by a simulated site, which has no plan that refuses them before
+        monkeypatch.setattr("tests.site.test_mail.SiteConfig", partial(SiteConfig, simulated=True))
+    else:
+        unmet.begin()
+    with pytest.raises(ProtocolError, match=rule):
+        act(unmet)
+    assert {unmet.store(name).step for name in NAMES} == {2}
 
 
-def test_a_reply_that_carries_no_letters_does_not_lose_them_in_silence(sites):
+def test_a_letter_that_cannot_be_sent_or_read_is_refused(sites, monkeypatch):
     with pytest.raises(AssertionError, match="BareReply carries no letters"):
         sites.tell("bank", 0, step=3)
-    assert sites.store("bank").step == 2
-
-
-def test_a_letter_that_is_too_long_to_be_sealed_is_refused_with_a_way_out(sites, monkeypatch):
-    monkeypatch.setattr("fedapp.site.mail.LARGEST_CONTENT", 10)
     rule = r"must be <= 10 bytes, got \d\d; take fewer rows, columns or bins \(max-bin\)"
-    with pytest.raises(ProtocolError, match=rf"^bank: Note\.letter {rule}$"):
-        sites.tell("bank", 1, step=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.site.mail.LARGEST_CONTENT", 10)
+        with pytest.raises(ProtocolError, match=rf"^bank: Note\.letter {rule}$"):
+            sites.tell("bank", 1, step=3)
     assert sites.store("bank").step == 2
-
-
-@pytest.mark.parametrize(("field", "value"), [("step", 2**32), ("attempt", 2**16)])
-def test_what_no_parcel_can_tell_of_its_exchange_is_refused(sites, field, value):
-    sites.tell("bank", 1, step=3)
-    envelope = {"step": 4, "gap": 0, "checkpoint": 9, field: value}
-    rule = rf"^bank: TellRequest\.{field} must be <= {value - 1}, got {value}$"
-    with pytest.raises(ProtocolError, match=rule):
-        sites.tell("bank", 1, **envelope)
-
-
-# Parties that were told different things
+    sent = sites.tell("bank", 77, step=3)
+    rule = r"^number of bank must be <= 76 \(most-bins in the node config of shop\), got 77$"
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.site.test_mail.SiteConfig", partial(SiteConfig, most_bins=76))
+        with pytest.raises(ConfigError, match=rule):
+            opened(sites, sent, step=3)
+    with monkeypatch.context() as patch:
+        patch.delattr("tests.site.test_mail.Note")
+        with pytest.raises(ProtocolError, match=r"^bank: parcel\.class must be known, got Note$"):
+            opened(sites, sent, step=3)
+    assert opened(sites, sent, step=3) == [77]
 
 
 UNLIKE = (
@@ -240,22 +270,30 @@ def not_the_banks_key(opening):
     return replace(opening, run_keys=run_keys)
 
 
+def told(to, kind, change):
+    """The server sends a party another request of a kind."""
+    return lambda name, sent: change(sent) if name == to and isinstance(sent, kind) else sent
+
+
 LIES = {
-    "active": (MeetRequest, lambda opening: replace(opening, active="shop")),
-    "key of the run": (MeetRequest, not_the_banks_key),
-    "before the opening": (GreetRequest, lambda greeting: replace(greeting, rounds=3)),
+    "active": told("shop", MeetRequest, lambda opening: replace(opening, active="shop")),
+    "key of the run": told("shop", MeetRequest, not_the_banks_key),
+    "before the opening": told("shop", GreetRequest, lambda greeting: replace(greeting, rounds=3)),
 }
 
 
-@pytest.mark.parametrize(("kind", "change"), LIES.values(), ids=LIES)
-def test_parties_that_were_told_of_different_runs_do_not_read_each_other(unmet, kind, change):
-    def lie(name, request):
-        return change(request) if name == "shop" and isinstance(request, kind) else request
-
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_parties_that_were_told_of_different_runs_do_not_read_each_other(unmet, lie):
     unmet.begin(lie)
     sent = unmet.tell("bank", 77, step=3)
     with pytest.raises(ProtocolError, match=UNLIKE):
         opened(unmet, sent, step=3)
+
+
+def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet):
+    rule = r"^bank: parcel\.key must be the one that the site sent"
+    with pytest.raises(ProtocolError, match=rule):
+        unmet.begin(told("bank", MeetRequest, not_the_banks_key))
 
 
 def test_parties_that_were_told_of_different_methods_do_not_read_each_other(sites):
@@ -282,73 +320,15 @@ def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet):
         assert opened(unmet, sent, step=3, attempt=attempt, checkpoint=1) == [7]
 
 
-def test_a_site_is_not_told_another_key_of_the_run_than_its_own(unmet):
-    def lie(name, request):
-        return not_the_banks_key(request) if isinstance(request, MeetRequest) else request
-
-    with pytest.raises(
-        ProtocolError, match=r"^bank: parcel\.key must be the one that the site sent"
-    ):
-        unmet.begin(lie)
-
-
-def test_parties_meet_once(unmet, monkeypatch):
-    """A simulated site, which has no plan, keeps the keys that it has."""
-    monkeypatch.setattr("tests.site.test_mail.SiteConfig", partial(SiteConfig, simulated=True))
-    opening = unmet.begin()
-    with pytest.raises(ProtocolError, match=r"^bank: parcel\.names must be sent once$"):
-        unmet.ask("bank", opening, step=3)
-
-
-# Letters that no party may send
-
-
-@pytest.mark.parametrize("sender", ["mallory", "shop"])
-def test_a_letter_of_no_other_party_is_refused(sites, sender):
-    parcel = parcel_of(sites.tell("bank", 77, step=3))
-    rule = rf"^{sender}: parcel\.sender must be another party of the run$"
-    with pytest.raises(ProtocolError, match=rule):
-        sites.tell("shop", 1, parcels=[(sender, parcel)], step=3)
-
-
-def test_a_letter_of_a_class_that_the_method_does_not_have_is_refused(sites, monkeypatch):
-    sent = sites.tell("bank", 77, step=3)
-    monkeypatch.delattr("tests.site.test_mail.Note")
-    with pytest.raises(ProtocolError, match=r"^bank: parcel\.class must be known, got Note$"):
-        opened(sites, sent, step=3)
-
-
-def test_a_letter_beyond_a_limit_of_the_site_is_refused(sites, monkeypatch):
-    sent = sites.tell("bank", 77, step=3)
-    rule = r"^number of bank must be <= 76 \(most-bins in the node config of shop\), got 77$"
-    with monkeypatch.context() as patch:
-        patch.setattr("tests.site.test_mail.SiteConfig", partial(SiteConfig, most_bins=76))
-        with pytest.raises(ConfigError, match=rule):
-            opened(sites, sent, step=3)
-    assert opened(sites, sent, step=3) == [77]
-
-
-# Letters of another time
-
-
-SEEN = r"^bank: parcel\.step must be a new one, got one seen before$"
-OVER = r"^bank: parcel\.step must be a new one, got one of an earlier attempt$"
-
-
 def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites):
-    older, newer = (sites.tell("bank", number, step=2 + number) for number in (1, 2))
+    older, newer, both = (sites.tell("bank", number, step=2 + number) for number in (1, 2, 3))
     assert opened(sites, newer, step=4, gap=0) == [2]
     for sent in (newer, older):
         with pytest.raises(ProtocolError, match=SEEN):
             opened(sites, sent, step=5)
-
-
-def test_a_letter_that_came_before_an_older_one_does_not_come_again(sites):
-    older, newer = (parcel_of(sites.tell("bank", 1, step=step)) for step in (3, 4))
-    sites.tell("shop", 1, parcels=[("bank", newer), ("bank", older)], step=4, gap=0)
-    for parcel in (newer, older):
-        with pytest.raises(ProtocolError, match=SEEN):
-            sites.tell("shop", 1, parcels=[("bank", parcel)], step=5)
+    parcels = [("bank", parcel_of(both))]
+    with pytest.raises(ProtocolError, match=SEEN):
+        sites.tell("shop", 1, parcels=2 * parcels, step=5)
 
 
 def resumed(sites, attempt, checkpoint, step, names=NAMES):
@@ -358,30 +338,24 @@ def resumed(sites, attempt, checkpoint, step, names=NAMES):
         sites.ask(name, TellRequest(1, False), step=step, **envelope)
 
 
-def test_a_letter_of_a_start_that_is_over_is_refused(sites):
-    kept = sites.tell("bank", 70, step=3)
+def test_a_letter_of_a_start_that_is_over_is_refused_also_after_further_ones(sites):
+    first = sites.tell("bank", 70, step=3)
     sites.tell("shop", 1, step=3)
     late = sites.tell("bank", 77, step=4, checkpoint=3)
     assert opened(sites, late, step=4, checkpoint=3) == [77]
     resumed(sites, attempt=1, checkpoint=3, step=4)
     again = {"attempt": 1, "checkpoint": 3, "step": 5}
-    with pytest.raises(
-        ProtocolError, match="step must be a new one, got one of an earlier attempt"
-    ):
+    with pytest.raises(ProtocolError, match=OVER):
         opened(sites, late, **again)
-    assert opened(sites, kept, **again) == [70]
+    assert opened(sites, first, **again) == [70]
     new = sites.tell("bank", 78, attempt=1, checkpoint=3, step=6, gap=0)
-    assert opened(sites, new, attempt=1, checkpoint=3, step=6) == [78]
-
-
-def test_a_letter_of_a_start_that_is_over_stays_so_after_further_ones(sites):
-    for name in NAMES:
-        sites.tell(name, 1, step=3)
-    over = sites.tell("bank", 77, step=5, gap=2, checkpoint=3)
-    resumed(sites, attempt=1, checkpoint=3, step=4)
+    assert parcel_of(new)[8:] != parcel_of(late)[8:]  # sealed under another key
+    own = [address_of(sites.store("bank"), "bank", "shop", parcel_of(one)) for one in (late, new)]
+    assert [(one.step, one.attempt, one.since) for one in own] == [(4, 0, 0), (6, 1, 3)]
     resumed(sites, attempt=2, checkpoint=6, step=7)
     with pytest.raises(ProtocolError, match=OVER):
-        opened(sites, over, attempt=2, checkpoint=6, step=8)
+        opened(sites, late, attempt=2, checkpoint=6, step=8)
+    assert opened(sites, new, attempt=2, checkpoint=6, step=8) == [78]
 
 
 def test_a_server_cannot_name_another_checkpoint_than_it_kept(sites):
@@ -393,17 +367,6 @@ def test_a_server_cannot_name_another_checkpoint_than_it_kept(sites):
     with pytest.raises(ProtocolError, match=SEEN):
         opened(sites, late, attempt=1, checkpoint=4, step=6)
     sites.tell("shop", 1, attempt=1, checkpoint=3, step=4)
-
-
-def test_a_step_that_is_done_again_is_sealed_under_another_key(sites):
-    for name in NAMES:
-        sites.tell(name, 1, step=3)
-    first = sites.tell("bank", 77, step=4, checkpoint=3)
-    again = sites.tell("bank", 77, step=4, checkpoint=3, attempt=1)
-    assert parcel_of(first)[8:] != parcel_of(again)[8:]
-    store = sites.store("bank")
-    own = [address_of(store, "bank", "shop", parcel_of(one)) for one in (first, again)]
-    assert [(one.step, one.attempt, one.since) for one in own] == [(4, 0, 0), (4, 1, 3)]
 
 
 def test_parties_that_were_told_of_different_checkpoints_do_not_read_each_other(sites):
@@ -432,18 +395,35 @@ def test_sites_that_lost_their_state_read_nothing_of_before(sites):
         opened(sites, old, step=3)
 
 
-# The end of a run
-
-
 LAST = {"step": 6, "gap": 4, "checkpoint": 5}
 
 
-def test_an_ended_run_answers_a_later_attempt_with_the_same_letters(sites):
+def test_an_ended_run_answers_a_later_attempt_with_the_same_letters_and_nothing_else(sites):
     sent = sites.tell("bank", 77, last=True, **LAST)
-    again = sites.tell("bank", 77, last=True, step=9, gap=1, checkpoint=5, attempt=1)
+    later = {"last": True, "step": 9, "gap": 1, "checkpoint": 5, "attempt": 1}
+    with pytest.raises(ProtocolError, match=r"^bank: TellRequest\.content must be what it was wh"):
+        sites.tell("bank", 78, **later)
+    again = sites.tell("bank", 77, **later)
     assert sites.calls == ["bank"]
     assert again.scalars["n_calls"] == sent.scalars["n_calls"] == 1
     assert parcels_of(again) == parcels_of(sent)
+    store = sites.store("bank")
+    files = b"".join(path.read_bytes() for path in store.folder.iterdir() if path.is_file())
+    sealed = b"".join(store.read_bytes(name) for name in ("ended", "reply"))
+    assert b"TellReply" in sealed
+    assert b"Note" not in sealed + files
+
+
+def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write_no_letter(sites):
+    sites.tell("bank", 77, last=True, **LAST)
+    assert "ended" in sites.store("bank")
+    rule = r"parcel\.key must be there, the site has ended the run$"
+    with pytest.raises(ProtocolError, match=rule):
+        sites.tell("bank", 77, last=True, step=7, checkpoint=5)
+    assert sites.calls == ["bank", "bank"]
+    sites.tell("shop", 77, last=True, step=3)  # without a checkpoint no letters are kept
+    assert not sites.store("shop").get(Account).endings
+    assert "ended" not in sites.store("shop")
 
 
 def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(sites):
@@ -454,87 +434,6 @@ def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(s
     assert opened(sites, again, **resumed) == [77]
     with pytest.raises(ProtocolError, match=SEEN):
         opened(sites, again, **{**resumed, "step": 10})
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_stolen_after_the_end_opens_no_letter(sites):
-    sent = sites.tell("bank", 77, step=3)
-    answered = sites.tell("shop", 78, last=True, parcels=[("bank", parcel_of(sent))], **LAST)
-    last = {**LAST, "gap": 3}
-    sites.tell("bank", 79, last=True, parcels=[("shop", parcel_of(answered))], **last)
-    for receiver, sender, parcel in (
-        ("shop", "bank", parcel_of(sent)),
-        ("bank", "shop", parcel_of(answered)),
-    ):
-        disk = sites.store(receiver)
-        assert not disk.get(Session).private_key
-        with pytest.raises(
-            ProtocolError, match=r"^.*: parcel\.key must be there, the site has ended"
-        ):
-            session_secret(receiver, disk, Envelope(MODEL, 7, method="testmail"), sender)
-        files = [path.read_bytes() for path in disk.folder.rglob("*") if path.is_file()]
-        # Every 32 bytes on the disk, also as hex digits, are tried as the missing key.
-        keys = {one[at : at + 32] for one in files for at in range(len(one) - 31)}
-        digits = {match for one in files for match in re.findall(rb"[0-9a-f]{64}", one)}
-        keys |= {bytes.fromhex(each.decode()) for each in digits}
-        keys |= {identity(name) for name in NAMES}
-        address = address_of(disk, sender, receiver, parcel)
-        assert not any(opens(disk, key, address, parcel) for key in keys)
-
-
-def opens(disk, key, address, parcel):
-    """Whether a parcel opens with a key in the place of the one of the run."""
-    stolen = disk.copy()
-    stolen.put(replace(disk.get(Session), private_key=key))
-    try:
-        secret = session_secret(
-            address.receiver, stolen, Envelope(MODEL, 7, method="testmail"), address.sender
-        )
-        unseal(secret, address, parcel[HEAD.size :])
-    except (ValueError, ProtocolError):
-        return False
-    return True
-
-
-def test_a_disk_that_is_stolen_before_the_end_opens_a_letter(sites):
-    """So the search of the test above finds a key where there is one."""
-    sent = sites.tell("bank", 77, step=3)
-    disk = sites.store("shop")
-    address = address_of(disk, "bank", "shop", parcel_of(sent))
-    assert opens(disk, disk.get(Session).private_key, address, parcel_of(sent))
-
-
-def test_an_ended_run_keeps_its_letters_sealed(sites):
-    sites.tell("bank", 77, last=True, **LAST)
-    store = sites.store("bank")
-    files = b"".join(path.read_bytes() for path in store.folder.iterdir() if path.is_file())
-    kept = b"".join(store.read_bytes(name) for name in ("ended", "reply"))
-    assert b"TellReply" in kept
-    assert b"Note" not in kept + files
-
-
-def test_an_ended_run_refuses_another_request_than_the_one_that_ended_it(sites):
-    sites.tell("bank", 77, last=True, **LAST)
-    rule = "^bank: TellRequest.content must be what it was when the run ended$"
-    with pytest.raises(ProtocolError, match=rule):
-        sites.tell("bank", 78, last=True, step=9, gap=1, checkpoint=5, attempt=1)
-
-
-def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write_no_letter(sites):
-    sites.tell("bank", 77, last=True, **LAST)
-    with pytest.raises(
-        ProtocolError, match=r"parcel\.key must be there, the site has ended the run$"
-    ):
-        sites.tell("bank", 77, last=True, step=7, checkpoint=5)
-    assert sites.calls == ["bank", "bank"]
-
-
-def test_a_run_without_a_checkpoint_keeps_no_letters_when_it_ends(sites):
-    sites.tell("bank", 77, last=True, step=3)
-    assert not sites.store("bank").get(Account).endings
-    assert "ended" not in sites.store("bank")
-    sites.tell("shop", 77, last=True, **LAST)
-    assert "ended" in sites.store("shop")
 
 
 def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(vertical, monkeypatch):

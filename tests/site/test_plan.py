@@ -1,25 +1,55 @@
-"""A run asks a site for what its opening said, and for no more."""
+"""A run asks a site for what its opening said, and for no more, however it is opened again."""
 
+import math
+import os
+import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
+from typing import Annotated
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError
+from fedapp.crypto.masking import unmasked_sum
+from fedapp.crypto.noise import budget_for
+from fedapp.crypto.sealed import LARGEST_STEP
+from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.messages.fields import fields_of
+from fedapp.home import home
+from fedapp.messages import secureboost
+from fedapp.messages.fields import Range, Request, RoundId, fields_of, request
 from fedapp.messages.handshake import GreetRequest
-from fedapp.messages.pax import GrowRequest, GrowSumsRequest, SketchRequest
-from fedapp.messages.wire import Envelope, to_content
+from fedapp.messages.pax import GrowSumsRequest, SketchRequest
+from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
+from fedapp.messages.wire import Content, Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site.answer import answer
+from fedapp.site import account, answer
+from fedapp.site.mail import Mail
+from fedapp.site.store import STATE, Store
 from fedapp.site.trust import site_fingerprint
-from strategies.method import TreeStrategy
-from tests.crypto.test_masks import EDGES, GREETING, MODEL, NAMES, TERMS, Coordinator, growing
+from tests.crypto.test_masks import (
+    EDGES,
+    GREETING,
+    MODEL,
+    NAMES,
+    TERMS,
+    Coordinator,
+    growing,
+    scoring,
+)
+from tests.crypto.test_shares import unmasking
+from tests.network import fails_from, resumed, run
 from tests.plans import planned
+from tests.site.office import runs, vertical_hello
 
 NO_CUTS = {"edges": np.empty(0, np.float32), "edge_offsets": np.empty(0, np.int64)}
+EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 2
+ANOTHER = r"content must be what it was before the run was resumed; begin a new run$"
 
 
 def summing(first=False, **changes):
@@ -28,128 +58,414 @@ def summing(first=False, **changes):
     return GrowSumsRequest(**fields_of(replace(growing(), **changes)), **cuts, among=())
 
 
-def test_a_run_that_was_approved_with_masks_is_not_asked_for_plain_sketches(configs):
-    coordinator = Coordinator(configs)
-    rule = r"^bank: SketchRequest\.class must be one for aggregation secure by the plan"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(SketchRequest(n_bins=4, **TERMS), 3, ["bank"])
-    plain = replace(GREETING, **planned(NAMES, aggregation="plain"))
-    rule = r"aggregation must be secure, as when the run was opened, got plain; begin a new run"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(plain, 3, ["bank"], attempt=1)
+def ask(config, request, step, method="pax", **more):
+    envelope = Envelope(MODEL, step, method=method, **more)
+    return answer.answer(config, request.kind, envelope, to_content(request, config.name))
 
 
-def test_a_plan_without_masks_allows_no_masked_or_noised_sums(configs):
-    """Whoever sums with others must have approved that, and with whom."""
-    coordinator = Coordinator(configs, aggregation="plain")
-    with pytest.raises(ProtocolError, match=r"OpenRequest\.class must be one for aggregation plai"):
-        coordinator.ask(coordinator.opening, 3, ["bank"])
-    promise = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
-    noised = Coordinator(configs, model="f" * 16, **promise)
-    with pytest.raises(ProtocolError, match=r"OpenRequest\.class must be one for aggregation secu"):
-        noised.ask(noised.opening, 3, ["bank"])
+def begun(config, **plan):
+    """A site that has answered the opening and the sketch of a plain run of PAX."""
+    names = (config.name, "zoo")
+    ask(config, replace(GREETING, rounded=False, **planned(names, **plan)), 1)
+    ask(config, SketchRequest(n_bins=8, **TERMS), 2)
+    return config
 
 
-def test_a_plan_with_noise_allows_no_plain_sums(configs):
-    """Whoever approves it reads of an epsilon, and the register counts it."""
-    promise = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
-    coordinator = Coordinator(configs, aggregation="plain", **promise)
-    with pytest.raises(ProtocolError, match=r"SketchRequest\.class must be one for aggregation"):
-        coordinator.ask(SketchRequest(n_bins=4, **TERMS), 3, ["bank"])
+def listing(folder):
+    """Files of a folder, with sizes and times."""
+    if not folder.exists():
+        return {}
+    with os.scandir(folder) as entries:
+        stats = {one.name: one.stat() for one in entries if one.name != "lock"}
+    return {name: (one.st_size, one.st_mtime_ns) for name, one in stats.items()}
 
 
-@pytest.mark.parametrize(
-    ("change", "rule"),
-    [
-        ({"subsample": 0.9}, r"subsample must be 1\.0 by the plan that opened the run, got 0\.9$"),
-        ({"seed": 9}, r"seed must be 3 by the plan that opened the run, got 9$"),
-        ({"level": 7}, r"level must be <= 6 by the plan that opened the run, got 7$"),
-    ],
-    ids=["subsample", "seed", "depth"],
-)
-def test_a_round_is_drawn_and_grown_as_planned(configs, change, rule):
-    coordinator = Coordinator(configs)
-    coordinator.ask(coordinator.opening, 3)
-    with pytest.raises(ProtocolError, match=rf"^bank: GrowSumsRequest\.{rule}"):
-        coordinator.ask(summing(first=True, **change), 4, ["bank"])
+def private(configs, model=MODEL, n_rounds=ROUNDS):
+    """A run with noise before its parties meet, and its plan."""
+    budget = budget_for(EPSILON, DELTA, n_rounds, 3)
+    numbers = {"epsilon": EPSILON, "delta": DELTA, "multiplier": budget.multiplier}
+    opens = partial(PrivateOpenRequest, **numbers, n_rounds=n_rounds, clip=0.0)
+    coordinator = Coordinator(configs, opens=opens, model=model, rounds=n_rounds, **numbers)
+    coordinator.opening = replace(coordinator.opening, n_rows=COUNTED_ROWS)
+    return coordinator, {"rounds": n_rounds, **numbers}
 
 
-def test_rounds_rise_and_end_with_those_of_the_plan(configs):
-    """The first need not be 0: a run may go on from another model."""
-    coordinator = Coordinator(configs, rounds=2)
-    coordinator.ask(coordinator.opening, 3)
-    coordinator.ask(summing(first=True, round_id=5), 4)
-    coordinator.ask(summing(round_id=6), 5)
-    for round_id in (5, 6, 7):
-        rule = rf"round_id must be none: all have begun by the plan .*, got {round_id}$"
-        with pytest.raises(ProtocolError, match=rule):
-            coordinator.ask(summing(round_id=round_id), 6, ["bank"])
+def masked_plan(**fields):
+    return planned(NAMES, aggregation="secure", threshold=0, **fields)
 
 
-def test_a_round_begins_once(configs):
-    """Else one round has as many trees, of leaves of the coordinator's choice, as it asks for."""
-    coordinator = Coordinator(configs, rounds=1)
-    coordinator.ask(coordinator.opening, 3)
-    coordinator.ask(summing(first=True), 4)
-    told = {"leaf_values": np.ones(1, np.float32), "leaf_offsets": np.arange(2)}
-    rule = r"round_id must be none: all have begun by the plan that opened the run, got 0$"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(summing(**told), 5, ["bank"])
+def asked(step, request, **more):
+    """A message of the server; a request that is a function gets the coordinator."""
+
+    def ask_sites(coordinator, names=NAMES):
+        made = request(coordinator) if callable(request) else request
+        coordinator.ask(made, step, names, **more)
+
+    return ask_sites
 
 
-def test_no_party_may_be_lost_that_the_plan_needs(configs):
-    """What a lost party has sent before is told by the sums after: a person decides on that."""
-    sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
-    coordinator = Coordinator(sites)
-    opening = replace(coordinator.opening, threshold=3)
-    rule = r"OpenRequest\.threshold must be 0 by the plan that opened the run, got 3$"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(opening, 3, ["bank"])
+def opened_again(step, **plan):
+    """The opening once more, after a step back."""
+    again = {"attempt": 1, "checkpoint": step - 1}
+    return asked(step, lambda _: replace(GREETING, **masked_plan(**plan)), **again)
 
 
-def test_a_server_that_goes_back_asks_for_no_other_sums(configs):
-    """Each step back would else show another cell of the table."""
-    coordinator = Coordinator(configs, rounds=2)
-    coordinator.ask(coordinator.opening, 3)
-    coordinator.ask(summing(first=True), 4, checkpoint=3)
-    again = {"attempt": 1, "checkpoint": 3}
-    other = summing(first=True, columns=np.zeros(1, np.int32))
-    rule = r"^bank: GrowSumsRequest\.content must be what it was before the run was resumed; begin"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(other, 4, ["bank"], **again)
-    coordinator.ask(summing(first=True), 4, ["bank"], **again)
+def with_fewer(coordinator):
+    """The sites sum with one other party."""
+    sites = coordinator.configs.items()
+    coordinator.configs = {name: replace(config, least_parties=2) for name, config in sites}
+    return coordinator
 
 
-def test_cuts_are_no_finer_than_planned(configs):
-    coordinator = Coordinator(configs, max_bin=2)
-    coordinator.ask(coordinator.opening, 3)
-    edges = np.append(np.arange(2), np.append(np.arange(2), LARGEST_FLOAT)).astype(np.float32)
-    finer = replace(summing(first=True), edges=edges, edge_offsets=np.array([0, 2, 5]))
-    with pytest.raises(ProtocolError, match=r"edge_offsets must be <= 2 by the plan .*, got 3$"):
-        coordinator.ask(finer, 4, ["bank"])
-
-
-def test_a_server_that_goes_back_has_no_more_rounds(configs):
-    coordinator = Coordinator(configs, rounds=2)
-    coordinator.ask(coordinator.opening, 3)
-    coordinator.ask(summing(first=True), 4, checkpoint=3)
-    rule = r"round_id must be 0 by the plan that opened the run, got 2$"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(summing(first=True, round_id=2), 4, ["bank"], attempt=1, checkpoint=3)
-
-
-def test_masks_are_between_the_parties_of_the_plan(configs):
+def roster_of_two(coordinator):
     """A party that a person has not approved gets no part in a sum, although its key is pinned."""
-    coordinator = Coordinator(configs)
-    opening = coordinator.opening
-    fewer = replace(
-        opening, names=NAMES[:2], box_keys=opening.box_keys[:2], run_keys=opening.run_keys[:2]
-    )
+    opening = with_fewer(coordinator).opening
+    of_two = {"names": NAMES[:2], "box_keys": opening.box_keys[:2]}
+    return replace(opening, **of_two, run_keys=opening.run_keys[:2])
+
+
+OPENING = attrgetter("opening")
+OPENED, BACK = asked(3, OPENING), {"attempt": 1, "checkpoint": 3}
+SUMMED = OPENED, asked(4, summing(first=True), checkpoint=3)
+FEWER = opened_again(4, rounds=1, max_depth=6)
+SKETCH = SketchRequest(n_bins=4, **TERMS)
+PROMISE = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
+BY_PLAN = "by the plan that opened the run, got"
+ALL_BEGUN = "round_id must be none: all have begun by the plan that opened the run, got"
+PLAINLY = r"aggregation must be secure, as when the run was opened, got plain; begin a new run"
+FOR_SECURE, FOR_PLAIN = (
+    f"class must be one for aggregation {one} by" for one in ("secure", "plain")
+)
+ONE_COLUMN = summing(first=True, columns=np.zeros(1, np.int32))
+LEAVES = {"leaf_values": np.ones(1, np.float32), "leaf_offsets": np.arange(2)}
+FINER = np.append(np.arange(2), np.append(np.arange(2), LARGEST_FLOAT)).astype(np.float32)
+FINER = replace(summing(first=True), edges=FINER, edge_offsets=np.array([0, 2, 5]))
+REOPENED = (
+    *(asked(3, OPENING, checkpoint=2), asked(4, summing(first=True), checkpoint=2)),
+    opened_again(3, rounds=1, max_depth=1, columns=("b", "a")),
+)
+
+
+def refused(message, rule, *answered, **plan):
+    """A message that is refused by a rule, after those that are answered, by the plan."""
+    return message, rule, answered, plan
+
+
+MASKED = {
+    "plain sketches": refused(asked(3, SKETCH), FOR_SECURE),
+    "another aggregation": refused(
+        asked(3, lambda _: replace(GREETING, **planned(NAMES, aggregation="plain")), attempt=1),
+        PLAINLY,
+    ),
+    # Whoever sums with others must have approved that, and with whom.
+    "masks of a plain run": refused(OPENED, FOR_PLAIN, aggregation="plain"),
+    "masks without noise": refused(OPENED, FOR_SECURE, **PROMISE),
+    # Whoever approves it reads of an epsilon, and the register counts it.
+    "no noise": refused(asked(3, SKETCH), "class must be one for", aggregation="plain", **PROMISE),
+    **{
+        name: refused(asked(4, summing(first=True, **{name: value})), f"{name} {rule}$", OPENED)
+        for name, value, rule in (
+            ("subsample", 0.9, rf"must be 1\.0 {BY_PLAN} 0\.9"),
+            ("seed", 9, f"must be 3 {BY_PLAN} 9"),
+            ("level", 7, f"must be <= 6 {BY_PLAN} 7"),
+        )
+    },
+    # The first need not be 0: a run may go on from another model.
+    **{
+        f"round {round_id} after the last": refused(
+            asked(6, summing(round_id=round_id)),
+            rf"{ALL_BEGUN} {round_id}$",
+            *(OPENED, asked(4, summing(first=True, round_id=5)), asked(5, summing(round_id=6))),
+            rounds=2,
+        )
+        for round_id in (5, 6, 7)
+    },
+    # Else one round has as many trees, of leaves of the coordinator's choice, as it asks for.
+    "a round twice": refused(asked(5, summing(**LEAVES)), rf"{ALL_BEGUN} 0$", *SUMMED, rounds=1),
+    # What a lost party has sent before is told by the sums after: a person decides on that.
+    "a party to lose": refused(
+        asked(3, lambda it: replace(with_fewer(it).opening, threshold=3)),
+        rf"threshold must be 0 {BY_PLAN} 3$",
+    ),
+    # Each step back would else show another cell of the table.
+    "other sums after a step back": refused(
+        asked(4, ONE_COLUMN, **BACK), ANOTHER, *SUMMED, rounds=2
+    ),
+    "another round after a step back": refused(
+        asked(4, summing(first=True, round_id=2), **BACK),
+        *(rf"round_id must be 0 {BY_PLAN} 2$", *SUMMED),
+        rounds=2,
+    ),
+    "finer cuts": refused(
+        asked(4, FINER), r"edge_offsets must be <= 2 by the plan .*, got 3$", OPENED, max_bin=2
+    ),
+    "fewer parties": refused(
+        asked(3, roster_of_two), r"key of shop must be [0-9a-f ]{39} by the plan .*, got None$"
+    ),
+    "another order of columns": refused(
+        asked(4, OPENING, attempt=1, checkpoint=2), ANOTHER, *REOPENED, rounds=1, max_depth=1
+    ),
+    "other sums after fewer rounds": refused(
+        asked(5, ONE_COLUMN, **BACK), ANOTHER, *SUMMED, FEWER, rounds=2, max_depth=6
+    ),
+    "a round beyond fewer rounds": refused(
+        asked(6, summing(round_id=1), **BACK),
+        *(ALL_BEGUN, *SUMMED, FEWER, asked(5, summing(first=True), **BACK)),
+        rounds=2,
+        max_depth=6,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MASKED)
+def test_sites_that_sum_answer_what_the_plan_allows(configs, case):
+    last, rule, answered, plan = MASKED[case]
+    coordinator = Coordinator(configs, **plan)
+    for message in answered:
+        message(coordinator)
+    with pytest.raises(ProtocolError, match=rf"^bank: \w+\.{rule}"):
+        last(coordinator, ["bank"])
+    if case == "other sums after a step back":
+        asked(4, summing(first=True), **BACK)(coordinator)
+
+
+def restarted(**plan):
+    """An opening of a plain run."""
+    plan = {"aggregation": "plain", "rounds": 3, **plan}
+    return lambda: replace(GREETING, rounded=False, **planned(plan.pop("parties", NAMES), **plan))
+
+
+PLAIN = {"rounds": 1, "max_depth": 1}
+SEALED = {"aggregation": "sealed"}
+INVENTED = ("bank", *(f"invented-{number}" for number in range(60)))
+# The node config, the plan, how often a round begins, and what is refused then.
+BEGUN = {
+    # One round would else be as many as the coordinator likes, with leaves of its choice.
+    "a round again": ({}, PLAIN, 1, growing()),
+    "other leaves": ({}, PLAIN, 1, replace(growing(), **LEAVES)),
+    "another round": ({}, PLAIN, 1, replace(growing(), round_id=1)),
+    "more restarts than planned": ({}, {**PLAIN, "restarts": 2}, 3, growing()),
+    # Its sums would else be there with other bins merged, or other rows left out.
+    "a site that merges bins": ({"least_bin_rows": 5}, {**PLAIN, "restarts": 2}, 1, growing()),
+}
+OPENINGS = {
+    "more restarts than two": (restarted(restarts=3), r"restarts must be <= 2 in such a run "),
+    "restarts with masks": (
+        restarted(aggregation="secure", restarts=1),
+        r"restarts must be <= 0 in such a run ",
+    ),
+    "more rounds than a site restarts": (
+        restarted(restarts=2, rounds=9),
+        r"rounds must be <= 8 in such",
+    ),
+    # A coordinator would else get 121 rounds of a plan of one, each with leaves of its choice.
+    "invented parties": (
+        restarted(parties=INVENTED, **PLAIN, restarts=120),
+        r"restarts must be <= 2 in such",
+    ),
+    **{
+        f"{name} of a prediction": (
+            partial(vertical_hello, ("bank", "shop"), **{"rounds": 0, name: 1, **SEALED}),
+            f"{name} must be <= 0 in such a run",
+        )
+        for name in ("restarts", "rounds")
+    },
+}
+
+
+@pytest.mark.parametrize("case", BEGUN)
+def test_a_plain_round_begins_as_often_as_the_plan_says(configs, case):
+    node, plan, n_begun, again = BEGUN[case]
+    bank = begun(replace(configs["bank"], **node), aggregation="plain", **plan)
+    for step in range(3, 3 + n_begun):
+        ask(bank, growing(), step)
+    with pytest.raises(ProtocolError, match=rf"^bank: GrowRequest\.{ALL_BEGUN}"):
+        ask(bank, again, 3 + n_begun)
+
+
+@pytest.mark.parametrize("case", OPENINGS)
+def test_a_run_restarts_no_more_rounds_than_it_can(configs, case):
+    opening, rule = OPENINGS[case]
+    opening = opening()
+    method = "pax" if opening.kind == GREETING.kind else "interactive"
+    bank = replace(configs["bank"], allowed=frozenset({method}), id_column="a")
+    if case == "more rounds than a site restarts":
+        bank = replace(bank, most_rounds=10)
+    with pytest.raises(ProtocolError, match=rf"^bank: \w+\.{rule}"):
+        ask(bank, opening, 1, method)
+
+
+def test_what_began_again_does_so_after_every_step_back(configs):
+    """A server that dies twice repeats what it asked; that is no further restart."""
+    bank = begun(configs["bank"], rounds=2, max_depth=2, aggregation="plain", restarts=2)
+    for attempt in (0, 1, 2, 3):
+        for step in (3, 4, 5):
+            ask(bank, growing(), step, attempt=attempt, checkpoint=2)
+    with pytest.raises(ProtocolError, match=r"round_id must be 1 by the plan"):
+        ask(bank, growing(), 6, attempt=3, checkpoint=2)
+
+
+def test_a_step_beyond_all_numbers_is_refused(configs):
+    bank = begun(configs["bank"], **PLAIN, aggregation="plain")
+    before = listing(home() / "sites" / "bank" / MODEL)
+    with pytest.raises(ProtocolError, match=rf"step must be <= {LARGEST_STEP}, got"):
+        ask(bank, growing(), LARGEST_STEP + 1)
+    assert listing(home() / "sites" / "bank" / MODEL) == before
+
+
+def test_a_letter_of_no_kind_is_refused():
+    mail = Mail("bank", [("shop", Content("Letter", {}, {}))])
+    with pytest.raises(ProtocolError, match=r"^shop: parcel\.class must be known, got Letter$"):
+        list(mail.decoded("secureboost", secureboost.SumRequest))
+
+
+@request("train.trial_first", times=("rounds",))
+class FirstRequest(Request):
+    """Of a method with two requests a round, neither of which has levels."""
+
+    number: Annotated[int, Range(0, 9), RoundId(begins=True)]
+
+
+@request("train.trial_second", times=("rounds",))
+class SecondRequest(Request):
+    """Goes on with the round."""
+
+    number: Annotated[int, Range(0, 9), RoundId(begins=False)]
+
+
+def test_a_round_has_requests_that_do_not_begin_it(configs, tmp_path):
+    bank, store = configs["bank"], Store(tmp_path)
+    plan = planned(("bank", "zoo"), rounds=2, aggregation="plain")
+    account.note(store, opening=account.opening_of(replace(GREETING, **plan)))
+
+    def take(question):
+        account.check(bank, store, question)
+        account.take(bank, store, question, f"{question}")
+
+    for number in range(2):
+        take(FirstRequest(number))
+        with pytest.raises(ProtocolError, match=rf"FirstRequest\.number must be .*, got {number}$"):
+            take(FirstRequest(number))
+        take(SecondRequest(number))
+    with pytest.raises(ProtocolError, match=r"must come at most 2 times by the plan"):
+        take(SecondRequest(1))
+
+
+def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(configs):
+    """Each step back would else show another cell: 99 labels of single rows in one round."""
+    names = (*NAMES, "zoo")
+    nodes = {name: replace(config, least_parties=2) for name, config in configs.items()}
+    nodes["zoo"] = replace(nodes["bank"], name="zoo")
+    coordinator = Coordinator(nodes, threshold=3, rounds=1, max_depth=1)
+    answers = coordinator.ask(coordinator.opening, 3, names)
+    coordinator.ask({one: unmasking(answers, names, one) for one in names}, 4)
+    coordinator.ask(summing(first=True), 5, names, checkpoint=4)
+    other = summing(first=True, columns=np.zeros(1, np.int32))
+    rule = rf"^bank: GrowSumsRequest\.{ANOTHER}"
+    for attempt in (1, 2):
+        with pytest.raises(ProtocolError, match=rule):
+            coordinator.ask(other, 5, ["bank"], attempt=attempt, checkpoint=4)
+    coordinator.ask(summing(first=True), 5, ["bank"], attempt=1, checkpoint=4)
+
+
+TABLE, OTHERS = ("a", "b"), 2  # columns that are counted; sums beside the counts
+UNITS = 2**22  # of a row
+
+
+def test_sums_have_noise_of_the_variance_that_the_budget_asks_for(configs):
+    """No row is in most bins, so the median size of a count is that of the noise."""
+    coordinator, _ = private(configs, n_rounds=50)
+    masked = coordinator.masked(coordinator.opening, 3)
+    counts = unmasked_sum(masked.values(), OTHERS + len(TABLE) * 256)[OTHERS:]
+    budget = budget_for(EPSILON, DELTA, 50, 3)
+    deviation = budget.deviation("counts", math.sqrt(len(TABLE)) * UNITS)
+    assert 0.7 < np.median(np.abs(counts)) / (norm.ppf(0.75) * deviation) < 1.4
+
+
+def test_the_first_noised_sum_is_charged_and_none_leaves_beyond_the_budget(configs):
+    """Two runs were opened before either had a sum, so only the sum itself can be refused."""
+    limits = {"run_epsilon": EPSILON, "total_epsilon": EPSILON}
+    sites = {name: replace(config, **limits) for name, config in configs.items()}
+    (first, _), (second, _) = (private(sites, model=16 * letter) for letter in "ab")
+    first.ask(first.opening, 3)
+    rule = r"^privacy\.epsilon must come to <= 1 in all runs on one table \(total-epsilon in the no"
+    with pytest.raises(ConfigError, match=rule):
+        second.ask(second.opening, 3)
+    with pytest.raises(ConfigError, match=rule):
+        private(sites, model=16 * "c")
+
+
+@pytest.mark.slow
+def test_noise_is_of_one_order_of_columns(configs):
+    """The difference of both sums would be that of two columns, without noise."""
+    coordinator, plan = private(configs)
+    coordinator.masked(coordinator.opening, 3, checkpoint=2)
+    again = {"attempt": 1, "checkpoint": 2}
+    coordinator.ask(replace(GREETING, **masked_plan(**plan), columns=("b", "a")), 3, **again)
+    with pytest.raises(ProtocolError, match=ANOTHER):
+        coordinator.ask(coordinator.opening, 4, **again)
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_twice_after_it_lost_a_party_finishes_its_run(
+    settings, sites, write_table
+):
+    nodes = [{"name": one, "data": write_table(one, 120, k)} for k, one in enumerate(NAMES)]
+    contexts = sites(*nodes)
+    one = settings(parties=3, strategy="pax", min_parties=2, num_boost_round=3)
+    for given in (one, None):
+        with pytest.raises(KeyboardInterrupt):
+            run(given or resumed(one), contexts, fails_from(6), dies_before_sending=8)
+    run(resumed(one), contexts, fails_from(6))
+
+
+def test_a_refused_opening_takes_no_budget(configs):
+    coordinator, _ = private(configs)
+    keys = coordinator.opening.run_keys.copy()
+    keys[1] = 0  # a point of low order, from which no secret follows
+    with pytest.raises(ProtocolError, match=r"key"):
+        coordinator.ask(replace(coordinator.opening, run_keys=keys), 3, ["bank"])
+    (run,) = runs()
+    assert not run.charged
+
+
+def test_a_stranger_in_a_sum_leaves_no_model(configs):
     sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
-    coordinator.configs = sites
-    rule = r"^bank: parcel\.key of shop must be [0-9a-f ]{39} by the plan .*, got None$"
-    with pytest.raises(ProtocolError, match=rule):
-        coordinator.ask(fewer, 3, ["bank"])
+    coordinator = Coordinator(sites, threshold=3, rounds=1)
+    coordinator.ask(coordinator.opening, 3)
+    before = listing(home() / "sites" / "bank" / MODEL)
+    with pytest.raises(ProtocolError, match=r"^bank: sum\.names must be of those that are left"):
+        coordinator.ask(replace(scoring(), among=("mallory", "bank", "shop")), 4, ["bank"])
+    assert listing(home() / "sites" / "bank" / MODEL) == before
+
+
+def test_a_first_message_that_is_refused_does_not_delete_what_another_began(configs, monkeypatch):
+    bank, kept, refused = configs["bank"], answer.rmtree, list[FedappError]()
+    opening = replace(GREETING, rounded=False, **planned(("bank", "zoo"), aggregation="plain"))
+    deletes = threading.Event()
+
+    def slowly(*given, **more):
+        deletes.set()
+        time.sleep(0.3)  # the other message comes meanwhile
+        kept(*given, **more)
+
+    def first():
+        envelope = Envelope(MODEL, 2, gap=1, method="pax")  # an opening is no second step
+        try:
+            answer.answer(bank, opening.kind, envelope, to_content(opening, "bank"))
+        except FedappError as error:
+            refused.append(error)
+
+    monkeypatch.setattr(answer, "rmtree", slowly)
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert deletes.wait(10)
+    with suppress(ConfigError):  # as the same opening was refused meanwhile
+        ask(bank, opening, 1)
+    thread.join()
+    (run,), folder = runs(), home() / "sites" / "bank" / MODEL
+    assert len(refused) == 1
+    assert run.admitted == (folder / STATE).exists()
 
 
 @pytest.mark.parametrize(
@@ -160,46 +476,27 @@ def test_masks_are_between_the_parties_of_the_plan(configs):
         ({"parties": ("bank", "bank", "shop")}, r"parties must be letters, digits, .* each once"),
         ({"max_bin": 2000}, r"max-bin must be <= 1024 \(most-bins in the node config of bank\)"),
     ],
-    ids=["fingerprint", "parties", "twice", "bins"],
 )
 def test_a_plan_without_the_site_or_beyond_its_limits_is_refused(configs, change, rule):
-    opening = replace(GREETING, **(planned(NAMES) | change))
-    envelope = Envelope(MODEL, 1, method="pax")
     with pytest.raises(FedappError, match=rule):
-        answer(configs["bank"], opening.kind, envelope, to_content(opening, "bank"))
+        ask(configs["bank"], replace(GREETING, **(planned(NAMES) | change)), 1)
 
 
 def test_to_greet_a_site_leaves_nothing_there(configs):
     """It is answered before anybody has approved the run, as often as it is asked."""
     config = replace(configs["bank"], asks=True)
     for step in (0, 5, 0):
-        envelope = Envelope(MODEL, step, method="pax")
-        given = envelope, to_content(GreetRequest(), "bank")
-        told = answer(config, GreetRequest.kind, *given).scalars
-        assert told == {"name": "bank", "fingerprint": site_fingerprint("bank")}
+        greeted = ask(config, GreetRequest(), step).scalars
+        assert greeted == {"name": "bank", "fingerprint": site_fingerprint("bank")}
 
 
-# Whole runs
-
-
-@pytest.mark.by_default("pax*", "bagging*", "cyclic*")
-@pytest.mark.each_value_once
-@pytest.mark.parametrize("patience", [0, 5], ids=["all rounds", "may stop early"])
+@pytest.mark.by_default("pax", "bagging", "cyclic")
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
-def test_honest_runs_of_sites_with_tables_of_their_own_keep_to_their_plans(
-    settings, sites, write_table, method, patience
-):
-    """With early stopping the scores of the last round take a request more."""
-    contexts = sites(
-        *(
-            {"name": name, "data": write_table(name, 200, seed), "allow": method}
-            for seed, name in enumerate(("bank", "shop"))
-        )
-    )
-    given = {"fedxgbllr__trees": 4, "fedxgbllr__rounds": 2} if method == "fedxgbllr" else {}
-    run_local(
-        settings(strategy=method, parties=2, early_stopping_rounds=patience, **given), contexts
-    )
+def test_honest_runs_that_may_stop_early_keep_to_their_plans(settings, sites, write_table, method):
+    """The scores of the last round take a request more."""
+    nodes = [{"name": name, "data": write_table(name, 200), "allow": method} for name in ("a", "b")]
+    few = {"fedxgbllr__trees": 4, "fedxgbllr__rounds": 2} if method == "fedxgbllr" else {}
+    run_local(settings(strategy=method, parties=2, early_stopping_rounds=5, **few), sites(*nodes))
 
 
 def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
@@ -211,21 +508,3 @@ def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
         run_local(given, contexts)
     resumed = run_local(load_settings({"resume": given.run_dir}), contexts)
     assert f"num-boost-round={resumed.summary['trees']} ends" in str(caught.value)
-
-
-def test_a_coordinator_that_trains_on_is_refused_in_every_round(
-    settings, sites, write_table, monkeypatch
-):
-    plan = TreeStrategy.plan
-    monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "rounds": 1})
-    contexts = sites({"name": "bank", "data": write_table("bank"), "allow": "pax"})
-    rule = r"^bank \(step \d+\): GrowRequest\.round_id must be none: all have begun by the"
-    with pytest.raises(PartyError, match=rule):
-        run_local(settings(parties=1, num_boost_round=2), contexts)
-
-
-def test_requests_declare_what_the_plan_bounds():
-    bounded = {(GrowRequest, "level"): "levels", (SketchRequest, "n_bins"): "max_bin"}
-    for (kind, field), name in bounded.items():
-        request = kind
-        assert request.planned[field].name == name

@@ -1,6 +1,7 @@
 """What `fedapp site init` writes of a policy, and which runs a site then takes part in."""
 
 import json
+from shutil import rmtree
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,25 +10,15 @@ from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, FedappError
-from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.methods import all_methods
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.site.policy import check_policy
-from fedapp.site.register import admit
 from fedapp.site.settings import parse_node_config, site_config
-from simulations.attacks import horizontal
 from tests.deploy_folders import init_site
 
 NAMES = ("bank", "insurer", "shop")
-SMALL = {"num_boost_round": 10, "max_bin": 256, "valid_fraction": 0.0, "test_fraction": 0.0}
-SUMS = {
-    "allow": "describe-rows,eini,interactive,one-round,pax",
-    "least-bin-rows": 5,
-    "least-parties": 3,
-    "min-rows": 20,
-    "share-categories": 10,
-    "approve": "ask",
-}
+BOTH = {"least-parties": 3, "min-rows": 20, "share-categories": 10, "approve": "ask"}
+SUMS = {"allow": "describe-rows,eini,interactive,one-round,pax", "least-bin-rows": 5, **BOTH}
 PRIVATE = {
     "allow": "pax",
     "run-epsilon": 1.0,
@@ -53,9 +44,6 @@ def init(tmp_path, write_table):
     return make
 
 
-# What is written
-
-
 @pytest.mark.parametrize(
     ("options", "written"),
     [
@@ -73,28 +61,23 @@ def test_a_policy_is_written_as_plain_settings(init, tmp_path, options, written)
     assert init(*options)[0] == {**table, **written}
 
 
-def test_each_setting_is_offered_or_set(init, tmp_path):
-    init("--policy", "sums")
-    lines = (tmp_path / "bank" / "site.toml").read_text().splitlines()
-    keys = [line.removeprefix("# ").split(" = ")[0] for line in lines]
-    assert len(set(keys)) == len(keys)
-    assert {"# run-epsilon = 1", "min-rows = 20"} <= {line.split("  ")[0] for line in lines}
+def test_a_site_is_told_what_it_allows_and_how_to_choose(init, tmp_path):
+    def shown_of(*options):
+        rmtree(tmp_path / "bank", ignore_errors=True)
+        return init(*options)[1]
 
-
-def test_methods_that_replace_those_of_a_policy_are_named(init):
-    assert "Policy sums: but only pax\n" in init("--policy", "sums", "--allow", "pax")[1]
-
-
-def test_a_site_without_a_policy_says_that_nothing_is_allowed_and_how_to_choose(init, tmp_path):
-    shown = init()[1]
+    shown = shown_of()
     assert f"bank allows no method yet: set allow in {tmp_path}/bank/site.toml, or choose " in shown
     for policy in ("sums", "private", "rows"):
         assert f"--policy {policy}: " in shown
-
-
-def test_who_gives_rows_away_reads_what_that_means(init):
+    assert "Policy sums: but only pax\n" in shown_of("--policy", "sums", "--allow", "pax")
     rule = "the coordinator can rebuild most rows of a small table with their labels (373 of 409 "
-    assert rule in init("--policy", "rows")[1]
+    assert rule in shown_of("--policy", "rows")
+    shown_of("--policy", "sums")
+    lines = (tmp_path / "bank" / "site.toml").read_text().splitlines()
+    keys = [line.removeprefix("# ").split(" = ")[0] for line in lines]
+    assert len(set(keys)) == len(keys)  # each setting is offered or set
+    assert {"# run-epsilon = 1", "min-rows = 20"} <= {line.split("  ")[0] for line in lines}
 
 
 def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path):
@@ -124,9 +107,6 @@ def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     assert parse_node_config(str(folder / "site.toml")) == node
 
 
-# What a site of a policy takes part in
-
-
 @pytest.mark.parametrize(
     ("policy", "allowed"),
     [
@@ -148,58 +128,10 @@ def test_no_setting_of_a_policy_refuses_what_it_allows(init, policy, allowed):
 
 
 @pytest.fixture
-def attack(settings, write_table, tmp_path, monkeypatch):
-    """``attack(*options)``: rows that a coordinator rebuilds from an honest run of plain PAX."""
-
-    def run(*options):
-        tables, nodes = {}, []
-        for seed, name in enumerate(NAMES[:2]):
-            tables[name] = write_table(name, 50, seed=seed)
-            (tmp_path / f"of-{name}").mkdir()
-            given = ("--name", name, "--label", "y", *options)
-            folder, _ = init_site(tmp_path / f"of-{name}", tables[name], *given)
-            nodes.append(parse_node_config(str(folder / "site.toml")))
-        contexts = site_contexts({**node, "approve": "all"} for node in nodes)
-        monkeypatch.setattr("fedapp.runs.local.simulated_contexts", lambda _: contexts)
-        data = ",".join(f"{name}={table}" for name, table in tables.items())
-        return next(
-            horizontal.attack_plain_sums(settings(data=data, label="y", parties=2, **SMALL))
-        )
-
-    return run
-
-
-@pytest.mark.slow
-def test_a_coordinator_gets_rows_by_the_policy_rows(attack):
-    found = attack("--policy", "rows")
-    assert (found["rows"], found["wrong"]) == (100, 0)
-    assert found["rebuilt"] > 20
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ((), r"strategy must be one that the site allows \(none: set allow in the node config of "),
-        (
-            ("--policy", "sums"),
-            r"aggregation must be secure for (bank|insurer), whose node config ",
-        ),
-        (
-            ("--policy", "private"),
-            r"(aggregation must be secure|privacy\.epsilon must be > 0 and <= 1) for ",
-        ),
-    ],
-)
-def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(attack, options, rule):
-    with pytest.raises(FedappError, match=rf"^(bank|insurer) \(step \d\): {rule}"):
-        attack(*options)
-
-
-@pytest.fixture
 def federation(tmp_path, write_table):
-    """``federation(policy, *options)``: three sites that approve every run."""
+    """``federation(*options)``: three sites that approve every run."""
 
-    def make(policy, *options, columns=False):
+    def make(*options, columns=False):
         nodes = []
         for seed, name in enumerate(NAMES):
             ids = [f"c{number}" for number in range(300)]
@@ -207,7 +139,7 @@ def federation(tmp_path, write_table):
             more = {} if has_label else {"y": None}
             table = write_table(name, 300, seed=0 if columns else seed, id=ids, **more)
             (tmp_path / f"of-{name}").mkdir()
-            given = ("--name", name, "--id", "id", "--policy", policy, *options)
+            given = ("--name", name, "--id", "id", *options)
             given += ("--label", "y") if has_label else ()
             folder, _ = init_site(tmp_path / f"of-{name}", table, *given)
             nodes.append(parse_node_config(str(folder / "site.toml")))
@@ -216,53 +148,39 @@ def federation(tmp_path, write_table):
     return make
 
 
-def small(settings, **more):
-    given = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16, "parties": 3, **more}
-    return settings(**given)
+NONE = r"strategy must be one that the site allows \(none: set allow in the node config of "
+BOOSTED = {"strategy": "secureboost"}
+BINS = r"least-bin-rows must be 0 in the node config, or strategy "
+
+
+@pytest.mark.parametrize(
+    ("options", "run", "rule"),
+    [
+        ((), {}, NONE),
+        (("--policy", "sums"), {}, r"aggregation must be secure for \w+, whose node config "),
+        (
+            ("--policy", "private"),
+            {},
+            r"(aggregation must be secure|privacy\.epsilon must be > 0 and <= 1) for ",
+        ),
+        (("--policy", "sums"), BOOSTED, "strategy must be one that the site allows"),
+        (("--policy", "sums", "--allow", "secureboost"), BOOSTED, BINS),
+    ],
+)
+def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(
+    settings, federation, options, run, rule
+):
+    contexts = federation(*options, columns="strategy" in run)
+    with pytest.raises(FedappError, match=rf"^(bank|insurer|shop) \(step \d\): {rule}"):
+        run_local(settings(parties=3, **run), contexts)
 
 
 def test_sites_of_the_policy_sums_are_described_under_masks(settings, federation):
     secure = {"strategy": "describe-rows", "describe_rows__aggregation": "secure"}
-    folder = run_local(small(settings, **secure), federation("sums"))
+    folder = run_local(settings(parties=3, **secure), federation("--policy", "sums"))
     columns = json.loads((folder.path / "description.json").read_text())["columns"]
     assert [one["name"] for one in columns] == ["a", "b", "label"]
     for column in columns:
         counts = np.array(column["counts"])
         assert counts.sum() == 3 * 216
         assert not ((counts > 0) & (counts < 20)).any()
-
-
-@pytest.mark.slow
-def test_sites_of_the_policy_sums_train_under_masks(settings, federation):
-    folder = run_local(small(settings, pax__aggregation="secure"), federation("sums"))
-    assert (folder.path / "model.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("allow", "rule"),
-    [
-        ((), "strategy must be one that the site allows"),
-        (("--allow", "secureboost"), r"least-bin-rows must be 0 in the node config, or strategy "),
-    ],
-)
-def test_no_site_of_the_policy_sums_sends_sums_of_single_rows_in_secureboost(
-    settings, federation, allow, rule
-):
-    with pytest.raises(FedappError, match=rf"^(bank|insurer|shop) \(step 0\): {rule}"):
-        run_local(small(settings, strategy="secureboost"), federation("sums", *allow, columns=True))
-
-
-@pytest.mark.slow
-def test_sites_of_the_policy_private_train_with_noise(settings, federation):
-    given = {"pax__aggregation": "secure", "privacy__epsilon": 1.0, "privacy__delta": 1e-4}
-    folder = run_local(small(settings, **given), federation("private"))
-    assert (folder.path / "model.json").exists()
-
-
-def test_five_runs_a_day_begin_where_the_site_says_nothing(init):
-    config = site_config(init("--policy", "rows")[0], {})
-    request = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
-    for number in range(5):
-        admit(config, f"{number}" * 16, "pax", request)
-    with pytest.raises(ConfigError, match=r"^runs-per-day must be <= 5 on one table in the node "):
-        admit(config, "f" * 16, "pax", request)

@@ -15,43 +15,41 @@ from fedapp.messages.pax_secure import PrivateTreesRequest
 from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.secureboost import SetupRequest
-from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
-from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE, connected
 from fedapp.site.settings import site_config
 from fedapp.site.store import PART_FILE
 from tests.crypto.test_masks import TERMS, Coordinator, counting, growing
 from tests.messages.declared import example, kinds, name_of
 from tests.plans import planned
-from tests.site.test_account import ask as ask_of_account
+from tests.site.office import NODE, PARTIES, approve, hello, model_id, private, vertical_hello
+from tests.site.office import ask as ask_number
 from tests.site.test_account import senders
-from tests.site.test_other_openings import private as private_run
-from tests.site.test_register import NODE, PARTIES, approve, hello, model_id, private
+from tests.site.test_plan import ask as ask_of_account
+from tests.site.test_plan import private as private_run
 
 SKETCH = SketchRequest(n_bins=4, **TERMS)
+NO_POLICY = r"none: set allow in the node config of bank, or see fedapp site init --policy\), got "
 QUANTILES = hello(objective="reg:absoluteerror")
 RANKS, TIMES = hello(objective="rank:ndcg"), hello(objective="survival:cox")
 
 
 def ask(config, request, method="pax", number=1):
     """What a site answers to the first message of a run."""
-    envelope = Envelope(model_id(number), 1, method=method)
-    return answer(config, request.kind, envelope, to_content(request, config.name))
+    return ask_number(config, number, request, method=method)
 
 
 def filled(kind, **fields):
     return kind(**{**example(kind), **fields})
 
 
-# Which runs a site takes part in
-
-
 @pytest.mark.parametrize(
     ("node", "request_", "method", "rule"),
     [
-        ({"allow": ""}, hello(), "pax", r"strategy must be one that the site allows \(none: set "),
+        *(
+            (allow, hello(), "pax", rf"strategy must be one that the site allows \({NO_POLICY}")
+            for allow in ({"allow": ""}, {"allow": " , "})
+        ),
         ({"allow": "pax"}, hello(), "bagging", r"strategy must be one .* \(pax\), got bagging$"),
         ({"allow": "secureboost"}, SKETCH, "secureboost", "strategy must be .*, got pax$"),
         ({}, LabelsRequest(**TERMS), "secureboost", "strategy must be horizontal to send query.la"),
@@ -64,12 +62,7 @@ def filled(kind, **fields):
         ({"base-margin": "m"}, hello(), "fedavg-linear", "base-margin must be empty in the node "),
         # Objectives that do not fit the labels
         ({"event": "dead"}, hello(), "pax", r"objective must be survival:\S+ .* \(event\), got bi"),
-        (
-            {"qid": "query"},
-            hello(),
-            "pax",
-            r"objective must be rank:ndcg or .* \(qid\), got ",
-        ),
+        ({"qid": "query"}, hello(), "pax", r"objective must be rank:ndcg or .* \(qid\), got "),
         ({"weight": "w", "qid": "query"}, RANKS, "pax", "weight .*, in which all queries count al"),
         ({"weight": "w"}, TIMES, "pax", "weight must be empty .*, in which all rows count alike$"),
         ({}, RANKS, "pax", "qid must name the column of queries at bank for rank:ndcg, got none$"),
@@ -97,10 +90,12 @@ def filled(kind, **fields):
     ],
 )
 def test_a_run_that_a_node_config_forbids_is_refused(node, request_, method, rule):
-    config = site_config({**NODE, "label": "y", **node}, {})
+    """Nobody is asked about it."""
+    config = site_config({**NODE, "label": "y", "approve": "ask", **node}, {})
     with pytest.raises(ConfigError, match=f"^{rule}"):
         ask(config, request_, method)
     assert not (home() / "sites" / "bank" / model_id(1)).exists()
+    assert not (home() / "sites" / "bank" / DATABASE).exists()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def test_a_run_that_a_node_config_forbids_is_refused(node, request_, method, rul
 def test_a_plan_that_holds_no_rows_back_by_a_rule_is_not_shown_to_a_person(method, change, rule):
     """A person reads which rows test, and approves that."""
     config = site_config({**NODE, "label": "y", "allow": method, "approve": "ask"}, {})
-    request = hello() if method == "pax" else VerticalHelloRequest(True, 1000, 3, "", False)
+    request = hello() if method == "pax" else vertical_hello()
     with pytest.raises(ConfigError, match=f"^{rule}"):
         ask(config, replace(request, **change), method)
     assert not (home() / "sites" / "bank" / DATABASE).exists()
@@ -155,9 +150,6 @@ def test_every_limit_and_every_rule_for_trials_binds(kind):
         assert "allow-insecure" not in refusal(allowing, **{name: value})
 
 
-# The register, at the opening
-
-
 @pytest.fixture
 def bank(write_table):
     """``bank(**node)``: a site with a table, that takes part in all methods."""
@@ -166,27 +158,15 @@ def bank(write_table):
     return lambda **node: site_config({**table, **node}, {})
 
 
-def test_a_plan_whose_noise_does_not_keep_its_promise_is_refused(bank):
-    rule = r"^bank: HelloRequest\.multiplier must be of more noise to keep epsilon 1 for delta"
-    with pytest.raises(ProtocolError, match=rule):
-        ask(bank(), replace(private(), multiplier=1.0))
-
-
-@pytest.mark.parametrize(
-    ("method", "change", "rule"),
-    [
-        ("pax", {"valid_fraction": 0.2}, r"valid-fraction must be 0\.1, as when .*, got 0\.2; "),
-        ("pax", {"parties": ("bank", "lab")}, r"parties must be \['bank', 'insurer', 'shop'\]"),
-        ("bagging", {}, "strategy must be pax, as when the run first asked bank, got bagging; "),
-    ],
-)
-def test_what_a_person_has_approved_is_what_begins(bank, method, change, rule):
+def test_what_a_person_has_approved_is_what_begins(bank):
     config, opening = bank(approve="ask"), hello(PARTIES)
-    with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve "):
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank: fedapp site approve 00"):
         ask(config, opening)
     assert approve(model_id(1), "--yes").exit_code == 0
-    with pytest.raises(ConfigError, match=f"^{rule}"):
-        ask(config, replace(opening, **change), method)
+    with pytest.raises(ConfigError, match=r"^valid-fraction must be 0\.1, as when .*, got 0\.2; "):
+        ask(config, replace(opening, valid_fraction=0.2))
+    with pytest.raises(ConfigError, match=r"^strategy must be pax, as when the run first asked ba"):
+        ask(config, opening, "bagging")
     ask(config, opening)
 
 
@@ -208,29 +188,21 @@ def test_a_run_that_another_one_makes_dangerous_waits(bank, change, reason):
             ask(bank(), other, method, number=2 + (method == "pax"))
 
 
-@pytest.mark.parametrize(("limit", "number"), [(1, 2), (2, 3)])
-def test_no_more_runs_begin_in_a_day_than_the_site_allows(bank, limit, number):
-    config = bank(**{"runs-per-day": limit})
-    for earlier in range(1, number):
-        ask(config, hello(), number=earlier)
-    rule = rf"^runs-per-day must be <= {limit} on one table in the node config of bank, got one mor"
-    with pytest.raises(ConfigError, match=rule):
+def test_no_more_runs_begin_than_the_site_allows_and_none_without_its_register(bank):
+    config = bank(**{"runs-per-day": 2, "most-seconds": 0})
+    for number in (1, 2):
         ask(config, hello(), number=number)
+    rule = r"^runs-per-day must be <= 2 on one table in the node config of bank, got one mor"
+    with pytest.raises(ConfigError, match=rule):
+        ask(config, hello(), number=3)
     ask(config, hello(), number=1)
-
-
-def test_a_site_without_a_limit_of_seconds_answers(bank):
-    ask(bank(**{"most-seconds": 0}), hello())
-
-
-def test_a_register_that_cannot_be_read_stops_the_site(bank):
-    ask(bank(), hello())
+    with pytest.raises(
+        ProtocolError, match=r"^bank: HelloRequest\.multiplier must be of more noise"
+    ):
+        ask(bank(), replace(private(), multiplier=1.0), number=4)
     (home() / "sites" / "bank" / DATABASE).write_bytes(b"no database, but long enough" * 200)
     with pytest.raises(DataError, match=r"^bank: register\.db must be a database that the site"):
-        ask(bank(), hello(), number=2)
-
-
-# Tables and parts of models
+        ask(bank(), hello(), number=4)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +219,11 @@ def test_a_model_without_a_part_here_predicts_nothing(bank, model, part, rule):
     if part:
         folder.mkdir(parents=True)
         (folder / PART_FILE).write_text(part)
-    plan = planned(("bank",), aggregation="sealed", rounds=0)
     with pytest.raises((DataError, ProtocolError), match=f"^{rule}"):
-        ask(bank(), VerticalHelloRequest(True, 1000, 3, model, False, **plan), "interactive")
+        ask(bank(), vertical_hello(model=model, aggregation="sealed", rounds=0), "interactive")
+    rule = r"VerticalHelloRequest\.model must name a model to predict, and none to train$"
+    with pytest.raises(ProtocolError, match=rule):
+        ask(bank(), vertical_hello(model="0" * 16, aggregation="sealed"), "secureboost", number=2)
 
 
 TOWNS = ["Oslo"] * 39 + ["Rome"]
@@ -283,10 +257,9 @@ def test_a_table_that_breaks_a_rule_is_refused_and_its_columns_are_not_named(
 ):
     data = str(write_table("bank", 40, **{"id": range(40), **columns}))
     table = {"data": data, "label": "y", "id": "id", "allow-export": True}
-    plan = planned(("bank",), aggregation="sealed", rounds=1)
     config = site_config({**NODE, **table, **node}, {})
     with pytest.raises(DataError, match=f"^{rule}"):
-        ask(config, VerticalHelloRequest(True, 1000, 3, "", False, **plan), "secureboost")
+        ask(config, vertical_hello(aggregation="sealed", rounds=1), "secureboost")
 
 
 def test_no_value_of_a_table_is_in_an_error_that_leaves(write_table, caplog):
@@ -316,9 +289,6 @@ def test_a_round_that_draws_too_few_rows_is_refused(bank):
         ask_of_account(config, replace(growing(), subsample=0.25, seed=42), 3)
 
 
-# Keys, masks and noise
-
-
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -332,12 +302,8 @@ def test_a_roster_of_another_form_is_refused(configs, change, rule):
     coordinator = Coordinator(configs)
     with pytest.raises(ProtocolError, match=f"^bank: {rule}"):
         coordinator.ask(replace(coordinator.opening, **change), 3, ["bank"])
-
-
-def test_parties_are_not_asked_who_is_left_before_they_sum(configs):
-    coordinator = Coordinator(configs)
     with pytest.raises(ProtocolError, match=r"step must come later: the site has no masks of this"):
-        coordinator.ask(LeftRequest(), 3, ["bank"])
+        coordinator.ask(LeftRequest(), 3, ["bank"])  # before they sum
 
 
 def test_a_run_with_noise_is_asked_for_no_exact_sums(configs):

@@ -25,11 +25,13 @@ LASTING = {"identity.key", "draws.key", "fingerprint.key"}
 SHORTEST = 32  # bytes; what is drawn shorter goes out in the clear, such as salt and run ids
 LONGEST_NUMBER = 512  # bytes that are also looked for as a decimal number
 SECURE = {"strategy": "pax", "pax__aggregation": "secure", "parties": 4}
-BOOSTED = {
-    "strategy": "secureboost",
-    "secureboost__key_bits": 512,
-    "secureboost__insecure_small_key": True,
-}
+
+
+def small_key(method):
+    name = method.replace("-", "_")
+    return {"strategy": method, f"{name}__key_bits": 512, f"{name}__insecure_small_key": True}
+
+
 FOREST = {"strategy": "federated-forest", "federated_forest__trees": 3}
 HORIZONTAL = {
     "pax": {"strategy": "pax", "parties": 4},
@@ -39,24 +41,17 @@ HORIZONTAL = {
     "bagging": {"strategy": "bagging", "parties": 4, "subsample": 0.7},
 }
 VERTICAL = {
-    "secureboost": BOOSTED,
+    "secureboost": small_key("secureboost"),
     "forest": FOREST,
     "forest-paillier": {
-        **FOREST,
+        **(FOREST | small_key("federated-forest")),
         "federated_forest__labels": "paillier",
-        "federated_forest__key_bits": 512,
-        "federated_forest__insecure_small_key": True,
     },
 }
 PREDICTIONS = {
     "interactive": {"strategy": "interactive"},
     "one-round": {"strategy": "one-round"},
-    "eini": {
-        "strategy": "eini",
-        "eini__key_bits": 512,
-        "eini__insecure_small_key": True,
-        "eini__unguarded": True,
-    },
+    "eini": {**small_key("eini"), "eini__unguarded": True},
 }
 RUNS = [*HORIZONTAL, *VERTICAL, *PREDICTIONS]
 
@@ -125,30 +120,27 @@ def drawn(monkeypatch):
 def begin(settings, sites, tmp_path):
     """``begin(name, model)``: settings of a run of this name, and the sites that it is for."""
 
-    def make(name, model=""):
-        given = {**HORIZONTAL, **VERTICAL, **PREDICTIONS}[name]
-        common = {"data": "their.own", "label": "y", "max_bin": 8, "align": "psi", **given}
-        method, nodes = str(given["strategy"]), []
-        is_horizontal, rng = name in HORIZONTAL, np.random.default_rng(3)
+    def make(name, **model):
+        how = {**HORIZONTAL, **VERTICAL, **PREDICTIONS}[name]
+        is_horizontal, rng, nodes = name in HORIZONTAL, np.random.default_rng(3), []
         for number, party in enumerate(NAMES if is_horizontal else NAMES[:3]):
             values = rng.normal(size=(60, 2)).round(3)
             of = "" if is_horizontal else f"{party}-"
             columns = {f"{of}a": values[:, 0], f"{of}b": values[:, 1]}
-            labels = (values.sum(axis=1) > 0).astype(int)
             if not number or is_horizontal:
-                columns["y"] = labels
+                columns["y"] = (values.sum(axis=1) > 0).astype(int)
             if not is_horizontal:
                 columns["customer"] = [f"customer {one}" for one in rng.permutation(80)[:60]]
             path = tmp_path / f"{party}-{is_horizontal}.csv"
             if not path.exists():
                 write_rows(path, columns)
-            nodes.append({"name": party, "data": path, "allow": method})
-            if given.get("min_parties"):
-                nodes[-1]["least-parties"] = 2
-            nodes[-1]["label"] = "y" if "y" in columns else ""
-            nodes[-1]["id"] = "" if is_horizontal else "customer"
-        more = {"parties": len(nodes), **({"model": model} if model else {})}
-        return settings(**{**common, **more}), sites(*nodes)
+            node = {"name": party, "data": path, "allow": how["strategy"]}
+            node |= {"label": "y" if "y" in columns else ""} | (
+                {} if is_horizontal else {"id": "customer"}
+            )
+            nodes.append(node | ({"least-parties": 2} if how.get("min_parties") else {}))
+        common = {"data": "their.own", "label": "y", "max_bin": 8, "align": "psi", **how}
+        return settings(**{**common, "parties": len(nodes), **model}), sites(*nodes)
 
     return make
 
@@ -162,11 +154,11 @@ def folders_of(folder):
 @pytest.mark.by_default("pax-private", "forest")
 @pytest.mark.parametrize("name", RUNS)
 def test_no_secret_of_a_run_outlives_it(drawn, begin, tmp_path, name):
-    model = ""
+    model = {}
     if name in PREDICTIONS:
         kind = "secureboost" if name == "interactive" else "forest"
-        model = summary_of(run(*begin(kind)))["model_id"]
-    folder = run(*begin(name, model))
+        model = {"model": summary_of(run(*begin(kind)))["model_id"]}
+    folder = run(*begin(name, **model))
     # The home's key of the hashes of rows is for good, and in every register too.
     drawn.all.remove((home() / ROWS_KEY).read_bytes())
     assert len(drawn.all) >= (len(NAMES) if name in HORIZONTAL else 3)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import gc
 import os
 import sys
 import threading
@@ -24,7 +23,7 @@ from fedapp.site.account import note
 from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import REPLY, STATE, LiveStores, Store, Stores, drop_abandoned, locked
+from fedapp.site.store import PART_FILE, REPLY, STATE, LiveStores, Store, Stores, drop_abandoned
 from tests.groups import declare_group
 from tests.plans import planned
 
@@ -120,69 +119,18 @@ def either(request, party):
     return party
 
 
-@pytest.mark.slow
-def test_many_sites_work_at_once_in_one_process(tmp_path):
-    # Threads change places in the middle of whatever takes memory. With files of numpy's own form,
-    # whose headers are parsed with ast, CPython 3.11 fails here at almost every run.
-    n_steps, names, errors = 40, "abcdefgh", []
-
-    def work(folder):
-        try:
-            folder.mkdir()
-            for step in range(1, n_steps + 1):
-                store = Store.open(folder)
-                found = [get(store, name)[0] for name in names if step > 1]
-                assert found == [step - 1] * len(found)
-                for name in names:
-                    put(store, name, np.full(LARGE, step))
-                store.commit(step, 0, NO_REPLY)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(tmp_path / str(n),)) for n in range(8)]
-    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
-    gc.callbacks.append(take_a_while)
-    gc.set_threshold(1)
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-        gc.set_threshold(*thresholds)
-        gc.callbacks.remove(take_a_while)
-    assert errors == []
-    assert all(Store.open(tmp_path / str(n)).step == n_steps for n in range(8))
-
-
-def take_a_while(phase, info):
-    """Python's own code between two objects, at which another thread may go on."""
-    sum(range(50))
-
-
-def test_a_change_is_seen_before_it_is_committed_and_by_nobody_else(tmp_path):
-    store = Store.open(tmp_path)
-    put(store, "values", np.arange(3))
-    assert get(store, "values").tolist() == [0, 1, 2]
-    assert "values" not in Store.open(tmp_path)
-
-
-def test_a_new_folder_is_before_the_first_step(tmp_path):
-    store = Store.open(tmp_path / "none")
-    assert (store.step, store.attempt, store.role, store.last) == (0, 0, "", "")
-    assert "values" not in store
-
-
 @pytest.mark.parametrize("reply", [b"", b"small", bytes(range(256)) * 1000])
 def test_the_reply_comes_back_as_it_was_committed(tmp_path, reply):
     store = Store.open(tmp_path)
+    assert (store.step, store.attempt, store.role, store.last) == (0, 0, "", "")
+    put(store, "values", np.arange(3))
+    assert get(store, "values").tolist() == [0, 1, 2]
+    assert "values" not in Store.open(tmp_path)  # before it is committed
     store.role, store.last = "a role", "a request"
     store.commit(1, 2, reply)
-    found = Store.open(tmp_path)
-    assert (found.step, found.attempt, found.role, found.last) == (1, 2, "a role", "a request")
-    assert found.read_bytes(REPLY) == reply
+    again = Store.open(tmp_path)
+    assert (again.step, again.attempt, again.role, again.last) == (1, 2, "a role", "a request")
+    assert again.read_bytes(REPLY) == reply
 
 
 def test_the_end_keeps_what_has_no_arrays_and_no_checkpoint(tmp_path):
@@ -257,19 +205,21 @@ def test_a_step_is_on_the_disk_before_its_reply_leaves(party, monkeypatch):
     assert not events
 
 
-def test_a_handler_that_fails_leaves_the_state_as_it_was(either):
-    either.add(1, step=1)
-    with pytest.raises(DataError, match=r"^amount must not be 13, got 13$"):
-        either.add(13, step=2)
-    assert either.add(2, step=2).sums[0] == 3
-
-
 def test_a_repeated_step_gets_the_stored_reply_and_runs_nothing(either):
     first = either.add(5, step=1)
     again = either.add(5, step=1)
     assert either.calls == [5]
     assert again.n_calls == first.n_calls == 1
     assert again.sums.tolist() == first.sums.tolist() == [5] * LARGE
+    with pytest.raises(DataError, match=r"^amount must not be 13, got 13$"):
+        either.add(13, step=2)  # a handler that fails leaves the state as it was
+    either.add(2, step=2, checkpoint=1)
+    for _ in range(2):
+        assert either.add(4, step=2, checkpoint=1, attempt=1).sums[0] == 9
+    assert either.calls == [5, 13, 2, 4]
+    if type(either.stores) is Stores:
+        assert {path.name for path in either.folder.iterdir()} == {STATE, "lock"}
+        assert either.folder.stat().st_mode & 0o077 == 0
 
 
 # Steps by amount, number, checkpoint and attempt; what the last one comes to, or why it is refused.
@@ -306,42 +256,6 @@ def test_a_step_is_the_next_one_or_follows_a_step_back_to_the_checkpoint(either,
         assert either.stores.open(either.folder, lasting=False).step == before[-1][1]
 
 
-def test_a_model_is_of_one_method(party):
-    party.add(1, step=1)
-    store = Store.open(party.folder)
-    note(store, method="pax")
-    store.commit(1, 0, NO_REPLY)
-    rule = r"^bank: AddRequest.method must be pax, which has begun this run$"
-    with pytest.raises(ProtocolError, match=rule):
-        party.add(1, step=2)
-
-
-def test_a_handler_that_misses_what_was_to_come_before_is_named(party, monkeypatch):
-    def add(site, request):
-        return SumReply(get(site.store, "margins"), 0)
-
-    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: add})
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step .* the site has no margins"):
-        party.add(1, step=1)
-
-
-@pytest.mark.parametrize("step", [0, -1])
-@pytest.mark.parametrize("gap", [0, 1])
-def test_a_step_before_the_first_is_refused(party, step, gap):
-    envelope = Envelope(MODEL, step, 0, 0, gap=gap, method="testmethod")
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.step must be 1 or more, got "):
-        answer(party.config, OpenRequest.kind, envelope, to_content(FIRST, "bank"))
-    assert party.calls == []
-
-
-def test_a_later_attempt_repeats_a_step_it_has_done(either):
-    either.add(1, step=1)
-    either.add(2, step=2, checkpoint=1)
-    either.add(4, step=2, checkpoint=1, attempt=1)
-    assert either.add(4, step=2, checkpoint=1, attempt=1).sums[0] == 5
-    assert either.calls == [1, 2, 4]
-
-
 def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party):
     party.stores = LiveStores()
     on_disk = []
@@ -356,9 +270,73 @@ def test_a_live_state_is_written_at_first_at_checkpoints_and_at_the_end(party):
     assert (store.step, get(store, "sums")[0]) == (5, 5)
     party.stores.write()
     assert Store.open(party.folder).step == 5
+    party.stores = LiveStores()  # as the process has died
+    assert party.add(10, step=4, checkpoint=3, attempt=1).sums[0] == 3 + 10
+    store = party.stores.open(party.folder, lasting=False)
     store.forget()
     store.commit(6, 0, NO_REPLY, defers=True)
     assert Store.open(party.folder).finished
+
+
+ONE, STEP = to_content(AddRequest(1), "bank"), Envelope(MODEL, 1, method="testmethod")
+MANY = Content("AddRequest", {**ONE.scalars, "amount": 101}, {})
+ID_RULE = "AddRequest.model-id must be 16 hex digits"
+# Messages, and why they are refused.
+REFUSED = [
+    *(
+        (AddRequest.kind, dataclasses.replace(STEP, model_id=model_id), ONE, ID_RULE)
+        for model_id in ("", "../../../etc", "0123456789ABCDEF", MODEL + "0", MODEL + "\n")
+    ),
+    *(
+        (kind, STEP, ONE, f"message.kind must be known, got '{kind}'$")
+        for kind in (
+            *("train.testmethod_drop", "train.nothing", "train.", "", "train.os.path"),
+            "train.__init___x",
+        )
+    ),
+    *(
+        (
+            OpenRequest.kind,
+            dataclasses.replace(STEP, step=step, gap=gap),
+            to_content(FIRST, "bank"),
+            "AddRequest.step must be 1 or more, got ",
+        )
+        for step in (0, -1)
+        for gap in (0, 1)
+    ),
+    (AddRequest.kind, STEP, MANY, "AddRequest.amount must be 0 to 100, got 101$"),
+]
+
+
+@pytest.mark.parametrize(("kind", "envelope", "content", "rule"), REFUSED)
+def test_a_message_that_is_none_of_the_run_is_refused(party, kind, envelope, content, rule):
+    with pytest.raises(ProtocolError, match=f"^bank: {rule}"):
+        answer(party.config, kind, envelope, content)
+    assert party.calls == []
+
+
+@pytest.mark.parametrize(
+    ("add", "rule"),
+    [
+        (lambda *_: SumReply(np.array([np.nan]), 1), "SumReply.sums must be finite$"),
+        (lambda site, _: get(site.store, "margins"), "AddRequest.step .* the site has no margins"),
+    ],
+)
+def test_a_handler_that_breaks_a_rule_is_named_and_nothing_committed(party, monkeypatch, add, rule):
+    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", {OpenRequest: add})
+    with pytest.raises(ProtocolError, match=f"^bank: {rule}"):
+        party.add(1, step=1)
+    assert Store.open(party.folder).step == 0
+
+
+def test_a_model_is_of_one_method(party):
+    party.add(1, step=1)
+    store = Store.open(party.folder)
+    note(store, method="pax")
+    store.commit(1, 0, NO_REPLY)
+    rule = r"^bank: AddRequest.method must be pax, which has begun this run$"
+    with pytest.raises(ProtocolError, match=rule):
+        party.add(1, step=2)
 
 
 def test_what_another_process_has_answered_is_read_first(party):
@@ -370,93 +348,6 @@ def test_what_another_process_has_answered_is_read_first(party):
     assert party.add(1, step=4, checkpoint=3, attempt=1).sums[0] == 4
     party.stores = one
     assert party.add(1, step=5, checkpoint=3, attempt=1).sums[0] == 5
-
-
-def test_what_lived_in_a_process_that_died_goes_on_from_its_checkpoint(party):
-    party.stores = LiveStores()
-    for step, checkpoint in ((1, 0), (2, 0), (3, 2), (4, 2)):
-        party.add(step, step, checkpoint)
-    party.stores = LiveStores()
-    assert party.add(10, step=3, checkpoint=2, attempt=1).sums[0] == 1 + 2 + 10
-
-
-def test_a_run_leaves_one_file_of_its_state(party):
-    party.add(1, step=1)
-    party.add(2, step=2, checkpoint=1)
-    assert {path.name for path in party.folder.iterdir()} == {STATE, "lock"}
-
-
-def test_a_state_is_for_its_owner_alone(party):
-    party.add(1, step=1)
-    assert party.folder.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize(
-    "model_id", ["", "../../../etc", "0123456789ABCDEF", MODEL + "0", MODEL + "\n"]
-)
-def test_a_model_id_is_no_path(party, model_id):
-    content = to_content(AddRequest(1), "bank")
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.model-id must be 16 hex digits"):
-        answer(party.config, AddRequest.kind, Envelope(model_id, 1, method="testmethod"), content)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["train.testmethod_drop", "train.nothing", "train.", "", "train.os.path", "train.__init___x"],
-)
-def test_a_kind_that_no_method_has_is_refused(party, kind):
-    content = to_content(AddRequest(1), "bank")
-    with pytest.raises(ProtocolError, match=rf"^bank: message.kind must be known, got '{kind}'$"):
-        answer(party.config, kind, Envelope(MODEL, 1, method="testmethod"), content)
-
-
-def test_a_reply_that_breaks_its_form_is_not_committed(party, monkeypatch):
-    def add(site, request):
-        return SumReply(np.array([np.nan]), 1)
-
-    handlers = {OpenRequest: add}
-    monkeypatch.setattr(sys.modules["clients.testmethod"], "HANDLERS", handlers)
-    with pytest.raises(ProtocolError, match=r"^bank: SumReply.sums must be finite$"):
-        party.add(1, step=1)
-    assert Store.open(party.folder).step == 0
-
-
-def test_a_request_is_checked_before_the_handler_runs(party):
-    with pytest.raises(ProtocolError, match=r"^bank: AddRequest.amount must be 0 to 100, got 101$"):
-        answer(
-            party.config,
-            AddRequest.kind,
-            Envelope(MODEL, 1, method="testmethod"),
-            Content("AddRequest", {**to_content(AddRequest(1), "bank").scalars, "amount": 101}, {}),
-        )
-    assert party.calls == []
-
-
-def test_a_locked_folder_is_held_by_one_thread_at_a_time(tmp_path):
-    events = []
-    entered, leave = threading.Event(), threading.Event()
-
-    def first():
-        with locked(tmp_path):
-            entered.set()
-            leave.wait(5)
-            events.append("first leaves")
-
-    def second():
-        entered.wait(5)
-        with locked(tmp_path):
-            events.append("second enters")
-
-    threads = [threading.Thread(target=first), threading.Thread(target=second)]
-    for thread in threads:
-        thread.start()
-    entered.wait(5)
-    threads[1].join(0.1)
-    assert events == []
-    leave.set()
-    for thread in threads:
-        thread.join(5)
-    assert events == ["first leaves", "second enters"]
 
 
 def test_a_step_sent_twice_at_once_runs_once(party, monkeypatch):
@@ -484,12 +375,14 @@ def test_a_step_sent_twice_at_once_runs_once(party, monkeypatch):
     assert party.calls == [1]
 
 
-def test_a_state_that_another_process_deletes_meanwhile_is_passed_over(tmp_path, monkeypatch):
-    old = tmp_path / "old" / STATE
-    old.parent.mkdir()
-    old.touch()
-    os.utime(old, (0, 0))
-    listed = [tmp_path / "gone" / STATE, old]
+def test_old_states_go_but_parts_of_models_and_what_another_process_deletes(tmp_path, monkeypatch):
+    old, part = (tmp_path / name / STATE for name in ("old", "part"))
+    for path in (old, part):
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (0, 0))
+    (part.parent / PART_FILE).touch()
+    listed = [tmp_path / "gone" / STATE, old, part]
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(listed))
     drop_abandoned(tmp_path, days=1)
-    assert not old.parent.exists()
+    assert (old.parent.exists(), part.exists()) == (False, True)

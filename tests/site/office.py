@@ -1,0 +1,161 @@
+"""The office of a site: its register of runs, a person who approves them, and a clock."""
+
+import zlib
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedapp.commands.site import site_app
+from fedapp.crypto.noise import budget_for
+from fedapp.data.table import Table
+from fedapp.errors import FedappError, WaitingError
+from fedapp.home import home
+from fedapp.messages.handshake import HelloRequest
+from fedapp.messages.methods import all_methods
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.wire import Envelope, to_content
+from fedapp.site import answer, register
+from fedapp.site.rows import hash_rows
+from fedapp.site.settings import SiteConfig, site_config
+from tests.plans import planned
+
+NODE = {"name": "bank", "data": "rows.csv", "allow": ",".join(all_methods()), "runs-per-day": 100}
+ASKS = {**NODE, "approve": "ask"}
+PARTIES = ("bank", "insurer", "shop")
+DAY = 86_400
+
+
+def hello(parties=("bank",), **fields):
+    """An opening between parties whose keys are in this home."""
+    opening = HelloRequest("binary:logistic", 0.2, 0.1, 42, False)
+    return replace(opening, **(planned(parties) | fields))
+
+
+def vertical_hello(parties=("bank",), model="", **fields):
+    return VerticalHelloRequest(True, 1000, 42, model, False, **(planned(parties) | fields))
+
+
+def private(epsilon=1.0, delta=1e-05, **fields):
+    """The opening of a private run of three parties."""
+    if "multiplier" not in fields:
+        fields["multiplier"] = budget_for(epsilon, delta, 50, 3).multiplier
+    plan = {"aggregation": "secure", "rounds": 50, "epsilon": epsilon, "delta": delta}
+    return replace(hello(PARTIES), **(plan | fields))
+
+
+def model_id(number):
+    return f"{number:016x}"
+
+
+def ask(config, number, request=None, step=1, method="pax"):
+    """What a site answers to a coordinator; by default to the opening of a run."""
+    request = request or hello((config.name,))
+    envelope = Envelope(model_id(number), step, method=method)
+    return answer.answer(config, request.kind, envelope, to_content(request, config.name))
+
+
+def rows_at(path):
+    """Rows that no table at another path has."""
+    values = np.random.default_rng(zlib.crc32(path.encode())).normal(size=(40, 2))
+    return hash_rows(Table(("a", "b"), values.astype(np.float32)), b"key")
+
+
+def admit(config, number, opening=None, method="pax"):
+    """Admit a run on a table that need not exist."""
+    opening = opening or hello()
+    register.admit(config, model_id(number), method, opening, rows_at(config.data))
+
+
+def waits(config, number, opening, method="pax"):
+    """A run that begins only if a person approves it."""
+    with pytest.raises(WaitingError, match=r"^waits for approval at bank"):
+        admit(config, number, opening, method)
+
+
+def runs(name="bank"):
+    return register.runs_of(home() / "sites" / name)
+
+
+def approve(*words, answer=""):
+    """``fedapp site approve``."""
+    return CliRunner().invoke(site_app, ["approve", *words], input=answer, env={"COLUMNS": "200"})
+
+
+def read(result):
+    """What a command prints, in one line."""
+    return " ".join(result.output.split())
+
+
+@dataclass
+class Scene:
+    """A site, what happens there, and the time; each event is a function of the scene."""
+
+    config: SiteConfig
+    now: list[float] = field(default_factory=lambda: [1e9])
+
+    def play(self, events):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(register.time, "time", lambda: self.now[0])
+            for happens in events:
+                happens(self)
+
+
+def asks(number, method="pax", waits="", refused="", opening=hello, node=(), **fields):
+    """A run asks: it is admitted, waits for this reason, or is refused by this rule."""
+
+    def happens(scene):
+        begin = partial(admit, replace(scene.config, **dict(node)), number, opening(**fields))
+        if not waits and not refused:
+            begin(method)
+            return
+        with pytest.raises(FedappError, match=waits or f"^{refused}") as caught:
+            begin(method)
+        assert isinstance(caught.value, WaitingError) == bool(waits)
+
+    return happens
+
+
+def charged(number, refused=""):
+    """A noised sum of the run leaves, or is not charged and so does not."""
+
+    def happens(scene):
+        expected = pytest.raises(FedappError, match=f"^{refused}") if refused else nullcontext()
+        with expected:
+            register.charge(scene.config, model_id(number))
+
+    return happens
+
+
+def approved(number, because=""):
+    """A person approves the run, and has read why it waits."""
+
+    def happens(scene):
+        result = approve(model_id(number), "--yes")
+        assert result.exit_code == 0
+        assert f"waits because {because}" in read(result)
+
+    return happens
+
+
+def later(seconds):
+    def happens(scene):
+        scene.now[0] += seconds
+
+    return happens
+
+
+def recorded(*numbers):
+    """The register has these runs."""
+
+    def happens(scene):
+        assert [run.model for run in runs()] == [model_id(number) for number in numbers]
+
+    return happens
+
+
+def scene_of(**node):
+    return Scene(site_config({**NODE, **{key.replace("_", "-"): v for key, v in node.items()}}, {}))
