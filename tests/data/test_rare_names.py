@@ -34,7 +34,6 @@ from tests.transcript import Listener
 SECRET = "fabry-disease"  # of one row
 TEN = {"share-categories": 10}
 LINEAR = {"fedavg_linear__rounds": 1}
-DEEP = {"pax__bins": "equal", "max_depth": 6, "num_boost_round": 8}
 HELLO = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
 
 
@@ -49,10 +48,8 @@ def overheard(settings, sites, write_table):
     """``overheard(strategy, policy)``: a run of three sites of which only the first has the secret,
     and every message of it."""
 
-    def run(strategy, policy, word=SECRET, **more):
-        first = [word if name in (SECRET, "measles") else name for name in illnesses()]
-        columns = [first if word != SECRET else illnesses()]
-        columns += [["flu", "cold"] * 125, ["flu", "gout"] * 125]
+    def run(strategy, policy, **more):
+        columns = illnesses(), ["flu", "cold"] * 125, ["flu", "gout"] * 125
         nodes = [
             {"name": name, "data": write_table(name, 250, seed=place, illness=column)}
             for place, (name, column) in enumerate(zip("abc", columns, strict=True))
@@ -98,6 +95,9 @@ def test_a_category_of_one_row_is_in_no_message_and_in_no_file(strategy, more, o
     assert {"query.hello", "model.json"} <= who_shows("gout", run, app)
     names = json.loads((run.path / "model.json").read_text())["categories"][2]
     assert names == [RARE, "cold", "flu", "gout"]
+    if strategy == "pax":
+        column = json.loads((run.path / "columns.json").read_text())["columns"]["illness"]
+        assert column == {"kind": "category", "names": names, "others": RARE}
 
 
 # The names that a site sends
@@ -187,24 +187,6 @@ def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
     *of_few, missing = (client.score({"row": {**row, "illness": name}})[1] for name in names)
     assert of_few[0] == of_few[1] == of_few[2] != missing
     assert not of_few[0]["warnings"]
-
-
-def test_the_model_is_that_of_tables_in_which_one_word_replaces_the_rare_ones(
-    overheard, tmp_path, monkeypatch
-):
-    models = []
-    for policy, word in ((TEN, SECRET), ({}, RARE.strip())):
-        # A register that knows the first tables would have the second run wait.
-        monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / f"home-{len(policy)}"))
-        run, app = overheard("pax", policy, word, **DEEP)
-        models.append(json.loads((run.path / "model.json").read_text()))
-        models[-1]["categories"][2][0] = models[-1]["categories"][2][0].strip()
-        # Where all names are shared, one of few rows is shown.
-        shown = {"query.hello", "model.json", "columns.json"}
-        assert shown <= who_shows("(rare)", run, app)
-        column = json.loads((run.path / "columns.json").read_text())["columns"]["illness"]
-        assert column.get("others") == (RARE if policy else None)
-    assert models[0] == models[1]
 
 
 # Parties with different columns
