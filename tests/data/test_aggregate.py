@@ -13,10 +13,8 @@ from fedapp.data.columns import Columns
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import Declared, Reader, Roles, read_schema
-from fedapp.errors import ConfigError, DataError
-from fedapp.records.document import load
+from fedapp.errors import DataError
 from fedapp.runs.local import run_local
-from fedapp.trees.model import Ensemble
 from tests.federated import summary_of
 from tests.tables import write_rows
 
@@ -27,23 +25,20 @@ NUMBERS = st.sampled_from([0.1, 0.2, 0.3, 1e16, -1e16, 3.0, 2**-40, None])
 EVENTS = st.lists(st.tuples(st.integers(0, 3), NUMBERS, st.integers(0, 5)), min_size=1, max_size=12)
 
 
-def aggregated(columns, order_by="", **rules):
+def aggregated(columns, order_by="", roles=NAMED, **rules):
     """A table of these columns by one rule a column."""
     declared = tuple(Declared(name, aggregate=rule) for name, rule in rules.items())
-    return table_of_frame(pa.table(columns), NAMED, Reader(declared=declared, order_by=order_by))
+    return table_of_frame(pa.table(columns), roles, Reader(declared=declared, order_by=order_by))
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("count", "last")
-@pytest.mark.parametrize("rule", RULES)
-@given(events=EVENTS, seed=st.integers(0, 100))
+@given(rule=st.sampled_from(RULES), events=EVENTS, seed=st.integers(0, 100))
 def test_values_are_those_of_a_slow_reference_in_any_order(rule, events, seed):
     def of(rows):
         ids, numbers, times = map(list, zip(*rows, strict=True))
         columns = {"id": ids, "v": pa.array(numbers, pa.float64()), "t": times}
         table = aggregated(columns, "t" if rule == "last" else "", v=rule, t="max")
-        assert table.ids is not None
         assert table.n_read == len(rows)
+        assert table.ids.tolist() == [*map(str, dict.fromkeys(ids))]  # as they come first
         return dict(zip(table.ids.tolist(), table.values[:, 0].tolist(), strict=True))
 
     due = {}
@@ -66,16 +61,7 @@ def test_values_are_those_of_a_slow_reference_in_any_order(rule, events, seed):
         np.testing.assert_equal(of([events[row] for row in turned]), due)
 
 
-def test_rows_keep_the_order_of_their_first_events():
-    table = aggregated({"id": ["c", "a", "c", "b"], "v": [1, 2, 3, 4]}, v="sum")
-    assert table.ids is not None
-    assert table.ids.tolist() == ["c", "a", "b"]
-    assert table.values[:, 0].tolist() == [4, 2, 4]
-    text = "4 rows are aggregated to 3, one an id, by the schema"
-    assert [note.text(False) for note in table.notes] == [text]
-
-
-def test_large_tables_are_pandas(tmp_path):
+def test_large_tables_are_pandas_and_say_how_many_rows_became_one():
     rng = np.random.default_rng(1)
     frame = pandas.DataFrame({"id": rng.integers(0, 900, 5000), "v": rng.normal(size=5000)})
     frame["w"] = rng.integers(0, 9, 5000).astype(float)
@@ -83,14 +69,15 @@ def test_large_tables_are_pandas(tmp_path):
     columns = {"id": frame["id"], "v": frame["v"], "w": pa.array(frame["w"], from_pandas=True)}
     table = aggregated(columns, v="mean", w="max")
     due = frame.groupby("id", sort=False).agg({"v": "mean", "w": "max"})
-    assert table.ids is not None
     assert table.ids.tolist() == due.index.astype(str).tolist()
     np.testing.assert_allclose(table.values, due.to_numpy(np.float32), rtol=1e-6)
+    text = f"5,000 rows are aggregated to {len(due)}, one an id, by the schema"
+    assert [note.text(False) for note in table.notes] == [text]
 
 
 def test_kinds_follow_the_rules(tmp_path):
     """Of names only the number or the last, of dates no sum."""
-    (tmp_path / "events.csv").write_text(
+    (path := tmp_path / "events.csv").write_text(
         "id,kind,when,paid,note\n1,tea,2024-01-02,yes,n1\n1,milk,2024-03-01,no,n2\n"
         "2,tea,2024-02-01,yes,\n1,,2023-12-01,yes,n3\n"
     )
@@ -100,137 +87,81 @@ def test_kinds_follow_the_rules(tmp_path):
         '[columns.paid]\naggregate = "mean"\n[columns.note]\naggregate = "count"\n'
     )
     schema = read_schema(tmp_path / "schema.toml")
-    table = load_table(tmp_path / "events.csv", schema.roles(), schema.reader())
+    table = load_table(path, schema.roles(), schema.reader())
     assert table.columns == ("kind", "when", "paid", "note")
     assert table.categories == (("milk", "tea"), None, None, None)
     assert table.kinds == ("category", "date", "number", "number")
-    days = [
-        (np.datetime64(day) - np.datetime64("1970-01-01")).astype(int)
-        for day in ("2023-12-01", "2024-02-01")
-    ]
+    days = np.array(["2023-12-01", "2024-02-01"], "M8[D]").astype(int)
     np.testing.assert_allclose(table.values, [[0, days[0], 2 / 3, 3], [1, days[1], 1, 0]])
-    # A table to predict is read by the same rules, in the model's order.
+    # A table to predict is read by the same rules, in the model's order; a served row has them.
     how = {"reader": schema.reader(), "categories": table.categories, "kinds": table.kinds}
-    again = read_columns_of(str(tmp_path / "events.csv"), table.columns, NAMED, **how)
+    again = read_columns_of(str(path), table.columns, NAMED, **how)
     np.testing.assert_equal(again.values, table.values)
     with pytest.raises(DataError, match=r"^id must name the column whose rows the schema aggregat"):
-        read_columns_of(str(tmp_path / "events.csv"), table.columns, Roles(), **how)
+        read_columns_of(str(path), table.columns, Roles(), **how)
+    model = Columns.of_model(("v",), (), Reader(declared=(Declared("v", aggregate="count"),)))
+    served = columns_of_frame(pa.table({"v": [5.0, 7.0]}), model, Roles())
+    assert served.values[:, 0].tolist() == [5, 7]
 
 
-def test_rows_of_a_request_are_as_they_come():
-    """A served row has the features of an id already."""
-    reader = Reader(declared=(Declared("v", aggregate="count"),))
-    model = Columns.of_model(("v",), (), reader)
-    table = columns_of_frame(pa.table({"v": [5.0, 7.0]}), model, Roles())
-    assert table.values[:, 0].tolist() == [5, 7]
+ONE = {"id": [1, 1]}
+NUMBER_OR_FLAG = r"^column 'v' must be numbers or yes or no for aggregate = "
+FINITE = r"^feature columns must be finite"
+WITH_TIME = {"v": "last", "t": "count"}
 
 
 @pytest.mark.parametrize(
     ("columns", "rules", "rule"),
     [
         (
-            {"id": [1, 1], "v": [1, 2], "w": [1, 2]},
+            {"v": [1, 2], "w": [1, 2]},
             {"v": "sum"},
             r"^columns 'w' must have a rule of the schema where rows share their id, as ",
         ),
-        (
-            {"id": [1, 1], "v": ["a", "b"]},
-            {"v": "sum"},
-            r"^column 'v' must be numbers or yes or no for aggregate = \"sum\", got names of categ",
-        ),
-        (
-            {"id": [1, 1], "v": ["2024-01-01", "2024-01-02"]},
-            {"v": "mean"},
-            r"^column 'v' must be numbers or yes or no for aggregate = \"mean\", got dates",
-        ),
-        ({"id": [1, 1], "v": ["a", "b"]}, {"v": "min"}, r"aggregate = \"min\", got names"),
+        ({"v": ["a", "b"]}, {"v": "sum"}, NUMBER_OR_FLAG + '"sum", got names of categ'),
+        ({"v": ["2024-01-01"] * 2}, {"v": "mean"}, NUMBER_OR_FLAG + '"mean", got dates'),
+        ({"v": ["a", "b"]}, {"v": "min"}, r"aggregate = \"min\", got names"),
         ({"id": [1, None], "v": [1, 2]}, {"v": "sum"}, r"^id column 'id' must have no missing"),
-        ({"id": [1, 1], "v": [3e38, 3e38]}, {"v": "sum"}, r"^feature columns must be finite"),
-        ({"id": [1, 1], "v": [1e39, -1e39]}, {"v": "sum"}, r"^feature columns must be finite"),
+        ({"v": [3e38, 3e38]}, {"v": "sum"}, FINITE),
+        ({"v": [1e39, -1e39]}, {"v": "sum"}, FINITE),
+        (
+            {"v": [1, 2], "t": [1, None]},
+            WITH_TIME,
+            r"^order-by column 't' must have a value, got 1 of 2 rows",
+        ),
+        (
+            {"v": [1, 2], "t": ["a", "b"]},
+            WITH_TIME,
+            r"^order-by column 't' must be numbers or dates, got names of categories",
+        ),
+        ({"v": [1, 2]}, {"v": "last"}, r"^order-by column 't' must be in the table"),
     ],
 )
 def test_values_without_a_rule_that_fits_are_refused(columns, rules, rule):
     with pytest.raises(DataError, match=rule):
-        aggregated(columns, **rules)
-
-
-@pytest.mark.parametrize(
-    ("times", "rule"),
-    [
-        ([1, None], r"^order-by column 't' must have a value, got 1 of 2 rows"),
-        (["a", "b"], r"^order-by column 't' must be numbers or dates, got names of categories"),
-    ],
-)
-def test_an_order_needs_numbers_or_dates(times, rule):
-    with pytest.raises(DataError, match=rule):
-        aggregated({"id": [1, 1], "v": [1, 2], "t": times}, "t", v="last", t="count")
-    with pytest.raises(DataError, match=r"^order-by column 't' must be in the table"):
-        aggregated({"id": [1, 1], "v": [1, 2]}, "t", v="last")
+        aggregated(ONE | columns, "t" if "last" in rules.values() else "", **rules)
 
 
 def test_labels_have_a_rule_of_their_own_or_none():
     columns = {"id": [1, 1, 2], "v": [1, 2, 3], "y": [0, 1, 0], "w": [1.0, 2.0, 1.0]}
     roles = Roles("y", "id", "w")
-
-    def read(**rules):
-        declared = tuple(Declared(name, aggregate=each) for name, each in rules.items())
-        return table_of_frame(pa.table(columns), roles, Reader(declared=declared))
-
     with pytest.raises(DataError, match=r"^columns 'y', 'w' must have a rule of the schema where"):
-        read(v="sum")
-    table = read(v="sum", y="max", w="sum")
-    assert table.labels is not None
-    assert table.weights is not None
+        aggregated(columns, roles=roles, v="sum")
+    table = aggregated(columns, roles=roles, v="sum", y="max", w="sum")
     assert (table.labels.tolist(), table.weights.tolist()) == ([1, 0], [3, 1])
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        (
-            '[columns.v]\naggregate = "median"',
-            r"columns\.v\.aggregate must be one of .*, got 'medi",
-        ),
-        (
-            '[columns.v]\naggregate = "last"',
-            r"order-by must come with aggregate = \"last\", columns",
-        ),
-        ('order-by = "t"\n[columns.v]\naggregate = "sum"', r"order-by must come .*, no column has"),
-        ('[columns.v]\ntype = "drop"\naggregate = "sum"', r"columns\.v\.aggregate must be omitted"),
-    ],
-)
-def test_rules_that_cannot_be_are_refused_with_the_schema(tmp_path, text, rule):
-    (tmp_path / "schema.toml").write_text(text + "\n")
-    with pytest.raises(ConfigError, match=rf"^schema '.*schema.toml': {rule}"):
-        read_schema(tmp_path / "schema.toml")
-
-
-@pytest.mark.slow
-def test_a_model_of_events_is_that_of_the_aggregated_table(settings, tmp_path):
+def test_a_run_says_how_many_events_are_rows(vertical, tmp_path):
     rng = np.random.default_rng(4)
-    people = np.arange(150)
-    v, y = rng.normal(size=150).round(3), rng.integers(0, 2, 150)
-    events = np.sort(rng.integers(0, 150, 900))
-    amounts = (rng.normal(size=900) + y[events]).round(2)
-    bank = write_rows(tmp_path / "bank.csv", {"id": people, "v": v, "y": y})
-    shop = write_rows(tmp_path / "shop.csv", {"id": events, "amount": amounts})
-    frame = pandas.DataFrame({"id": events, "amount": amounts}).groupby("id")["amount"]
-    sums = {name: math.fsum(values) for name, values in frame}
-    one = {"id": list(sums), "amount": list(sums.values())}
+    y, events = rng.integers(0, 2, 150), np.sort(rng.integers(0, 150, 900))
+    bank = {"id": np.arange(150), "v": rng.normal(size=150).round(3), "y": y}
+    shop = {"id": events, "amount": (rng.normal(size=900) + y[events]).round(2)}
+    files = [write_rows(tmp_path / f"{n}.csv", each) for n, each in enumerate((bank, shop))]
     (tmp_path / "shop.toml").write_text('[columns.amount]\naggregate = "sum"\n')
-    given = {"strategy": "secureboost", "label": "y", "id": "id", "parties": 2, "max_depth": 3}
-    given |= {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
-    given |= {"allow_export": True}
-    schema = {"schema": f"shop={tmp_path / 'shop.toml'}"}
-    by_rule = run_local(settings(**given, data=f"bank={bank},shop={shop}", **schema))
-    done = write_rows(tmp_path / "done.csv", one)
-    by_hand = run_local(settings(**given, data=f"bank={bank},shop={done}"))
-    models = [load(each.path / "model.json", Ensemble) for each in (by_rule, by_hand)]
-    for tree, other in zip(*(model.trees for model in models), strict=True):
-        assert tree.tobytes() == other.tobytes()
-    matching = summary_of(by_rule)["matching"]
-    n_ids = len(sums)
-    assert matching["shop"] == {"rows": n_ids, "matched": n_ids, "read": 900}
-    assert matching["bank"] == {"rows": 150, "matched": n_ids}
+    given = {"data": f"bank={files[0]},shop={files[1]}", "schema": f"shop={tmp_path / 'shop.toml'}"}
+    summary = summary_of(run_local(vertical(**given, label="y", id="id", align="psi")))
+    n_ids = len({*events.tolist()})
+    assert summary["matching"]["shop"] == {"rows": n_ids, "matched": n_ids, "read": 900}
+    assert summary["matching"]["bank"] == {"rows": 150, "matched": n_ids}
     told = f"900 rows are aggregated to {n_ids}, one an id, by the schema"
-    assert any(told in text for text in summary_of(by_rule)["facts"])
+    assert any(told in text for text in summary["facts"])

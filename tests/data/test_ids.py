@@ -1,16 +1,19 @@
 """Ids of several columns: one text a row, other parts another text."""
 
+import csv
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedapp.data.query import Query
 from fedapp.data.read import load_table, read_ids, table_of_frame
 from fedapp.data.schema import PLAIN, Roles, joined_id, read_schema
 from fedapp.errors import ConfigError, DataError
+from fedapp.home import home
 from fedapp.runs.local import run_local
 from fedapp.site.settings import site_config
 from fedapp.site.table import row_ids
@@ -25,19 +28,18 @@ PARTS = st.lists(PART, min_size=2, max_size=3)
 
 def ids_of(branches, customers, path=None):
     """Ids of a frame, or of a CSV file at a path."""
-    columns = {"branch": branches, "customer": customers, "x": list(range(len(branches)))}
+    columns = {"branch": branches, "customer": customers, "x": range(len(branches))}
     if path is None:
         table = table_of_frame(pa.table(columns), BOTH)
     else:
-        rows = zip(*columns.values(), strict=True)
-        lines = [",".join(f'"{value}"' for value in row) for row in rows]
-        path.write_text("\n".join(["branch,customer,x", *lines]) + "\n")
-        table = load_table(path, BOTH)
-    assert table.ids is not None
+        quoted = {name: [f'"{value}"' for value in values] for name, values in columns.items()}
+        table = load_table(write_rows(path, quoted), BOTH)
     assert table.columns == ("x",)
     return table.ids.tolist()
 
 
+@example(["a,b", "c"], ["a", "b,c"])
+@example(["a,b", "c"], ["a\\", "b", "c"])
 @given(PARTS, PARTS)
 def test_other_parts_are_another_id(first, second):
     assert (joined_id(first) == joined_id(second)) == (first == second)
@@ -49,18 +51,14 @@ def test_a_table_joins_parts_like_single_rows(pairs):
     assert ids_of(branches, customers) == [joined_id(pair) for pair in pairs]
 
 
-def test_parts_are_spelled_as_single_ids_are(tmp_path):
+def test_parts_are_spelled_as_single_ids_are_and_may_be_in_one_column(tmp_path):
     due = ["7,é", "8,b c", "9,007"]
     assert ids_of([7.0, 8.0, 9.0], ["é", " b c ", "007"]) == due
     assert ids_of([7, 8, 9], ["e\u0301", "b c", "007"]) == due
     assert ids_of([" 7", "8.0", "9"], ["é", "b c", "007"], tmp_path / "a.csv") == due
     assert ids_of(["a,b", "a"], ["c", "b,c"], tmp_path / "b.csv") == ["a\\,b,c", "a,b\\,c"]
-
-
-def test_a_party_may_have_the_parts_in_one_column():
     joined = pa.table({"key": ["north,7", "south,7"], "x": [1, 2]})
     one = table_of_frame(joined, Roles(id_column="key"))
-    assert one.ids is not None
     assert one.ids.tolist() == ids_of(["north", "south"], [7, 7])
 
 
@@ -75,11 +73,8 @@ def test_a_party_may_have_the_parts_in_one_column():
 def test_rows_without_a_part_are_refused(branches, customers, rule):
     with pytest.raises(DataError, match=rule):
         ids_of(branches, customers)
-
-
-def test_a_part_that_is_no_column_is_named():
     with pytest.raises(DataError, match=r"^id column 'customer' must be in the table"):
-        table_of_frame(pa.table({"branch": ["a"], "x": [1]}), BOTH)
+        table_of_frame(pa.table({"branch": branches, "x": [1, 2]}), BOTH)
 
 
 def test_repeated_ids_are_those_of_all_parts(tmp_path):
@@ -95,83 +90,47 @@ def test_repeated_ids_are_those_of_all_parts(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_rows_are_left_out_by_all_parts_of_their_id(tmp_path, suffix):
-    columns = {"branch": ["a", "a,b", "a"], "customer": ["b,c", "c", "x"], "v": [1.0, 2.0, 3.0]}
     path = tmp_path / f"rows{suffix}"
     if suffix == ".csv":
         path.write_text('branch,customer,v\na,"b,c",1\n"a,b",c,2\na,x,3\n')
     else:
+        columns = {"branch": ["a", "a,b", "a"], "customer": ["b,c", "c", "x"], "v": [1.0, 2, 3]}
         pq.write_table(pa.table(columns), path)
-    gone = tmp_path / "gone.csv"
-    gone.write_text('customer,branch\n"b,c",a\nx,\n')
+    (gone := tmp_path / "gone.csv").write_text('customer,branch\n"b,c",a\nx,\n')
     without = read_ids(str(gone), "branch,customer")
     assert without == ("a,b\\,c",)
     table = load_table(path, Roles(id_column="branch,customer", without=without))
     assert table.values[:, 0].tolist() == [2.0, 3.0]
 
 
-def test_a_schema_lists_the_columns(tmp_path):
-    for text in ('id = ["branch", "customer"]', 'id = "branch, customer"'):
-        (tmp_path / "schema.toml").write_text(text + "\n")
-        roles = read_schema(tmp_path / "schema.toml").roles()
-        (tmp_path / "schema.toml").unlink()
-        assert {name for _, name in roles.columns()} == {"branch", "customer"}
-
-
-def test_a_database_needs_one_column(tmp_path):
+def test_a_schema_lists_the_columns_and_a_database_needs_one(tmp_path):
+    for number, text in enumerate(('id = ["branch", "customer"]', 'id = "branch, customer"')):
+        (path := tmp_path / f"{number}.toml").write_text(text + "\n")
+        assert {name for _, name in read_schema(path).roles().columns()} == {"branch", "customer"}
     rows = f"sqlite:///{tmp_path / 'rows.db'}"
     query = Query(rows, "SELECT * FROM t WHERE id IN :ids", "SELECT id FROM t")
-    with pytest.raises(
-        ConfigError, match=r"^id must be one column where rows come from a database"
-    ):
+    rule = r"^id must be one column where rows come from a database"
+    with pytest.raises(ConfigError, match=rule):
         query.bound_ids("branch,customer", PLAIN)
 
 
-@pytest.mark.slow
-def test_parties_match_rows_by_several_columns(settings, tmp_path):
+def test_parties_match_rows_by_several_columns(vertical, tmp_path):
     """The same customer numbers in two branches are others."""
     rng = np.random.default_rng(3)
-    values = rng.normal(size=(120, 3)).round(3)
-    branch = np.repeat(["a", "b"], 60)
-    customer = np.tile(np.arange(60), 2)
-    y = (values.sum(axis=1) > 0).astype(int)
-    bank = {"branch": branch, "customer": customer, "v": values[:, 0], "y": y}
-    turned = rng.permutation(120)[:100]
-    shop = {"customer": customer, "branch": branch, "w": values[:, 1], "u": values[:, 2]}
-    files = [
-        write_rows(tmp_path / "bank.csv", bank),
-        write_rows(tmp_path / "shop.csv", {name: each[turned] for name, each in shop.items()}),
-    ]
-    given = {"data": f"bank={files[0]},shop={files[1]}", "label": "y", "id": "branch,customer"}
-    small = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
-    more = {**given, **small, "parties": 2}
-    folder = run_local(settings(strategy="secureboost", **more))
-    assert sum(summary_of(folder)["matched_rows"].values()) == 100
-    # The model is that of one column which has both.
-    for path, columns in zip(files, (bank, shop), strict=True):
-        rows = turned if path.stem == "shop" else np.arange(120)
-        parts = zip(columns["branch"][rows], columns["customer"][rows], strict=True)
-        key = [f'"{b},{c}"' for b, c in parts]
-        others = {name: columns[name][rows] for name in columns if len(name) == 1}
-        write_rows(tmp_path / f"{path.stem}-one.csv", {"key": key, **others})
-    one = f"bank={tmp_path / 'bank-one.csv'},shop={tmp_path / 'shop-one.csv'}"
-    again = run_local(settings(strategy="secureboost", **{**more, "data": one, "id": "key"}))
-    first, second = (summary_of(each)["metrics"] for each in (folder, again))
-    assert first == second
-    how = {"strategy": "interactive", "model": summary_of(folder)["model_id"]}
-    predicted = run_local(settings(**{**more, **how}))
-    assert len(predicted_rows_of_keys(predicted)) == 100
-
-
-def predicted_rows_of_keys(folder):
-    """Ids in the predictions: those of several columns are one, quoted."""
-    import csv
-
-    from fedapp.home import home
-
-    summary = summary_of(folder)
-    path = home() / "sites" / summary["active"] / summary["model_id"] / "predictions.csv"
-    with path.open() as file:
-        rows = list(csv.reader(file))
-    assert rows[0][0] == "branch,customer"
-    assert all(row[0].count(",") == 1 for row in rows[1:])
-    return [row[0] for row in rows[1:]]
+    v, w = rng.normal(size=(2, 120)).round(3)
+    ids = {"branch": np.repeat(["a", "b"], 60), "customer": np.tile(np.arange(60), 2)}
+    rows = rng.permutation(120)[:100]
+    bank = write_rows(tmp_path / "bank.csv", {**ids, "v": v, "y": (v + w > 0).astype(int)})
+    shop = {name: values[rows] for name, values in {**ids, "w": w}.items()}
+    given = {"data": f"bank={bank},shop={write_rows(tmp_path / 'shop.csv', shop)}", "label": "y"}
+    given |= {"id": "branch,customer", "align": "psi"}
+    trained = summary_of(run_local(vertical(**given)))
+    assert sum(trained["matched_rows"].values()) == 100
+    joint = {"strategy": "interactive", "model": trained["model_id"]}
+    joint = summary_of(run_local(vertical(**given, **joint)))
+    # Ids of several columns are one in predictions, quoted.
+    folder = home() / "sites" / joint["active"] / joint["model_id"]
+    with (folder / "predictions.csv").open() as file:
+        head, *predicted = csv.reader(file)
+    assert head[0] == "branch,customer"
+    assert [row[0].count(",") for row in predicted] == [1] * 100

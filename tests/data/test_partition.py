@@ -33,28 +33,28 @@ def test_a_split_has_every_row_once(n_rows, test, valid, seed):
     assert len(split.train) >= 1
 
 
-def test_fractions_are_of_all_rows_and_of_the_rest():
+def test_fractions_are_of_all_rows_and_of_the_rest_and_drawn_by_a_seed():
     split = split_rows(1000, 0.2, 0.25, 0)
-    assert (len(split.test), len(split.valid), len(split.train)) == (200, 200, 600)
-
-
-def test_a_split_is_drawn_by_its_seed():
+    assert sizes((split.test, split.valid, split.train)) == [200, 200, 600]
     same, again, other = (split_rows(100, 0.2, 0.2, seed).test for seed in (1, 1, 2))
     assert np.array_equal(same, again)
     assert not np.array_equal(same, other)
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_a_fraction_outside_its_range_is_refused(fraction):
-    with pytest.raises(ConfigError, match=rf"test-fraction must be in \[0, 1\), got {fraction}"):
-        split_rows(10, fraction, 0, 0)
-    with pytest.raises(ConfigError, match=rf"valid-fraction must be in \[0, 1\), got {fraction}"):
-        split_rows(10, 0, fraction, 0)
-
-
-def test_a_split_of_no_rows_is_refused():
-    with pytest.raises(ConfigError, match="n_rows must be >= 1, got 0"):
-        split_rows(0, 0, 0, 0)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(
+            ((10, *fractions, 0), rf"{name}-fraction must be in \[0, 1\), got {bad}")
+            for bad in (-0.1, 1.0, float("nan"))
+            for name, fractions in (("test", (bad, 0)), ("valid", (0, bad)))
+        ),
+        ((0, 0, 0, 0), "n_rows must be >= 1, got 0"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        split_rows(*given)
 
 
 @given(
@@ -72,41 +72,43 @@ def test_a_partition_is_disjoint_complete_and_drawn_by_its_seed(rule, n_rows, se
     assert all(np.array_equal(*pair) for pair in zip(parts, again, strict=True))
 
 
-def test_iid_parties_have_equal_numbers_of_rows():
-    assert sizes(deal("iid")) == [100, 100, 100]
-    assert sizes(deal("iid", 7)) == [43, 43, 43, 43, 43, 43, 42]
+SIZES = {  # of the parts of 300 rows
+    ("iid", 3): [100, 100, 100],
+    ("iid", 7): [43, 43, 43, 43, 43, 43, 42],
+    ("sizes:0.91,0.086,0.004", 3): [273, 26, 1],
+    ("sizes:0.5,0.3,0.195", 3): [151, 90, 59],
+    ("sizes:200,65,13", 3): [200, 65, 13],
+    ("sizes:1", 1): [300],
+}
 
 
-def test_a_small_alpha_skews_labels_more_than_a_large_one():
-    def spread(rule):
-        return float(np.ptp([LABELS[part].mean() for part in deal(rule)]))
-
-    assert spread("dirichlet:0.1") > 0.3 > spread("dirichlet:1000")
+@pytest.mark.parametrize(("rule", "n_parties"), SIZES)
+def test_parts_have_their_sizes(rule, n_parties):
+    assert sizes(deal(rule, n_parties)) == SIZES[rule, n_parties]
 
 
-def test_dirichlet_deals_float_labels_by_quantile_bins():
-    labels = np.random.default_rng(0).normal(size=1000)
-    rows = np.arange(1000, dtype=np.int64)
+def test_a_small_alpha_skews_labels_also_of_numbers_and_leaves_each_party_a_tenth_of_its_share():
+    skews = [
+        np.ptp([LABELS[part].mean() for part in deal(f"dirichlet:{alpha}")])
+        for alpha in (0.1, 1000)
+    ]
+    assert skews[0] > 0.3 > skews[1]
+    labels, rows = np.random.default_rng(0).normal(size=1000), np.arange(1000)
     parts = partition_rows("dirichlet:0.1", rows, 3, np.random.default_rng(1), labels)
-    means = [labels[part].mean() for part in parts]
     assert sum(sizes(parts)) == 1000
-    assert np.ptp(means) > 0.3
-
-
-def test_dirichlet_leaves_every_party_a_tenth_of_its_share():
+    assert np.ptp([labels[part].mean() for part in parts]) > 0.3
     assert min(sizes(deal("dirichlet:0.2", 10))) >= 3
 
 
-def test_sizes_are_fractions_or_numbers_of_rows():
-    assert sizes(deal("sizes:0.91,0.086,0.004")) == [273, 26, 1]
-    assert sizes(deal("sizes:0.5,0.3,0.195")) == [151, 90, 59]
-    assert sizes(deal("sizes:200,65,13")) == [200, 65, 13]
-    assert sizes(deal("sizes:1", 1)) == [300]
-
-
-def test_groups_go_to_parties_the_most_frequent_first():
-    parts = deal("column:g", 4)
-    assert [set(GROUPS[part].tolist()) for part in parts] == [{"a"}, {"b"}, {"c"}, {"d"}]
+@pytest.mark.parametrize(
+    ("rule", "n_parties", "homes"),
+    [
+        ("column:g", 4, ["a", "b", "c", "d"]),  # the most frequent first
+        ("column", 2, ["a", "bcd"]),  # those beyond go to the party with the fewest rows
+    ],
+)
+def test_groups_go_to_parties(rule, n_parties, homes):
+    assert [{*GROUPS[part]} for part in deal(rule, n_parties)] == list(map(set, homes))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,11 @@ def test_names_of_values_are_distinct_names_of_parties(values, column):
     assert all(NAME.fullmatch(name) and len(name) <= LONGEST_NAME + 3 for name in named)
 
 
+def deal_groups(groups, n_parties):
+    rows = np.arange(len(groups), dtype=np.int64)
+    return partition_rows("column:g", rows, n_parties, np.random.default_rng(0), None, groups)
+
+
 @given(st.lists(st.sampled_from(["b x", "a", "7", "ä"]), min_size=4, max_size=40))
 @settings(max_examples=30, deadline=None)
 def test_each_party_has_the_rows_of_the_value_that_names_it(values):
@@ -143,66 +150,52 @@ def test_each_party_has_the_rows_of_the_value_that_names_it(values):
     assert [{*groups[part].tolist()} for part in parts] == [{value} for value in named.values()]
 
 
-def test_groups_beyond_the_parties_go_to_the_party_with_the_fewest_rows():
-    parts = deal("column", 2)
-    assert [set(GROUPS[part].tolist()) for part in parts] == [{"a"}, {"b", "c", "d"}]
-
-
-def deal_groups(groups, n_parties):
-    rows = np.arange(len(groups), dtype=np.int64)
-    return partition_rows("column:g", rows, n_parties, np.random.default_rng(0), None, groups)
-
-
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=20, max_size=80), st.integers(1, 3))
 @settings(max_examples=50, deadline=None)
 def test_a_group_is_never_divided(values, n_parties):
     groups = np.array([*values, "a", "b", "c"])
-    rows = np.arange(len(groups), dtype=np.int64)
-    parts = partition_rows("column", rows, n_parties, np.random.default_rng(0), None, groups)
+    parts = deal_groups(groups, n_parties)
     homes = Counter(value for part in parts for value in set(groups[part].tolist()))
     assert set(homes.values()) == {1}
-    assert sum(sizes(parts)) == len(rows)
+    assert sum(sizes(parts)) == len(groups)
+
+
+RULE = "partition must be "
+
+
+@pytest.mark.parametrize(
+    ("rule", "message", "n_parties"),
+    [
+        ("even", RULE + "one of iid, dirichlet:ALPHA, .*, got 'even'", 3),
+        ("iid:2", RULE + "one of .*, got 'iid:2'", 3),
+        ("column:", RULE + "one of .*, got 'column:'", 3),
+        ("dirichlet", RULE + "dirichlet:ALPHA with a number ALPHA > 0, got 'dirichlet'", 3),
+        ("dirichlet:0", "ALPHA > 0, got 'dirichlet:0'", 3),
+        ("dirichlet:nan", "ALPHA > 0, got 'dirichlet:nan'", 3),
+        ("dirichlet:0.00001", "leave each of 3 parties 10 rows in one of 100 draws, got", 3),
+        ("sizes:a,b,c", RULE + "sizes: and numbers with commas between them, got", 3),
+        ("sizes:0.5,0.5", "one size for each of 3 parties, got 'sizes:0.5,0.5'", 3),
+        ("sizes:2,-1,1", "finite sizes > 0, got", 3),
+        ("sizes:0.5,0.3,0.1", "fractions that sum to 1, or whole numbers of rows, got", 3),
+        ("sizes:200,100,1", "sum to at most 300 rows, got", 3),
+        ("sizes:0.9989,0.001,0.0001", "leave every party at least one of 300 rows, got", 3),
+        ("column", r"value for each of 5 parties \(it has 4\), got 'column'", 5),
+        ("iid", r"must be in \[1, 300\] \(rows\), got 0", 0),
+        ("iid", r"must be in \[1, 300\] \(rows\), got 301", 301),
+    ],
+)
+def test_a_rule_that_cannot_be_met_is_refused(rule, message, n_parties):
+    with pytest.raises(ConfigError, match=message):
+        deal(rule, n_parties)
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("even", "partition must be one of iid, dirichlet:ALPHA, .*, got 'even'"),
-        ("iid:2", "partition must be one of .*, got 'iid:2'"),
-        ("column:", "partition must be one of .*, got 'column:'"),
-        ("dirichlet", "partition must be dirichlet:ALPHA with a number ALPHA > 0, got 'dirichlet'"),
-        ("dirichlet:0", "ALPHA > 0, got 'dirichlet:0'"),
-        ("dirichlet:nan", "ALPHA > 0, got 'dirichlet:nan'"),
-        ("dirichlet:0.00001", "leave each of 3 parties 10 rows in one of 100 draws, got"),
-        ("sizes:a,b,c", "partition must be sizes: and numbers with commas between them, got"),
-        ("sizes:0.5,0.5", "one size for each of 3 parties, got 'sizes:0.5,0.5'"),
-        ("sizes:2,-1,1", "finite sizes > 0, got"),
-        ("sizes:0.5,0.3,0.1", "fractions that sum to 1, or whole numbers of rows, got"),
-        ("sizes:200,100,1", "sum to at most 300 rows, got"),
-        ("sizes:0.9989,0.001,0.0001", "leave every party at least one of 300 rows, got"),
+        ("dirichlet:1", "table without labels, got 'dirichlet:1'"),
+        ("column:g", "table without a group column, got 'column:g'"),
     ],
 )
-def test_a_rule_that_cannot_be_met_is_refused(rule, message):
+def test_rules_need_the_column_they_go_by(rule, message):
     with pytest.raises(ConfigError, match=message):
-        deal(rule)
-
-
-def test_fewer_groups_than_parties_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"value for each of 5 parties \(it has 4\), got 'column'"
-    ):
-        deal("column", 5)
-
-
-def test_rules_need_the_column_they_go_by():
-    rng = np.random.default_rng(0)
-    with pytest.raises(ConfigError, match="table without labels, got 'dirichlet:1'"):
-        partition_rows("dirichlet:1", ROWS, 2, rng)
-    with pytest.raises(ConfigError, match="table without a group column, got 'column:g'"):
-        partition_rows("column:g", ROWS, 2, rng)
-
-
-@pytest.mark.parametrize("n_parties", [0, 301])
-def test_parties_without_rows_are_refused(n_parties):
-    with pytest.raises(ConfigError, match=rf"must be in \[1, 300\] \(rows\), got {n_parties}"):
-        deal("iid", n_parties)
+        partition_rows(rule, ROWS, 2, np.random.default_rng(0))

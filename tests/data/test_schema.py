@@ -13,11 +13,16 @@ from fedapp.site.table import read_table
 NAN = np.nan
 
 
-def config_of(folder, schema, **settings):
+def config_of(folder, schema, rows="", **settings):
     """A site with a schema for its rows.csv."""
     (folder / "rows.toml").write_text(schema)
+    if rows:
+        (folder / "rows.csv").write_text(rows)
     given = {"data": str(folder / "rows.csv"), "schema": str(folder / "rows.toml"), **settings}
     return SiteConfig("bank", **table_settings(given))
+
+
+COLUMN = "[columns.a]\n"
 
 
 @pytest.mark.parametrize(
@@ -32,18 +37,23 @@ def config_of(folder, schema, **settings):
         ("names = ['a', 'a']", "/rows.toml': names must be distinct"),
         ("names = 'a'", "/rows.toml': names must be a list, got 'a'"),
         ("skip-lines = -1", "/rows.toml': skip-lines must be >= 0, got -1"),
-        ("[columns.a]\ntype = 'text'", r"columns.a.type must be one of .*, got 'text'"),
-        ("[columns.a]\nkind = 'number'", "columns.a.kind is not a field of a schema"),
-        ("[columns.a]\ntype = 'ordinal'", "columns.a.order must name the values from the lowest"),
+        (COLUMN + "type = 'text'", r"columns.a.type must be one of .*, got 'text'"),
+        (COLUMN + "kind = 'number'", "columns.a.kind is not a field of a schema"),
+        (COLUMN + "type = 'ordinal'", "columns.a.order must name the values from the lowest"),
         (
-            "[columns.a]\ntype = 'number'\ncategories = ['x']",
+            COLUMN + "type = 'number'\ncategories = ['x']",
             'columns.a.categories needs type = "category", got "number"',
         ),
         (
-            "[columns.a]\ntype = 'category'\ncategories = ['x', 'x']",
+            COLUMN + "type = 'category'\ncategories = ['x', 'x']",
             "columns.a.categories must list every name once",
         ),
-        ("[columns.a]\nname = 'b'\n[columns.b]", "columns must have distinct names, got 'b' twice"),
+        (COLUMN + "name = 'b'\n[columns.b]", "columns must have distinct names, got 'b' twice"),
+        # Rules by which rows that share an id become one
+        (COLUMN + "aggregate = 'median'", r"columns\.a\.aggregate must be one of .*, got 'medi"),
+        (COLUMN + "aggregate = 'last'", 'order-by must come with aggregate = "last", columns'),
+        ("order-by = 't'\n" + COLUMN + "aggregate = 'sum'", "order-by must come .*, no column has"),
+        (COLUMN + "type = 'drop'\naggregate = 'sum'", r"columns\.a\.aggregate must be omitted"),
     ],
 )
 def test_a_malformed_schema_is_refused(tmp_path, schema, message):
@@ -51,44 +61,33 @@ def test_a_malformed_schema_is_refused(tmp_path, schema, message):
         config_of(tmp_path, schema)
 
 
-def test_a_schema_that_is_not_there_is_refused(tmp_path):
+def test_a_schema_that_is_not_there_and_columns_that_are_not_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"schema '.*no\.toml' must be a file that can be read"):
         read_schema(tmp_path / "no.toml")
-
-
-def test_a_column_of_the_schema_must_be_in_the_table(tmp_path):
-    (tmp_path / "rows.csv").write_text("amount,b\n1,2\n")
-    config = config_of(tmp_path, "[columns.amuont]\ntype = 'number'")
+    config = config_of(tmp_path, "[columns.amuont]\ntype = 'number'", "amount,b\n1,2\n")
     with pytest.raises(DataError, match=r"columns of the schema .* got 'amuont' .*mean amount\?"):
         read_table(config)
 
 
 @pytest.mark.parametrize(
-    ("type", "message"),
+    ("type", "last", "message"),
     [
-        ("number", "1 of 3 values of 'b' is not a number, first 'x' in line 3"),
-        ("boolean", "2 of 3 values of 'b' are not booleans, first '7' in line 2"),
-        ("date", "3 of 3 values of 'b' are not dates, first '7' in line 2"),
+        ("number", "9", "1 of 3 values of 'b' is not a number, first 'x' in line 3"),
+        ("boolean", "no", "2 of 3 values of 'b' are not booleans, first '7' in line 2"),
+        ("date", "no", "3 of 3 values of 'b' are not dates, first '7' in line 2"),
     ],
 )
-def test_values_of_another_type_than_declared_are_refused(tmp_path, type, message):
-    (tmp_path / "rows.csv").write_text(
-        "a,b\n1,7\n2,x\n3,no\n".replace("no", "9" if type == "number" else "no")
-    )
+def test_values_of_another_type_than_declared_are_refused(tmp_path, type, last, message):
+    config = config_of(tmp_path, f"[columns.b]\ntype = '{type}'", f"a,b\n1,7\n2,x\n3,{last}\n")
     with pytest.raises(DataError, match=message):
-        read_table(config_of(tmp_path, f"[columns.b]\ntype = '{type}'"))
+        read_table(config)
 
 
 def test_a_schema_says_what_columns_are(tmp_path):
-    (tmp_path / "rows.csv").write_text(
-        "amt;grade;town;paid;day;free\n"
-        "1,5;low;1;Y;2024-01-01;u\n-9;high;2;N;1970-01-02 12:00;v\n2;mid;3;;;w\n"
-    )
     config = config_of(
         tmp_path,
         """
         decimal = ","
-        label = "paid"
         [columns.amt]
         name = "amount"
         missing = [-9]
@@ -103,7 +102,9 @@ def test_a_schema_says_what_columns_are(tmp_path):
         missing = ["none"]
         [columns.free]
         type = "drop"
-        """.replace('label = "paid"\n', ""),
+        """,
+        "amt;grade;town;paid;day;free\n"
+        "1,5;low;1;Y;2024-01-01;u\n-9;high;2;N;1970-01-02 12:00;v\n2;mid;3;;;w\n",
         **{"drop-columns": "paid"},
     )
     table = read_table(config)
@@ -121,26 +122,18 @@ def test_a_schema_that_was_written_reads_the_table_alike(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("i,c,d,b\n1,x,2024-05-01,yes\n2,y,2024-05-02,no\n3,x,,\n")
     described = describe(str(path), Roles(), Reader())
-    config = config_of(tmp_path, schema_text(described))
-    plain, declared = load_table(path), read_table(config)
+    plain, declared = load_table(path), read_table(config_of(tmp_path, schema_text(described)))
     assert np.array_equal(plain.values, declared.values, equal_nan=True)
     assert plain.categories == declared.categories
-    assert [column.type for column in described.columns] == [
-        "number",
-        "category",
-        "date",
-        "boolean",
-    ]
+    types = [column.type for column in described.columns]
+    assert types == ["number", "category", "date", "boolean"]
 
 
 def test_a_node_config_names_a_schema_of_its_own(tmp_path):
-    (tmp_path / "rows.csv").write_text("1,u\n2,v\n")
-    (tmp_path / "rows.toml").write_text("names = ['a', 'y']\nlabel = 'y'\n")
+    config_of(tmp_path, "names = ['a', 'y']\nlabel = 'y'\n", "1,u\n2,v\n")
     node = {
-        "name": "bank",
-        "data": str(tmp_path / "rows.csv"),
-        "schema": str(tmp_path / "rows.toml"),
+        name: str(tmp_path / f"rows.{end}") for name, end in (("data", "csv"), ("schema", "toml"))
     }
-    table = read_table(site_config(node, {"schema": "not-read.toml"}))
+    table = read_table(site_config({"name": "bank", **node}, {"schema": "not-read.toml"}))
     assert table.columns == ("a",)
     assert table.labels.tolist() == ["u", "v"]

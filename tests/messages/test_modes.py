@@ -13,15 +13,15 @@ from fedapp.commands import cli
 from fedapp.home import home
 from tests.tables import made_columns, write_rows
 
-SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
+SHORT = {"label": "y", "parties": 2, "num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 KEYS = {"key_bits": 512, "insecure_small_key": True}
 
 
-@pytest.fixture(autouse=True)
-def _usual_mask(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def data(tmp_path, own_folder):
+    """A table, under the usual mask of files."""
     before = os.umask(0o022)
-    yield
+    yield write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
     os.umask(before)
 
 
@@ -31,37 +31,26 @@ def readable(folder):
     return sorted(str(path.relative_to(folder)) for path in found)
 
 
-@pytest.mark.slow
-def test_only_its_owner_reads_what_a_run_and_its_parties_write(tmp_path):
-    data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
-    whole = fedapp.run("pax", data=data, label="y", parties=2, **SHORT)
-    parts = fedapp.run("secureboost", data=data, label="y", parties=2, secureboost=KEYS, **SHORT)
+def test_only_its_owner_reads_what_a_run_and_its_parties_write(data):
+    parts = fedapp.run("secureboost", data=data, secureboost=KEYS, **SHORT)
     words = ["predict", str(parts.path), "--data", str(data), "--output", "out.csv"]
     assert CliRunner().invoke(cli, words).exit_code == 0
-    assert CliRunner().invoke(cli, ["export", str(whole.path), "--to", "onnx"]).exit_code == 0
-    assert (whole.path / "report.html").exists()
+    with pytest.raises(Exception, match="stopped"):
+        fedapp.run("pax", data=data, run_dir="new/kept", on_round=lambda info: False, **SHORT)
+    assert Path("new/kept/checkpoint").exists()
+    assert (parts.path / "report.html").exists()
     assert (home() / "sites").is_dir()
-    assert readable(whole.path.parent) == []
-    assert readable(parts.path) == []
-    assert readable(home()) == []
+    for folder in (parts.path.parent, Path("new"), home()):
+        assert readable(folder) == []
     assert Path("out.csv").stat().st_mode & 0o777 == 0o600
 
 
-def test_only_its_owner_reads_a_search_and_a_comparison(tmp_path):
-    data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
-    search = fedapp.tune("pax", data=data, label="y", parties=2, runs=2, output="search", **SHORT)
-    folds = fedapp.compare(["pax"], data=data, label="y", parties=2, folds=2, **SHORT)
-    assert readable(search.path) == []
-    assert readable(folds.path) == []
-
-
-def test_a_run_that_is_kept_to_go_on_is_its_owners_too(tmp_path):
-    data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", n_rows=120))
-    given = {"data": data, "label": "y", "parties": 2, "run_dir": "new/kept", **SHORT}
-    with pytest.raises(Exception, match="stopped"):
-        fedapp.run("pax", on_round=lambda info: False, **given)
-    assert Path("new/kept/checkpoint").exists()
-    assert readable(Path("new")) == []
+def test_only_its_owner_reads_a_search_a_comparison_and_an_export(data):
+    search = fedapp.tune("pax", data=data, runs=2, output="search", **SHORT)
+    folds = fedapp.compare(["pax"], data=data, folds=2, **SHORT)
+    (run, *_) = sorted(path.parent for path in search.path.rglob("model.json"))
+    assert CliRunner().invoke(cli, ["export", str(run), "--to", "onnx"]).exit_code == 0
+    assert readable(search.path) == readable(folds.path) == []
 
 
 BEGUN = """
@@ -73,22 +62,22 @@ def shown(*_, **__):
     print(resource.getrlimit(resource.RLIMIT_CORE))
     raise SystemExit
 {replaced} = shown
-module.main({given})
+module.main()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "replaced", "given"),
+    ("module", "replaced"),
     [
-        ("fedapp.__main__", "import fedapp.commands; fedapp.commands.main", ""),
-        ("fedapp.deploy.superexec", "module.subprocess.run", ""),  # the first that it does
-        ("fedapp.deploy.supernode", "import flwr.supernode.cli as cli; cli.flower_supernode", ""),
-        ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink", ""),
+        ("fedapp.__main__", "import fedapp.commands; fedapp.commands.main"),
+        ("fedapp.deploy.superexec", "module.subprocess.run"),  # the first that it does
+        ("fedapp.deploy.supernode", "import flwr.supernode.cli as cli; cli.flower_supernode"),
+        ("fedapp.deploy.superlink", "import flwr.superlink.cli as cli; cli.flower_superlink"),
     ],
 )
-def test_no_process_leaves_its_memory_behind(module, replaced, given):
-    code = BEGUN.format(module=module, replaced=replaced, given=given)
+def test_no_process_leaves_its_memory_behind(module, replaced):
+    code = BEGUN.format(module=module, replaced=replaced)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )

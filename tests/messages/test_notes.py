@@ -1,6 +1,5 @@
 """Oddities of a table: found by its site, said once, and without names where these stay."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,8 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from clients import handshake
+from fedapp.data.describe import describe
 from fedapp.data.read import load_table
-from fedapp.data.schema import Declared, Reader, Roles
+from fedapp.data.schema import PLAIN, Declared, Reader, Roles
 from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
@@ -20,106 +20,133 @@ from fedapp.report.summary import warning_lines
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.site.settings import SiteConfig
+from tests.federated import summary_of
+
+N_ROWS = 40
+CONSTANT = "feature column 'c' has the same value in every row"
+CODES = "numbers written as 007, 0x1F or 1E2, read as 7, 31 and 100: where they are codes, let a"
+ZONES = "times with and without a zone, of which the latter are read as UTC"
+MARKS = "numbers with marks, as in $1,200, 12% or"
+ROUNDED = "whole numbers beyond 16,777,216 (2^24) that become others as float32"
+NUMBERED = "the numbers of the rows, of no use for other rows: see drop-columns"
+WORDS = "words that pandas takes for missing, read as names"
+COLON = "removed: c"  # a name that is like a note's words
+FACTS = {
+    "yes or no, read as 1 or 0": ["yes", "no"],
+    "dates or times, read as days since 1970": ["2024-01-05", "2024-01-06"],
+    "spaces around values, removed": [" u", "v"],
+}
+# Values of a column, repeated, and what is noted of it; nothing else is.
+NOTED = {
+    "constant": (["3"] * 39 + [""], CONSTANT),
+    "constant decimal": (["-1.5"], CONSTANT),
+    "no value": ([""], "no value in any row"),
+    "words for no value": (["NA"], "no value in any row"),
+    **{
+        f"pandas' {word}": (["u", word], f"feature columns 'c' ({word}) have {WORDS}")
+        for word in ("NULL", "None", "n/a", "#N/A", "<NA>")
+    },
+    **{text: (values, text) for text, values in FACTS.items()},
+    "marked": (["$1,200", "$800", "$2,400"], MARKS),
+    "per cent": (["12%", "7%", "30%"], MARKS),
+    "underscores": (["1_000", "2_000", "3_500"], MARKS),
+    "years": (
+        [f"{18 + n % 12} years" for n in range(N_ROWS)],
+        "feature columns 'c' ('18 years', in 40 rows) have numbers with a unit, read as categories",
+    ),
+    "weights": (["37.5 kg", "40kg", "-2,5 KG", "?"], "('-2,5 KG', in 30 rows) have numbers"),
+    "speeds": (["3 km/h", "7 km/h", "9 m/s", "8 m/s"], "('3 km/h', in 40 rows) have numbers"),
+    "times": (
+        [f"2024-03-0{1 + n % 9}T10:{n:02d}:30" for n in range(N_ROWS)],
+        "has times of day that float32 moves by up to 3 minutes",
+    ),
+    "times with zones": (["2024-01-05T10:00Z", "2024-01-06T10:00+02:00"], "has times of day that"),
+    "a code": ([-999] * 10 + [n / 9 for n in range(30)], "columns 'c' (-999 in 10 rows) have one"),
+    "zeros before": (["01234", "02345", "10001"], CODES),
+    "hexadecimal": (["0x1F", "0x2A"], CODES),
+    "small hexadecimal": (["0x1f", "10"], CODES),
+    "powers": (["1E2", "2e3", "115"], CODES),
+    "blanks before zeros": ([" 007", "8"], CODES),
+    "some without a zone": (["2024-01-05T10:00", "2024-01-06T10:00Z"], ZONES),
+    "days without a zone": (["2024-01-05", "2024-01-06T10:00+02:00"], ZONES),
+    **{
+        f"rounded {value}": ([value, *range(0, 78, 2)], ROUNDED)
+        for value in (2**24 + 1, -(2**24) - 1, 2**25 + 2, 2**50 + 1)
+    },
+    "numbers of rows": (range(N_ROWS), NUMBERED),
+    "from 1": (range(1, 41), NUMBERED),
+    "in another order": ([*range(20, 40), *range(20)], NUMBERED),
+    "large": (range(2**31, 2**31 + 40), NUMBERED),
+    "decimal": ([f"{number}.0" for number in range(40)], NUMBERED),
+    **{
+        f"none of {values}": (values, "")
+        for values in (
+            ["1a", "1b", "2c", "2d"],
+            ["3rd", "first", "last"],
+            ["S", "M", "34 L", "XL"],
+            ["10-19 years", "20-29 years"],
+            [0, 0.5, 10],
+            ["1e-05", "2.5E3", "1e+05"],
+            ["2024-01-05", "2024-01-06"],
+            *([value, *range(0, 78, 2)] for value in (2**24, 2**25 + 4, 2**50, 2.0**24 + 0.5)),
+            [*range(39), 0],
+            [*range(39), 40],
+            [*range(38), 37.5, 39],
+            [*range(39), ""],
+            [number / 2 for number in range(40)],
+        )
+    },
+}
 
 
-def notes_of(path, **roles):
-    return [
-        note.text(shares_names=True) for note in load_table(path, Roles(label="y", **roles)).notes
-    ]
+@pytest.mark.parametrize("case", NOTED)
+def test_a_column_is_noted_by_site_and_description_in_whatever_name(write_table, case):
+    values, text = NOTED[case]
+    values = [values[row % len(values)] for row in range(N_ROWS)]
+    path = write_table(c=[f'"{value}"' for value in values])
+    notes = load_table(path, Roles(label="y")).notes
+    told = [note.text(shares_names=True) for note in notes]
+    is_told = [bool(text) and text in each for each in told]
+    assert sum(is_told) == bool(text), told
+    assert any(ZONES in each for each in told) == (text == ZONES)
+    for note, it_is in zip(notes, is_told, strict=True):
+        assert note.is_fact == (text in FACTS) if it_is else note.is_fact or text not in (CODES, "")
+    assert not any("'c'" in note.text(shares_names=False) for note in notes)
+    if text in (CODES, ZONES):
+        assert any(
+            text in each for each in describe(str(path), Roles(label="y"), Reader()).warnings
+        )
+    if text in FACTS or text == MARKS:  # by their kind, not by their words
+        named = write_table(**{COLON: [f'"{value}"' for value in values]})
+        (note,) = load_table(named, Roles(label="y")).notes
+        assert note.is_fact == (text in FACTS)
 
 
-def test_a_sound_table_has_no_notes(write_table):
+def notes_of(path, reader=PLAIN, **roles):
+    table = load_table(path, Roles(label="y", **roles), reader)
+    return [note.text(shares_names=True) for note in table.notes]
+
+
+def test_a_sound_table_and_what_a_schema_says_have_no_notes(write_table):
     assert notes_of(write_table()) == []
-
-
-@pytest.mark.parametrize("value", ["3", "-1.5"])
-def test_a_constant_column_is_noted(write_table, value):
-    path = write_table(c=[value] * 39 + [""])
-    assert notes_of(path) == ["feature column 'c' has the same value in every row"]
-
-
-def test_columns_without_a_value_are_noted(write_table):
-    path = write_table(c=[""] * 40, d=["NA"] * 40)
-    assert notes_of(path) == ["feature columns 'c', 'd' have no value in any row"]
-
-
-@pytest.mark.parametrize("word", ["NULL", "None", "n/a", "#N/A", "<NA>"])
-def test_words_that_pandas_takes_for_missing_are_noted(write_table, word):
-    rule = "words that pandas takes for missing, read as names"
-    path = write_table(c=["u", word] * 20)
-    assert [f"feature columns 'c' ({word}) have {rule}" in note for note in notes_of(path)] == [
-        True
-    ]
-    path = write_table(y=["u", "v", word, "v"] * 10)
-    assert [f"label column 'y' ({word}) has {rule}" in note for note in notes_of(path)] == [True]
-
-
-def test_words_that_a_schema_lists_are_not_noted(write_table):
     path = write_table(c=["u", "v", "NULL", "v"] * 10)
-    for reader in (Reader(missing=("NULL",)), Reader(declared=(Declared("c", type="category"),))):
-        assert load_table(path, Roles(label="y"), reader).notes == ()
+    category = Reader(declared=(Declared("c", type="category"),))
+    assert notes_of(path, Reader(missing=("NULL",))) == notes_of(path, category) == []
+    path = write_table(c=["01234", "2"] * 20)
+    for kind, first in (("category", 0), ("number", 1234)):
+        table = load_table(path, Roles(label="y"), Reader(declared=(Declared("c", type=kind),)))
+        assert (table.notes, table.values[0, -1]) == ((), first)
 
 
-def test_repeated_ids_are_noted_with_how_many_rows(write_table):
+def test_labels_ids_and_columns_of_a_parquet_file_are_noted_too(write_table, tmp_path):
+    (told,) = notes_of(write_table(y=["u", "v", "NULL", "v"] * 10))
+    assert f"label column 'y' (NULL) has {WORDS}" in told
     path = write_table(i=["x", "x", "y", "y", "y", *range(35)])
     rule = "id column 'i' has 5 of 40 rows that share their id with another"
     assert notes_of(path, id_column="i") == [rule]
-
-
-@pytest.mark.parametrize(
-    ("value", "noted"),
-    [
-        (2**24, False),
-        (2**24 + 1, True),
-        (-(2**24) - 1, True),
-        (2**25 + 4, False),
-        (2**25 + 2, True),
-        (2**50, False),
-        (2**50 + 1, True),
-        (2.0**24 + 0.5, False),  # a decimal is rounded anyway
-    ],
-)
-def test_a_whole_number_is_noted_that_float32_does_not_have(write_table, value, noted):
-    assert float(np.float32(10**15)) == 10**15 or value != 10**15
-    rule = "feature column 'c' has whole numbers beyond 16,777,216 (2^24) that become others as "
-    found = notes_of(write_table(c=[value, *range(0, 78, 2)]))
-    assert found == ([rule + "float32"] if noted else [])
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        range(40),
-        range(1, 41),
-        [*range(20, 40), *range(20)],
-        range(2**31, 2**31 + 40),
-        [f"{number}.0" for number in range(40)],
-    ],
-)
-def test_a_column_that_numbers_the_rows_is_noted(write_table, numbers):
-    rule = "feature column 'c' has the numbers of the rows, of no use for other rows: see "
-    assert rule + "drop-columns" in notes_of(write_table(c=numbers))
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        [*range(39), 0],
-        [*range(39), 40],
-        [*range(38), 37.5, 39],
-        [*range(39), ""],
-        [number / 2 for number in range(40)],
-    ],
-)
-def test_other_columns_number_no_rows(write_table, numbers):
-    assert notes_of(write_table(c=numbers)) == []
-
-
-def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path):
-    path = tmp_path / "rows.parquet"
     columns = {"a": pa.array(range(50)), "b": pa.array([None] * 50), "y": pa.array([0, 1] * 25)}
-    pyarrow.parquet.write_table(pa.table(columns), path)
-    assert len(notes_of(path)) == 2
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    assert len(notes_of(tmp_path / "rows.parquet")) == 2
 
 
 @pytest.mark.parametrize(
@@ -135,27 +162,27 @@ def test_a_column_of_a_parquet_file_is_looked_at_like_one_of_text(tmp_path):
 def test_a_feature_that_alone_tells_the_label_is_noted(write_table, column, auc):
     rng = np.random.default_rng(0)
     labels = rng.permutation([0, 1] * 200)
-    path = write_table(n_rows=400, c=column(labels, rng), y=labels)
-    for table in (
-        path,
-        write_table("b", 400, c=column(labels, rng), y=np.array(["u", "v"])[labels]),
-    ):
-        (note,) = notes_on_leaks(load_table(table, Roles(label="y")))
+    for names in (labels, np.array(["u", "v"])[labels]):
+        path = write_table(n_rows=400, c=column(labels, rng), y=names)
+        (note,) = notes_on_leaks(load_table(path, Roles(label="y")))
         assert f"an AUC above 0.99 for the label: 'c' ({auc})" in note.text(shares_names=True)
 
 
-@pytest.mark.parametrize(
-    ("label", "column"),
-    [
-        (np.array([0, 1] * 200), np.r_[np.zeros(8), [0, 1] * 196]),  # 4 of 200: AUC 0.99
-        (np.array([0] * 391 + [1] * 9), np.arange(400)),
-        (np.arange(400) % 3, np.arange(400) % 3),
-        (np.array([0, 1] * 200), [f"t{row % 2}{row // 18}" for row in range(400)]),
-    ],
-    ids=["below", "few rows of a class", "three classes", "categories of few rows"],
-)
-def test_other_features_do_not_tell_the_label(write_table, label, column):
-    table = load_table(write_table(n_rows=400, c=column, y=label), Roles(label="y"))
+OTHER_FEATURES = {
+    "below": (np.array([0, 1] * 200), np.r_[np.zeros(8), [0, 1] * 196]),  # 4 of 200: AUC 0.99
+    "few rows of a class": (np.array([0] * 391 + [1] * 9), np.arange(400)),
+    "three classes": (np.arange(400) % 3, np.arange(400) % 3),
+    "categories of few rows": (
+        np.array([0, 1] * 200),
+        [f"t{row % 2}{row // 18}" for row in range(400)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_FEATURES)
+def test_other_features_do_not_tell_the_label(write_table, case):
+    labels, column = OTHER_FEATURES[case]
+    table = load_table(write_table(n_rows=400, c=column, y=labels), Roles(label="y"))
     assert notes_on_leaks(table) == []
 
 
@@ -200,70 +227,30 @@ def test_texts_do_not_depend_on_the_seed_of_hashes(write_table):
 
 # A run says them
 
-FACTS = {
-    "yes or no, read as 1 or 0": (["yes", "no"] * 20, True),
-    "dates or times, read as days since 1970": (["2024-01-05", "2024-01-06"] * 20, True),
-    "spaces around values, removed": ([" u", "v"] * 20, True),
-    "the same value in every row": ([1] * 40, False),
-    "numbers with marks, as in $1,200": (["$1", "$2"] * 20, False),
-    "words that pandas takes for missing, read as names": (["u", "None"] * 20, False),
-}
-
-
-@pytest.mark.parametrize("text", FACTS)
-@pytest.mark.parametrize("name", ["c", "left out", "removed: c"])
-def test_a_note_is_a_fact_or_a_warning_by_its_kind_not_by_its_words(write_table, text, name):
-    values, is_fact = FACTS[text]
-    (note,) = load_table(write_table(**{name: values}), Roles(label="y")).notes
-    assert f"{text}" in note.text(shares_names=True)
-    assert note.is_fact == is_fact
-
-
-def test_facts_and_warnings_reach_the_report_apart(settings, write_table):
-    columns = {"left out": [1] * 90, "paid": ["yes", "no", "no"] * 30}
-    path = write_table(n_rows=90, **columns)
-    summary = run_local(settings(data=str(path), label="y", pax__bins="equal")).summary
-    assert warning_lines(summary)[0] == CONSTANT.replace("'c'", "'left out'")
-    assert summary["facts"] == ["feature column 'paid' has yes or no, read as 1 or 0"]
-
-
-CONSTANT = "feature column 'c' has the same value in every row"
-
 
 def warnings_of(settings, contexts=None):
-    summary = json.loads((run_local(settings, contexts).path / "summary.json").read_text())
-    warnings = summary["warnings"]
+    warnings = summary_of(run_local(settings, contexts))["warnings"]
     return [text for text in warnings if "rows are of the rarer class" not in text]
 
 
-def test_a_simulation_says_them_once_of_the_whole_table(settings, write_table):
-    path = write_table(c=[1] * 90, i=["x", "x", *range(88)], n_rows=90)
-    found = warnings_of(settings(data=str(path), label="y", id="i", pax__bins="equal"))
+def test_a_simulation_says_them_once_of_the_whole_table(settings, vertical, write_table):
+    columns = {"c": [1] * 90, "paid": ["yes", "no", "no"] * 30, "i": ["x", "x", *range(88)]}
+    given = {"data": str(write_table(n_rows=90, **columns)), "label": "y", "id": "i"}
+    summary = run_local(settings(**given, pax__bins="equal")).summary
     rule = "id column 'i' has 2 of 90 rows that share their id with another"
-    assert found == [rule, CONSTANT]
+    assert [text for text in summary["warnings"] if "rarer class" not in text] == [rule, CONSTANT]
+    assert warning_lines(summary)[:2] == [rule, CONSTANT]
+    assert summary["facts"] == ["feature column 'paid' has yes or no, read as 1 or 0"]
+    path = write_table("columns", c=[7] * 90, n_rows=90)
+    assert warnings_of(vertical(data=str(path), label="y", num_boost_round=1)) == [CONSTANT]
 
 
-def test_shares_of_columns_say_them_once_too(vertical, tmp_path):
-    rng = np.random.default_rng(0)
-    lines = [f"{a:.3f},{b:.3f},7,{int(a > b)}" for a, b in rng.normal(size=(60, 2))]
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join(["a,b,c,y", *lines]))
-    given = {"data": str(path), "label": "y", "num_boost_round": 1}
-    assert warnings_of(vertical(**given)) == [CONSTANT]
-
-
-def test_a_party_with_a_file_of_its_own_is_named(settings, write_table):
+def test_a_party_with_a_table_of_its_own_is_named(settings, write_table, sites):
     bank, shop = write_table("bank", c=range(0, 80, 2)), write_table("shop", c=[1] * 40)
-    given = {"data": f"bank={bank},shop={shop}", "parties": 2, "label": "y"}
-    found = warnings_of(settings(**given, pax__bins="equal"))
-    assert found == [f"shop: {CONSTANT}"]
-
-
-def test_a_site_of_a_deployment_with_common_columns_is_named(settings, write_table, sites):
-    bank, shop = write_table("bank", c=range(0, 80, 2)), write_table("shop", c=[1] * 40)
+    given = {"parties": 2, "pax__bins": "equal"}
+    found = warnings_of(settings(data=f"bank={bank},shop={shop}", label="y", **given))
     nodes = [{"name": "bank", "data": bank}, {"name": "shop", "data": shop}]
-    found = warnings_of(settings(parties=2, pax__bins="equal"), sites(*nodes))
-    assert found == [f"shop: {CONSTANT}"]
+    assert found == warnings_of(settings(**given), sites(*nodes)) == [f"shop: {CONSTANT}"]
 
 
 LEAK = "features that alone have an AUC above 0.99 for the label: 'c' (1.0000); if they are"
@@ -271,91 +258,79 @@ LEAK = "features that alone have an AUC above 0.99 for the label: 'c' (1.0000); 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_a_simulation_warns_of_a_feature_that_tells_the_label(settings, write_table, aggregation):
-    labels = [0, 1] * 45
-    path = write_table(n_rows=90, y=labels, c=labels)
+    path = write_table(n_rows=90, y=[0, 1] * 45, c=[0, 1] * 45)
     given = {"data": str(path), "label": "y", "pax__bins": "equal", "pax__aggregation": aggregation}
-    told = [text for text in warnings_of(settings(**given)) if text.startswith(LEAK)]
-    assert len(told) == 1
-    assert check_tables(settings(**given)) == told
+    (told,) = [text for text in warnings_of(settings(**given)) if text.startswith(LEAK)]
+    assert check_tables(settings(**given)) == [told]
 
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(write_table, caplog, rounded):
-    labels = [0, 1] * 45
-    path = write_table(n_rows=90, y=labels, c=labels)
+    path = write_table(n_rows=90, y=[0, 1] * 45, c=[0, 1] * 45)
     request = HelloRequest("binary:logistic", 0.2, 0.1, 0, rounded)
     reply, _ = handshake.look(SiteConfig("bank", str(path), label="y"), request)
     assert [note.startswith(LEAK) for note in reply.notes] == [True] * (not rounded)
     assert any(f"bank: {LEAK}" in one.message for one in caplog.records) == rounded
 
 
-@pytest.mark.slow
-def test_an_active_site_logs_such_a_feature_and_tells_nobody(vertical, vertical_sites, caplog):
-    found = warnings_of(vertical(num_boost_round=1), vertical_sites(["7"] * 60))
-    assert not any("AUC" in text for text in found)
-    told = "bank: features that alone have an AUC above 0.99 for the label: 'a' (1.0000)"
-    assert any(told in record.message for record in caplog.records)
-
-
 @pytest.fixture
 def vertical_sites(tmp_path, sites):
-    """A bank with the label, and a shop whose secret column is this."""
+    """A bank with the label, which a tells, and a shop whose secret column is this."""
 
     def make(column, **shop):
-        rng = np.random.default_rng(0)
-        values = rng.normal(size=(60, 2)).round(3)
+        values = np.random.default_rng(0).normal(size=(60, 2)).round(3)
         bank = [f"{row},{a},{int(a > 0)}" for row, (a, _) in enumerate(values)]
         (tmp_path / "bank.csv").write_text("\n".join(["i,a,y", *bank]))
         rows = enumerate(zip(values[:, 1], column, strict=True))
         others = [f"{row},{b},{c}" for row, (b, c) in rows]
         (tmp_path / "shop.csv").write_text("\n".join(["i,b,hidden", *others]))
         common = {"id": "i", "allow-export": "true"}
-        nodes = [
+        return sites(
             {"name": "bank", "data": tmp_path / "bank.csv", **common},
             {"name": "shop", "data": tmp_path / "shop.csv", "label": "", **common, **shop},
-        ]
-        return sites(*nodes)
+        )
 
     return make
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
-def test_a_deployed_vertical_site_names_the_column_only_where_it_shares_names(
-    vertical, vertical_sites, shared, name
+SHARED = pytest.mark.parametrize(
+    ("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")]
+)
+
+
+@SHARED
+def test_a_vertical_site_names_the_column_only_where_it_shares_names_and_tells_no_leak(
+    vertical, vertical_sites, caplog, shared, name
 ):
     contexts = vertical_sites(["7"] * 60, **{"share-column-names": shared})
     found = warnings_of(vertical(num_boost_round=1), contexts)
     assert found == [f"shop: feature column {name} has the same value in every row"]
+    told = "bank: features that alone have an AUC above 0.99 for the label: 'a' (1.0000)"
+    assert any(told in record.message for record in caplog.records)
 
 
-@pytest.mark.parametrize(("shared", "name"), [("false", "[withheld]"), ("true", "'hidden'")])
-def test_values_of_a_deployed_vertical_site_stay_in_its_log(
-    vertical, vertical_sites, caplog, shared, name
-):
+@SHARED
+def test_values_of_a_vertical_site_stay_in_its_log(vertical, vertical_sites, caplog, shared, name):
     contexts = vertical_sites(["7"] * 59 + ["rare"], **{"share-column-names": shared})
     with pytest.raises(PartyError) as caught:
         run_local(vertical(num_boost_round=1), contexts)
-    told = str(caught.value)
+    assert_stays(str(caught.value), name, caplog, "1 of 60 values of 'hidden' is not a number, ")
+
+
+def assert_stays(told, name, caplog, own):
+    """Others are told the column, if any, and the site's own log the value and its line."""
     assert f"got numbers and other text in {name}" in told
     assert told.endswith("; the site's own log says more")
     assert "rare" not in told
-    own = "1 of 60 values of 'hidden' is not a number, first 'rare' in line 61"
-    assert any(own in record.message for record in caplog.records)
+    assert any(f"{own}first 'rare' in line" in record.message for record in caplog.records)
 
 
-def test_values_of_a_deployed_horizontal_site_stay_in_its_log(settings, write_table, sites, caplog):
+def test_values_of_a_horizontal_site_stay_in_its_log_unless_it_is_simulated(
+    settings, write_table, sites, caplog
+):
     table = write_table("bank", c=["rare", *range(39)])
     with pytest.raises(PartyError) as caught:
         run_local(settings(parties=1), sites({"name": "bank", "data": table}))
-    told = str(caught.value)
-    assert "got numbers and other text in 'c'" in told
-    assert told.endswith("; the site's own log says more")
-    assert "rare" not in told
-    assert any("first 'rare' in line 2" in record.message for record in caplog.records)
-
-
-def test_a_simulated_party_tells_all(settings, write_table):
-    table = write_table(c=["rare", *range(39)])
+    assert_stays(str(caught.value), "'c'", caplog, "")
     with pytest.raises(PartyError, match=r"1 of 40 values of 'c' .* first 'rare' in line 2"):
         run_local(settings(data=str(table), label="y"))

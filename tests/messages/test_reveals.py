@@ -6,16 +6,9 @@ from itertools import zip_longest
 
 import pytest
 
-from fedapp.commands.run import Listed, list_settings
+from fedapp.commands.run import list_settings
 from fedapp.messages.methods import all_methods, modules_of_method
-from fedapp.messages.reveals import (
-    FACTS,
-    facts_of,
-    in_full,
-    in_short,
-    paragraphs_of,
-    revealed,
-)
+from fedapp.messages.reveals import FACTS, facts_of, in_full, in_short, paragraphs_of, revealed
 
 MODULES = dict.fromkeys(module for method in all_methods() for module in modules_of_method(method))
 EVERY = [(module, paragraph) for module in MODULES for paragraph in paragraphs_of(module)]
@@ -29,7 +22,7 @@ VERTICAL = {"parties": 2, "align": "psi", "join": "inner", "label-epsilon": 0.0}
 @pytest.fixture(scope="module")
 def settings():
     """Settings by their names without a section, of all methods that have one of the name."""
-    by_name = dict[str, list[Listed]]()
+    by_name = {}
     for name, one in list_settings().items():
         by_name.setdefault(name.rpartition(".")[2], []).append(one)
     return by_name
@@ -63,12 +56,13 @@ def alternatives(conditions):
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_each_paragraph_is_shown_by_some_settings_and_by_no_others(module):
+def test_each_paragraph_is_shown_by_some_settings_and_no_list_without_an_item_or_its_head(module):
     for paragraph in paragraphs_of(module):
-        shown, *hidden = alternatives(paragraph.conditions)
-        assert paragraph.text in texts(revealed(module, shown))
-        for facts in hidden:
-            assert paragraph.text not in texts(revealed(module, facts))
+        for number, facts in enumerate(alternatives(paragraph.conditions)):
+            shown = revealed(module, facts)
+            assert (paragraph.text in texts(shown)) == (number == 0)
+            for one, following in zip_longest(shown, shown[1:]):
+                assert not one.is_head or (following and following.is_item)
 
 
 def texts(paragraphs):
@@ -77,30 +71,15 @@ def texts(paragraphs):
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_what_is_not_known_hides_nothing_and_is_named(module):
-    every = [*paragraphs_of(module)]
-    shown = revealed(module, {})
-    assert len(shown) == len(every)
-    for paragraph, one in zip(every, shown, strict=True):
+    for paragraph, one in zip(paragraphs_of(module), revealed(module, {}), strict=True):
         assert one.text.endswith(paragraph.text)
         assert all(condition.name in one.text for condition in paragraph.conditions)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
-def test_no_list_is_shown_without_an_item_or_its_head(module):
-    for paragraph in paragraphs_of(module):
-        for facts in alternatives(paragraph.conditions):
-            shown = revealed(module, facts)
-            for one, following in zip_longest(shown, shown[1:]):
-                assert not one.is_head or (following and following.is_item)
-
-
 @pytest.mark.parametrize("method", all_methods())
-def test_every_method_has_sentences_in_short(method):
+def test_every_method_has_sentences_in_short_that_fit_two_lines(method):
     shown = revealed(modules_of_method(method)[0], facts_of(method, {}))
     assert [paragraph.text for paragraph in shown if paragraph.is_short and paragraph.is_item]
-
-
-def test_sentences_in_short_fit_two_lines():
     assert not [text for text in SHORT if len(text.replace("``", "")) > LONGEST]
 
 

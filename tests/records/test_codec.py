@@ -82,10 +82,9 @@ outer = st.builds(
 live = st.builds(Live, inner, st.integers())
 
 
-@pytest.mark.slow
 @given(outer)
 def test_a_record_comes_back(record):
-    codec, arrays = codec_of(Outer), list[Array]()
+    codec, arrays = codec_of(Outer), []
     tree = json.loads(json.dumps(codec.encode(record, arrays)))
     assert codec.decode(tree, arrays) == record
     assert len(arrays) == 1 + len(record.letters)  # what is marked as of a file
@@ -105,7 +104,7 @@ def test_a_live_record_is_its_fields_by_dotted_names(record):
 @pytest.mark.parametrize("kind", ["f4", "i8", "?", "U3", "i4,f8"])
 @pytest.mark.parametrize("shape", [(), (0, 2), (3, 2)])
 def test_arrays_are_beside_the_tree(kind, shape):
-    codec, arrays = codec_of(Mapping[str, tuple[Array, ...] | None]), list[Array]()
+    codec, arrays = codec_of(Mapping[str, tuple[Array, ...] | None]), []
     one, other = np.zeros(shape, kind), np.ones(2)
     tree = codec.encode({"a": (one, other, one), "b": None}, arrays)
     assert json.loads(json.dumps(tree)) == {"a": [0, 1, 2], "b": None}
@@ -117,21 +116,9 @@ def test_arrays_are_beside_the_tree(kind, shape):
 
 @pytest.mark.parametrize(
     "hint",
-    [
-        dict[str, int],
-        list[int],
-        Any,
-        object,
-        int | Doubles,
-        Inner | Outer,
-        Mapping[int, str],
-        set[int],
-    ],
+    [dict[str, int], list[int], Any, object, int | Doubles, Inner | Outer, Mapping[int, str], set],
 )
 def test_another_type_is_refused(hint):
     with pytest.raises(TypeError, match=r"^(type of a record's field|union) must be "):
         codec_of(hint)
-
-
-def test_what_a_type_needs_is_worked_out_once():
     assert codec_of(Mapping[str, Outer]) is codec_of(Mapping[str, Outer])

@@ -18,7 +18,6 @@ from tests.disk import full_disk
 
 ARRAYS = codec_of(Mapping[str, Array])
 NAMES = "abc"
-Content = dict[str, dict[str, tuple[int, ...]]]
 
 
 def content_of(state):
@@ -26,6 +25,12 @@ def content_of(state):
         name: {key: tuple(one.tolist()) for key, one in stored.read(ARRAYS).items()}
         for name, stored in state.values.items()
     }
+
+
+def opened(folder):
+    journal = Journal(folder / "state")
+    journal.refresh()
+    return journal
 
 
 class Journals(RuleBasedStateMachine):
@@ -102,8 +107,7 @@ class Journals(RuleBasedStateMachine):
     @rule()
     def open_again(self):
         self.journal.write()
-        self.journal = Journal(self.folder / "state")
-        self.journal.refresh()
+        self.journal = opened(self.folder)
 
     @rule()
     def compact(self):
@@ -120,8 +124,7 @@ class Journals(RuleBasedStateMachine):
     @rule()
     def read_beside(self):
         self.journal.write()
-        other = Journal(self.folder / "state")
-        other.refresh()
+        other = opened(self.folder)
         assert content_of(other.now) == self.now
         assert (other.base is None) == (self.journal.base is None)
         if other.base is not None:
@@ -129,12 +132,11 @@ class Journals(RuleBasedStateMachine):
             assert other.mark == self.journal.mark
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_journal_has_what_was_appended(tmp_path, monkeypatch):
     monkeypatch.setenv("JOURNALS", str(tmp_path))
     case = Journals.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+    case.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
     case().runTest()
 
 
@@ -150,14 +152,25 @@ def test_two_processes_take_turns(tmp_path):
         journal.append(State({"n": number}, {**journal.now.values, str(number): new}))
 
 
+def test_arrays_are_aligned_and_read_only(tmp_path):
+    journal = Journal(tmp_path / "state")
+    value = {"a": np.ones(3, np.uint8), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    journal.append(State({"n": 1}, {"v": Stored(ARRAYS, value)}))
+    for state in (journal.now, opened(tmp_path).now):
+        for name, array in state.values["v"].read(ARRAYS).items():
+            assert array.flags.c_contiguous
+            assert array.ctypes.data % 8 == 0
+            assert not array.flags.writeable
+            assert np.array_equal(array, value[name])
+
+
 def test_an_array_that_did_not_change_is_not_written_again(tmp_path):
     journal, large = Journal(tmp_path / "state"), np.zeros(10_000)
     for number in range(4):
         value = {"large": large, "n": np.array([number])}
         journal.append(State({"n": number}, {"a": Stored(ARRAYS, value)}))
     assert (tmp_path / "state").stat().st_size < large.nbytes + 4 * 500
-    read = Journal(tmp_path / "state")
-    read.refresh()
+    read = opened(tmp_path)
     value = {"large": read.now.values["a"].read(ARRAYS)["large"], "n": np.array([5])}
     before = (tmp_path / "state").stat().st_size
     read.append(State({"n": 5}, {"a": Stored(ARRAYS, value)}))
@@ -192,24 +205,6 @@ def test_the_end_leaves_nothing_of_the_checkpoint(tmp_path, monkeypatch):
         assert (one.now.facts, one.base) == ({"n": 3}, None)
 
 
-def test_arrays_are_aligned_and_read_only(tmp_path):
-    journal = Journal(tmp_path / "state")
-    value = {"a": np.ones(3, np.uint8), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
-    journal.append(State({"n": 1}, {"v": Stored(ARRAYS, value)}))
-    for state in (journal.now, opened(tmp_path).now):
-        for name, array in state.values["v"].read(ARRAYS).items():
-            assert array.flags.c_contiguous
-            assert array.ctypes.data % 8 == 0
-            assert not array.flags.writeable
-            assert np.array_equal(array, value[name])
-
-
-def opened(folder):
-    journal = Journal(folder / "state")
-    journal.refresh()
-    return journal
-
-
 def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "state").write_bytes(b"fedapp 6" + bytes(PREFIX.size))
     with pytest.raises(DataError, match=r"^state must be of fedapp A: another version began"):
@@ -217,7 +212,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 
 
 def test_an_entry_is_on_the_disk_when_it_is_to_last(tmp_path, monkeypatch):
-    synced = list[str]()
+    synced = []
 
     def fsync(descriptor):
         synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
