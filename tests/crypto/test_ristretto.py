@@ -106,11 +106,7 @@ def as_scalar(number):
 def some_uniform(n, seed=0):
     """The edges of the field, each beside all others, and what is between them."""
     edges = [0, 1, 2, P - 1, P, P + 1, 2**255 - 1, 2**255, 2**256 - 1]
-    both = [
-        one.to_bytes(32, "little") + other.to_bytes(32, "little")
-        for one in edges
-        for other in edges
-    ]
+    both = [as_scalar(one) + as_scalar(other) for one in edges for other in edges]
     drawn = np.random.default_rng(seed).bytes(64 * n)
     return np.frombuffer(b"".join(both) + drawn, dtype=np.uint8).reshape(-1, 64)
 
@@ -122,44 +118,29 @@ def use(monkeypatch):
 
 
 @pytest.mark.parametrize("lanes", KINDS)
-def test_multiples_of_the_generator_are_those_of_the_rfc(lanes, use):
+def test_multiples_of_the_generator_and_hashed_points_are_those_of_the_rfc(lanes, use):
     use(lanes)
     points = as_points(MULTIPLES)
     for number in range(1, 16):
-        np.testing.assert_array_equal(
-            scale(points[:1], as_scalar(number)), points[number - 1 :][:1]
-        )
-
-
-@pytest.mark.parametrize("lanes", KINDS)
-def test_uniform_bytes_become_the_points_of_the_rfc(lanes, use):
-    use(lanes)
+        found = scale(points[:1], as_scalar(number))
+        np.testing.assert_array_equal(found, points[number - 1 : number])
     uniform = as_points([hashlib.sha512(text.encode()).hexdigest() for text in HASHED])
     np.testing.assert_array_equal(scale(uniform, as_scalar(1)), as_points([*HASHED.values()]))
 
 
 @pytest.mark.parametrize("lanes", KINDS)
-@pytest.mark.parametrize("encoding", NO_POINTS)
-def test_encodings_that_the_rfc_refuses_are_refused(encoding, lanes, use):
+def test_bytes_that_encode_no_point_are_refused_and_the_first_is_told(lanes, use, monkeypatch):
     use(lanes)
-    points = as_points([*MULTIPLES, encoding])
-    with pytest.raises(ValueError, match=r"^points must be canonical, got another at 15$"):
-        scale(points, draw_scalar())
-
-
-@pytest.mark.parametrize("lanes", KINDS)
-@pytest.mark.parametrize("place", [0, 7, 14])
-def test_a_point_with_its_highest_bit_set_is_none(place, lanes, use):
-    use(lanes)
-    points = as_points(MULTIPLES).copy()
-    points[place, 31] |= 128
-    with pytest.raises(ValueError, match=rf"^points must be canonical, got another at {place}$"):
-        mask(points, draw_scalar())
-
-
-@pytest.mark.parametrize("lanes", KINDS)
-def test_the_first_that_is_no_point_is_told(lanes, use, monkeypatch):
-    use(lanes)
+    for encoding in NO_POINTS:
+        points = as_points([*MULTIPLES, encoding])
+        with pytest.raises(ValueError, match=r"^points must be canonical, got another at 15$"):
+            scale(points, draw_scalar())
+    for place in (0, 7, 14):
+        points = as_points(MULTIPLES).copy()
+        points[place, 31] |= 128
+        rule = rf"^points must be canonical, got another at {place}$"
+        with pytest.raises(ValueError, match=rule):
+            mask(points, draw_scalar())
     monkeypatch.setattr("fedapp.crypto.psi.CHUNK", 9)
     points = points_of(some_uniform(60))[-60:]
     points[[20, 50]] = 0
@@ -229,7 +210,6 @@ def test_digits_make_up_half_the_scalar(number):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("function0")
 @needs_lanes
 @pytest.mark.parametrize("formula", [ristretto.add_multiple, ristretto.double])
 def test_what_depends_on_the_scalar_is_compiled_without_branches(formula):
