@@ -106,8 +106,6 @@ def look(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("500-classes")
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["run", "classes", "texts"])
 @pytest.mark.parametrize("width", [1400, 500])
 def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width):
@@ -120,7 +118,6 @@ def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("*-width")
 @pytest.mark.parametrize(
     ("planted", "place"),
     [

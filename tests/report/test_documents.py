@@ -57,8 +57,7 @@ def written(run, *words):
     return ended.output
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("sums", "vertical")
+@pytest.mark.by_default("sums")
 @pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
 def test_documents_state_what_the_run_has(trained, request, tmp_path):
     printed = written(trained)

@@ -79,6 +79,9 @@ def test_rows_are_in_the_boxes_that_they_are_dealt_to(trees):
     assert found.labels.sum() == attacked.truth[:, -1].sum()
 
 
+HALVES = np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]])
+
+
 def test_a_split_outside_of_its_box_leaves_one_box():
     tree = np.zeros(5, dtype=NODE)
     tree["left"], tree["value"] = [1, LEAF, 3, LEAF, LEAF], [0, 1, 0, 2, 3]
@@ -99,9 +102,7 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
     sums, sizes = (np.bincount(truth, weights=each) for each in (gradients, hessians))
     for told in (sizes, np.zeros(2)):
         weights = -sums / (sizes + LAMBDA)
-        leaves = Leaves(
-            np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]]), weights, told, weights
-        )
+        leaves = Leaves(*HALVES, weights, told, weights)
         rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins)
         found = dealt(rows, leaves, LAMBDA)
         assert [np.sum(found == leaf) for leaf in (0, 1)] == [2, 3]
@@ -112,9 +113,7 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
 
 def test_a_tree_of_others_moves_rows_by_the_leaves_that_are_open_to_them():
     steps, hessians = np.array([-1.0, 1.0]), np.array([3.0, 1.0])
-    leaves = Leaves(
-        np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]]), steps, hessians, steps
-    )
+    leaves = Leaves(*HALVES, steps, hessians, steps)
     ends = np.array([[-np.inf, np.inf], [-np.inf, 0.0], [0.0, np.inf]])
     rows = Rows(ends[:, :1], ends[:, 1:], np.zeros(3), np.zeros(3))
     rows.move(leaves)
