@@ -8,11 +8,10 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from fedapp.crypto.masking import mask_vector, unmasked_sum
+from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.home import home
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
 from fedapp.messages.pax import (
@@ -27,9 +26,7 @@ from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.document import to_text
 from fedapp.site.answer import answer
-from fedapp.site.mail import Session
 from fedapp.site.settings import site_config
-from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
@@ -251,22 +248,6 @@ def test_another_attempt_hides_equal_content_under_unrelated_masks(coordinator):
     assert is_noise([again["bank"], first["insurer"], first["shop"]])
 
 
-def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(coordinator, monkeypatch):
-    """The danger that the label of the masks is there for."""
-    from fedapp.site import sums
-
-    monkeypatch.setattr(sums, "label_of", lambda *given: b"always the same")
-    coordinator.ask(coordinator.opening, 3)
-    counts = coordinator.masked(counting(), 4)["bank"]
-    nobody = CountRequest(2, PREFIXES + 2**16, counting().offsets)
-    mask = coordinator.masked(nobody, 5, ["bank"])["bank"]
-    own = unmasked_sum(
-        [counts, mask_vector("bank", -unmasked_sum([mask], 256**2, 4), {}, b"", 4)], 256**2, 4
-    )
-    assert own.sum() == N_TRAIN << 30 - 7
-    assert (own >= 0).all()
-
-
 def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator):
     coordinator.ask(coordinator.opening, 3)
     way = "rows are counted by each digit once a run, before the cuts are sent"
@@ -358,15 +339,3 @@ def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(coor
     assert sums[0] == 3 * N_TRAIN << 62 - 7
     assert (sums >= 0).all()
     assert not (unmasked_sum([first["bank"], first["insurer"]], n_values) >= 0).all()
-
-
-def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator):
-    coordinator.ask(coordinator.opening, 3)
-    folder = home() / "sites" / "bank" / MODEL
-    session = Store.open(folder).get(Session)
-    told = [session.private_key.hex(), *(secret.hex() for secret in session.pairs.values())]
-    assert len(told) == 3
-    assert any(told[0].encode() in path.read_bytes() for path in folder.iterdir())
-    coordinator.ask(scoring(), 4, checkpoint=3)
-    kept = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
-    assert not [one for one in told if one.encode() in kept or bytes.fromhex(one) in kept]

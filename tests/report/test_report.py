@@ -23,10 +23,7 @@ BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 OBJECTIVES = {
     BINARY: (["auc", "logloss", "accuracy"], {"roc": {"fpr": [0, 0.2, 1], "tpr": [0, 0.7, 1]}}),
     MULTI: (["accuracy", "mlogloss"], {"confusion": [[5, 1], [2, 7]]}),
-    REGRESSION: (
-        ["rmse", "mae", "r2"],
-        {"residuals": {"edges": [-1, 0, 1], "counts": [3, 4]}},
-    ),
+    REGRESSION: (["rmse", "mae", "r2"], {"residuals": {"edges": [-1, 0, 1], "counts": [3, 4]}}),
 }
 PRIVATE = {
     "epsilon": 2.0,

@@ -1,8 +1,4 @@
-"""Rounds that leave few rows out: what differences of sums over all rows and over most give away.
-
-The coordinator trains nothing: no leaf has a value, so gradients stay as they are, and a round that
-draws all rows but one differs from the round of all by that row.
-"""
+"""Rounds that leave few rows out: a round of all rows, less one of most, would be those rows."""
 
 import math
 from dataclasses import replace
@@ -10,131 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError
-from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.home import home
-from fedapp.messages.fields import fields_of
-from fedapp.messages.pax import GrowSumsRequest
 from fedapp.runs.local import run_local
 from fedapp.site.answer import Site
 from fedapp.site.policy import check_sample_size, check_share
-from fedapp.site.settings import SiteConfig, site_config
-from fedapp.site.store import Store
-from tests.crypto.test_masks import NAMES, Coordinator, growing
+from fedapp.site.settings import SiteConfig
 from tests.federated import model_bytes
-from tests.stored import by_subset
-
-N_ROWS = 3 * 80  # of three tables of 100
-EDGES = np.tile(np.append(np.linspace(-2, 2, 15), LARGEST_FLOAT).astype(np.float32), (2, 1))
-
-
-class Rounds:
-    """A run of masked PAX whose coordinator asks sites for the roots of one round after another.
-
-    Parameters
-    ----------
-    share : of the rows, that each round draws.
-    number : of the run.
-    edges : upper ends of the bins, float32, shape (n_columns, n_bins).
-    """
-
-    def __init__(self, configs, share, number=0, edges=EDGES, n_rows=300):
-        self._edges, self._share, self._round = edges, share, 0
-        plan = {"valid_fraction": 0.0, "subsample": share, "rounds": 10**4}
-        self._coordinator = Coordinator(configs, model=f"{number:016x}", **plan)
-        self._coordinator.ask(replace(self._coordinator.opening, n_rows=n_rows), 3)
-
-    def sums(self):
-        """Gradients and hessians of the rows that one more round draws, by column and bin."""
-        n_columns, n_bins = self._edges.shape
-        edges, offsets = self._edges.ravel(), np.arange(n_columns + 1) * n_bins
-        if self._round:
-            edges, offsets = edges[:0], offsets[:0]
-        asked = replace(
-            growing(),
-            round_id=self._round,
-            subsample=self._share,
-            columns=np.arange(n_columns, dtype=np.int32),
-        )
-        told = {"among": (), "edges": edges, "edge_offsets": offsets.astype(np.int64)}
-        masked = self._coordinator.masked(
-            GrowSumsRequest(**fields_of(asked), **told), 4 + self._round
-        )
-        self._round += 1
-        sums = unmasked_sum(masked.values(), len(masked[NAMES[0]])).astype(np.int64)
-        return sums[: n_columns * n_bins * 2].reshape(n_columns, n_bins, 2)
-
-
-def rows_of(edges):
-    """The training rows of all sites: the bin of each value, and the label."""
-    rows = set()
-    for name in NAMES:
-        store = Store.open(home() / "sites" / name / f"{0:016x}")
-        values, labels = (by_subset(store, each)["train"] for each in ("values", "labels"))
-        columns = zip(edges, values.T, strict=True)
-        bins = [np.searchsorted(*column, side="right").tolist() for column in columns]
-        rows |= set(zip(*bins, labels.astype(int).tolist(), strict=True))
-    return rows
-
-
-def single_row(difference, hessian):
-    """The bins and the label of a difference that is one row; None of any other."""
-    filled = difference[..., 1] != 0
-    if not (filled.sum(axis=1) == 1).all() or abs(difference[0, filled[0], 1][0]) != hessian:
-        return None
-    bins, sign = filled.argmax(axis=1).tolist(), np.sign(difference[0, filled[0], 1][0])
-    return *bins, int(sign * difference[0, bins[0], 0] < 0)
-
-
-def read_rows(sums, n_rows):
-    """Rows by which a round differs from all rows; every row's hessian is the same."""
-    hessian = int(sums[0][0, :, 1].sum()) // n_rows
-    found = {single_row(sums[0] - one, hessian) for one in sums[1:]}
-    return {row for row in found if row}
-
-
-@pytest.fixture
-def configs(write_table):
-    """``configs(**node)``: three sites with such node configs."""
-
-    def make(**node):
-        more = {"label": "y", "allow": "pax", "least-parties": 3, "runs-per-day": 100}
-        more |= {key.replace("_", "-"): value for key, value in node.items()}
-        tables = {name: write_table(name, 100, seed) for seed, name in enumerate(NAMES)}
-        return {
-            name: site_config({"name": name, "data": str(data), **more}, {})
-            for name, data in tables.items()
-        }
-
-    return make
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("node", "reads"),
-    [({}, True), ({"min_rows": 20}, False), ({"min_rows": 3, "least_bin_rows": 5}, False)],
-)
-def test_no_row_is_read_from_rounds_of_all_rows_but_few(configs, node, reads):
-    sites = configs(**node)
-    drawn = Rounds(sites, 1 - 1.2 / N_ROWS, number=1)
-    sums = [Rounds(sites, 1.0).sums(), *(drawn.sums() for _ in range(60))]
-    found = read_rows(sums, N_ROWS)
-    assert found <= rows_of(EDGES)
-    assert (len(found) > 10) == reads
-    assert bool(found) == reads
-
-
-# Every method that draws rows
 
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 GOSS = {"goss": True, "top_rate": 0.6, "other_rate": 0.3}
 FEW_LEFT = {
     **{name: (name, {"subsample": 0.9}) for name in ("pax", "bagging", "cyclic")},
-    "fedxgbllr": (
-        "fedxgbllr",
-        {"subsample": 0.9, "fedxgbllr__trees": 2, "fedxgbllr__rounds": 1},
-    ),
+    "fedxgbllr": ("fedxgbllr", {"subsample": 0.9, "fedxgbllr__trees": 2, "fedxgbllr__rounds": 1}),
     "secureboost": ("secureboost", {"subsample": 0.9, **SMALL_KEY}),
     "goss": ("secureboost", {**{f"secureboost__{name}": GOSS[name] for name in GOSS}, **SMALL_KEY}),
 }

@@ -1,13 +1,10 @@
 """Benches: small runs of each, what they compare before they time, and the command of all."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -348,24 +345,6 @@ def test_scores_are_those_of_sklearn():
 
 
 # Faults
-
-
-@pytest.mark.slow
-def test_a_program_starts_late_at_the_named_places_only(tmp_path, monkeypatch):
-    def starts(place, program, seconds=None):
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FEDAPP_NAME": place}
-        command = [sys.executable, "-P", "-m", program]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=seconds)
-
-    monkeypatch.setattr(faults, "LATE", 1000.0)
-    scene = SimpleNamespace(hooks=tmp_path)
-    with ExitStack() as undo:
-        faults.late(scene, undo, ("bank",), "platform")
-        starts("shop", "platform")
-        starts("bank", "this")
-        with pytest.raises(subprocess.TimeoutExpired):
-            starts("bank", "platform", 2)
-    starts("bank", "platform")
 
 
 def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path):
