@@ -158,50 +158,33 @@ def test_ids_are_masked_as_their_points_are():
     assert not Path(importlib.import_module("rbcl")._sodium._name).exists()
 
 
-IN_RANGE = bytes([1]) + bytes(31)
-REFUSALS = {
-    "a point twice": (
-        lambda points: intersect([points, points[[0, 1, 0, 0]]]),
-        r"lists\[1\] must have each point once, got 2 repeats",
-    ),
-    "a place twice": (
-        lambda points: places(points[[0, 1, 0, 0]], points),
-        "points must have each point once, got 2 repeats",
-    ),
-    "a common point that one lacks": (
-        lambda points: places(points[:2], points[1:]),
-        "common must be in points, got 2 points that are not",
-    ),
-    "no lists": (lambda points: intersect([]), "lists must have one or more, got 0"),
-    **{
-        f"a scalar of {number}": (
-            lambda points, number=number: mask(points, number.to_bytes(32, "little")),
-            "scalar must be 1 to l - 1, got another number",
-        )
-        for number in (0, ORDER, 2**256 - 1)
-    },
-    "ids under a scalar of 0": (
-        lambda points: mask_ids(["a"], bytes(32)),
-        "scalar must be 1 to l - 1, got another number",
-    ),
-    "a short scalar": (lambda points: mask(points, bytes(31)), "scalar must be 32 bytes, got 31"),
-    "no UTF-8": (  # and the id is not shown
-        lambda points: mask_ids(["fine", "id\ud800"], IN_RANGE),
-        "ids must be valid Unicode, got a lone surrogate in one",
-    ),
-    "no tag": (lambda points: expander(b"", 64), "dst must be 1 to 255 bytes, got 0"),
-    "a long tag": (lambda points: expander(256 * b"d", 64), "dst must be 1 to 255 bytes, got 256"),
-    "no bytes": (lambda points: expander(b"d", 0), "n_bytes must be 1 to 16320, got 0"),
-    "many bytes": (lambda points: expander(b"d", 16321), "n_bytes must be 1 to 16320, got 16321"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_is_no_list_scalar_id_or_tag_is_refused(name):
-    call, rule = REFUSALS[name]
+def test_what_is_no_list_scalar_id_or_tag_is_refused():
     points = hash_to_group(["a", "b", "c", "d"])
-    with pytest.raises(ValueError, match=f"^{rule}$"):
-        call(points)
+    twice, one = points[[0, 1, 0, 0]], bytes([1]) + bytes(31)
+    numbers = [number.to_bytes(32, "little") for number in (0, ORDER, 2**256 - 1)]
+    out_of_range = "scalar must be 1 to l - 1, got another number"
+    for rule, call, *arguments in (
+        (r"lists\[1\] must have each point once, got 2 repeats", intersect, [points, twice]),
+        ("points must have each point once, got 2 repeats", places, twice, points),
+        ("common must be in points, got 2 points that are not", places, points[:2], points[1:]),
+        ("lists must have one or more, got 0", intersect, []),
+        *((out_of_range, mask, points, number) for number in numbers),
+        (out_of_range, mask_ids, ["a"], numbers[0]),
+        ("scalar must be 32 bytes, got 31", mask, points, bytes(31)),
+        # And the id is not shown.
+        (
+            "ids must be valid Unicode, got a lone surrogate in one",
+            mask_ids,
+            ["a", "id\ud800"],
+            one,
+        ),
+        ("dst must be 1 to 255 bytes, got 0", expander, b"", 64),
+        ("dst must be 1 to 255 bytes, got 256", expander, 256 * b"d", 64),
+        ("n_bytes must be 1 to 16320, got 0", expander, b"d", 0),
+        ("n_bytes must be 1 to 16320, got 16321", expander, b"d", 16321),
+    ):
+        with pytest.raises(ValueError, match=f"^{rule}$"):
+            call(*arguments)
 
 
 @pytest.mark.parametrize(

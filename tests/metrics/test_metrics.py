@@ -45,8 +45,7 @@ def parts(arrays, n_parties):
     return [tuple(a[i::n_parties] for a in arrays) for i in range(n_parties)]
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(n_bins=st.integers(2, 1000), margins=st.lists(st.floats(-1e38, 1e38), max_size=50))
 def test_a_margin_is_in_the_bin_whose_edges_enclose_it(n_bins, margins):
     edges = margin_edges(n_bins)

@@ -25,7 +25,7 @@ from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from tests.federated import lines_of
 from tests.strategies.test_settings_read import read_by
-from tests.tables import csv_columns
+from tests.tables import csv_columns, write_rows
 
 MALICIOUS = "<script>alert(1)</script>"
 FACTS = "How the tables were read"
@@ -296,3 +296,33 @@ def test_the_page_has_gains_lift_rows_by_class_and_missing_values(
     counts = (f"{count:,.0f} ({percent_text(count / 200)})" for count in totals)
     cells = "".join(f'<td class="n">{count}</td>' for count in counts)
     assert aggregation == "secure" or f"<td>all</td>{cells}" in found[FACTS]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_columns_of_one_name_are_explained_by_party_and_compared_with_the_baseline(tmp_path):
+    values = np.random.default_rng(2).normal(size=(90, 2)).round(3)
+    ids, labels = np.arange(90), (values.sum(axis=1) > 0).astype(int)
+    bank = write_rows(tmp_path / "a.csv", {"id": ids, "size": values[:, 0], "label": labels})
+    shop = write_rows(tmp_path / "b.csv", {"id": ids, "size": values[:, 1]})
+    given = {**SMALL_KEY, "data": f"bank={bank},shop={shop}", "id": "id", "label": "label"}
+    given |= {"share-column-names": True, "allow-export": True, "num-boost-round": 1}
+    summary = summary_of(run(tmp_path / "run", "secureboost", "--baselines", **given))
+    gains = summary["baselines"]["importance"]["pooled"]["total_gain"]
+    assert {*gains} == {*summary["contributions"]["mean"]} == {"bank.size", "shop.size"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_a_warning_is_printed_once_after_the_result_and_before_the_reports_path(
+    tmp_path, write_table
+):
+    data = write_table("flat", 60, flat=[1] * 60)
+    given = [f"data={data}", "label=y", "parties=2", f"run-dir={tmp_path / 'run'}"]
+    words = [word for pair in [*given, "valid-fraction=0"] for word in ("-c", pair)]
+    done = CliRunner().invoke(cli, ["run", "pax", *words])
+    warning = "feature column 'flat' has the same value in every row"
+    assert done.output.count(warning) == 1
+    *_, warned, last = done.output.splitlines()
+    assert warned == f"! {warning}"
+    assert last.startswith("report: ")

@@ -25,8 +25,6 @@ from simulations.options import command
 from simulations.passing import Scored
 from simulations.study import growth, peak_bytes, pooled_forest
 
-SMALL_KEY = ["--key-bits", "512"]
-
 
 @pytest.fixture
 def _short(monkeypatch):

@@ -3,10 +3,10 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import permutations
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -306,12 +306,11 @@ def test_a_paper_fills_its_tables_and_runs_nothing_again(name, tmp_path, monkeyp
 
     if not run.keeps:
         return
-    made, kept, rows = [], Series.run, Series.rows
-    engine = Mock(side_effect=lambda *_: made.append(name))
-    monkeypatch.setattr(Series, "run", lambda own, settings, _: kept(own, settings, engine))
-    monkeypatch.setattr(Series, "rows", lambda own, what, how, _: rows(own, what, how, engine))
+    kept, rows = Series.run, Series.rows
+    again = partial(pytest.fail, "a finished run is made again")
+    monkeypatch.setattr(Series, "run", lambda own, how, _: kept(own, how, lambda _: again()))
+    monkeypatch.setattr(Series, "rows", lambda own, what, how, _: rows(own, what, how, again))
     module.main(**options)
-    assert made == []
     tables = {name: rows for name, rows in first.items() if isinstance(rows, list)}
     again = json.loads(path.read_text())
     assert {name: again[name] for name in tables} == tables
@@ -438,6 +437,19 @@ def test_rare_classes_are_not_drawn_and_domains_join_one_after_the_other(monkeyp
     np.testing.assert_array_equal(two.values[:, 4], table.values[:, place])
 
 
+def test_timberstrikes_victim_is_client_0_and_its_attacker_client_2(tmp_path, monkeypatch):
+    three_clients(tmp_path, monkeypatch)
+    monkeypatch.setattr(timberstrike, "ROUNDS", 10)
+    seen, knowing = [], timberstrike.knowing
+    monkeypatch.setattr(
+        timberstrike, "knowing", lambda *each: seen.append(knowing(*each)) or seen[-1]
+    )
+    clients = [timberstrike.rows_of(tmp_path / timberstrike.ROWS, client) for client in range(3)]
+    timberstrike.attacked(clients, "cyclic", 3)
+    for rows, client in ((seen[0].truth, 0), (seen[0].known, 2)):
+        np.testing.assert_allclose(np.sort(rows[:, 0]), np.sort(clients[client]["x0"]), rtol=1e-6)
+
+
 # FedXGBllr
 
 
@@ -450,6 +462,11 @@ def test_every_set_and_head_of_fedxgbllr_has_the_papers_figures_and_weights():
         assert fedxgbllr.PAPER_HEADS[name][0] == of_five
     for (head, n_clients), printed in fedxgbllr.PAPER_WEIGHTS.items():
         assert fedxgbllr.weights_of(head, n_clients) == printed, (head, n_clients)
+    own = fedxgbllr.settings_of("breast-cancer", 42, {"strategy": "fedxgbllr"}).sections[
+        "fedxgbllr"
+    ]
+    assert (own["max-depth"], own["eta"], own["rounds"], own["epochs"]) == (8, 0.1, 10, 100)
+    assert (own["batch-size"], own["learning-rate"], own["channels"]) == (64, 0.001, 64)
     # Equation 6 gives the paper's 6 MB at 10 clients.
     assert [fedxgbllr.eq_6(n) for n in (2, 5, 10, 3)] == ["2.8", "4.0", "6.0", ""]
 
@@ -496,6 +513,17 @@ def test_scenarios_go_from_chance_to_unlike_parties_and_from_two_to_a_hundred():
     assert len(every) == 10  # rows by chance at five parties are of both kinds
     shares = partition_rows(noniid.halved(10), np.arange(10_230), 10, np.random.default_rng(0))
     assert [len(share) for share in shares] == [5120 >> party for party in range(10)]
+
+
+def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path):
+    values = np.random.default_rng(0).normal(size=60)
+    labels = (values > 0).astype(int)
+    columns = {"x": values, "site": np.array(["north", "south"])[labels], "y": labels}
+    given = {"data": str(write_rows(tmp_path / "sites.csv", columns)), "label": "y"}
+    given |= {"partition": "column:site", "parties": 2, "num-boost-round": 1}
+    found = run_baselines(load_settings(given))
+    assert found["pooled"]["auc"] == 1.0
+    assert {scores["auc"] for scores in found["alone"].values()} == {0.5}
 
 
 @pytest.mark.parametrize("method", noniid.METHODS)
