@@ -1,6 +1,5 @@
 """What a coordinator gets that does not ask all sites alike: refusals, or noise."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,11 +8,10 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from fedapp.crypto.masking import mask_vector, unmasked_sum
+from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.sealed import new_private_key, public_key
 from fedapp.errors import ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.home import home
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
 from fedapp.messages.pax import (
@@ -28,13 +26,10 @@ from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.document import to_text
 from fedapp.site.answer import answer
-from fedapp.site.mail import Session
 from fedapp.site.settings import site_config
-from fedapp.site.store import Store
 from fedapp.trees.model import NO_TREES, Ensemble
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
-from tests.stored import by_subset
 
 NAMES = ("bank", "insurer", "shop")
 MODEL = "0123456789abcdef"
@@ -163,26 +158,20 @@ def test_all_answers_together_are_counts_and_each_alone_is_noise(coordinator):
         assert is_noise(masked[other] for other in NAMES if other != name)
 
 
-def test_parties_that_are_asked_for_different_things_give_noise(coordinator):
-    coordinator.ask(coordinator.opening, 3)
-    honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
-    asked = {"bank": honest, "insurer": honest, "shop": other}
-    assert is_noise(coordinator.masked(asked, 4).values())
-
-
-def test_parties_that_were_once_asked_for_different_things_give_noise_from_there_on(coordinator):
+def test_parties_that_are_asked_for_different_things_give_noise_from_there_on(coordinator):
     """Splits that send all rows but one party's elsewhere would else leave its rows alone."""
     coordinator.ask(coordinator.opening, 3)
     honest, other = counting(), replace(counting(), prefixes=PREFIXES + 256)
-    coordinator.ask({"bank": other, "insurer": honest, "shop": honest}, 4)
+    asked = {"bank": other, "insurer": honest, "shop": honest}
+    assert is_noise(coordinator.masked(asked, 4).values())
     for step in (5, 6):
         assert is_noise(coordinator.masked(counting(digit=step - 3), step).values())
 
 
 def test_parties_that_were_told_of_different_runs_give_noise(coordinator):
-    said = dict.fromkeys(NAMES, coordinator.opening)
-    said["shop"] = replace(coordinator.opening, n_rows=121)
-    coordinator.ask(said, 3)
+    told = dict.fromkeys(NAMES, coordinator.opening)
+    told["shop"] = replace(coordinator.opening, n_rows=121)
+    coordinator.ask(told, 3)
     assert is_noise(coordinator.masked(counting(), 4).values())
 
 
@@ -216,26 +205,22 @@ def test_a_key_of_the_run_that_is_the_coordinators_own_gives_noise(coordinator):
 
 
 def test_a_roster_with_other_keys_or_without_the_site_is_refused(coordinator):
-    honest = coordinator.opening
-    keys = honest.box_keys.copy()
+    keys = coordinator.opening.box_keys.copy()
     keys[1] = np.frombuffer(public_key(new_private_key()), np.uint8)
-    with pytest.raises(ProtocolError, match=r"^insurer: parcel\.key must be one bank trusts"):
-        coordinator.ask(replace(honest, box_keys=keys), 3, ["bank"])
-    with pytest.raises(
-        ProtocolError, match=r"^insurer: parcel\.key must be the one that the site sent"
+    for site, change, rule in (
+        ("bank", {"box_keys": keys}, r"insurer: parcel\.key must be one bank trusts"),
+        ("insurer", {"box_keys": keys}, r"insurer: parcel\.key must be the one that the site sent"),
+        (
+            "shop",
+            {"names": ("bank", "insurer", "mallory")},
+            r"shop: parcel\.names must be distinct and include the site's",
+        ),
+        ("shop", {"n_rows": 39}, r"shop: OpenRequest\.n_rows must be >= 40"),
+        ("shop", {"heaviest": -1}, r"shop: OpenRequest\.heaviest must be >= 0"),
+        ("shop", {"count_bytes": 3}, r"shop: .*count_bytes must be one of 2, 4, 8, got 3"),
     ):
-        coordinator.ask(replace(honest, box_keys=keys), 3, ["insurer"])
-    others = replace(honest, names=("bank", "insurer", "mallory"))
-    with pytest.raises(
-        ProtocolError, match=r"^shop: parcel\.names must be distinct and include the site's"
-    ):
-        coordinator.ask(others, 3, ["shop"])
-    for field, least in (("n_rows", 40), ("heaviest", 0)):
-        few = replace(honest, **{field: least - 1})
-        with pytest.raises(ProtocolError, match=rf"^shop: OpenRequest\.{field} must be >= {least}"):
-            coordinator.ask(few, 3, ["shop"])
-    with pytest.raises(ProtocolError, match=r"count_bytes must be one of 2, 4, 8, got 3"):
-        coordinator.ask(replace(honest, count_bytes=3), 3, ["shop"])
+        with pytest.raises(ProtocolError, match=f"^{rule}"):
+            coordinator.ask(replace(coordinator.opening, **change), 3, [site])
 
 
 def test_a_step_that_is_asked_again_gets_the_same_bytes_whatever_is_asked(coordinator):
@@ -261,22 +246,6 @@ def test_another_attempt_hides_equal_content_under_unrelated_masks(coordinator):
     )
     assert is_noise([again["bank"], again["insurer"]])
     assert is_noise([again["bank"], first["insurer"], first["shop"]])
-
-
-def test_asking_again_would_tell_a_partys_counts_if_masks_had_no_attempt(coordinator, monkeypatch):
-    """The danger that the label of the masks is there for."""
-    from fedapp.site import sums
-
-    monkeypatch.setattr(sums, "label_of", lambda *given: b"always the same")
-    coordinator.ask(coordinator.opening, 3)
-    counts = coordinator.masked(counting(), 4)["bank"]
-    nobody = CountRequest(2, PREFIXES + 2**16, counting().offsets)
-    mask = coordinator.masked(nobody, 5, ["bank"])["bank"]
-    own = unmasked_sum(
-        [counts, mask_vector("bank", -unmasked_sum([mask], 256**2, 4), {}, b"", 4)], 256**2, 4
-    )
-    assert own.sum() == N_TRAIN << 30 - 7
-    assert (own >= 0).all()
 
 
 def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator):
@@ -317,20 +286,18 @@ def test_a_step_back_does_not_let_others_be_counted(coordinator):
         coordinator.ask(counting(1), 4, attempt=3, checkpoint=3)
 
 
-@pytest.mark.parametrize(
-    ("prefixes", "ends", "rule"),
-    [
+def test_what_is_counted_is_counted_once_in_a_request(coordinator):
+    coordinator.ask(coordinator.opening, 3)
+    request = CountRequest(1, PREFIXES[1:3], np.array([0, 1, 2]))
+    for prefixes, ends, rule in (
         ([2, 1], [2, 2], "prefixes must ascend in a column"),
         ([1, 1], [2, 2], "prefixes must ascend in a column"),
         ([1, 2], [1, 1], "offsets must rise from 0 to 2"),
-    ],
-)
-def test_what_is_counted_is_counted_once_in_a_request(coordinator, prefixes, ends, rule):
-    coordinator.ask(coordinator.opening, 3)
-    request = CountRequest(1, np.array(prefixes, np.uint32), np.array([0, *ends]))
-    with pytest.raises(ProtocolError, match=rf"^bank: CountRequest\.{rule}$"):
-        coordinator.ask(request, 4, ["bank"])
-    coordinator.ask(replace(request, prefixes=PREFIXES[1:3], offsets=np.array([0, 1, 2])), 4)
+    ):
+        wrong = CountRequest(1, np.array(prefixes, np.uint32), np.array([0, *ends]))
+        with pytest.raises(ProtocolError, match=rf"^bank: CountRequest\.{rule}$"):
+            coordinator.ask(wrong, 4, ["bank"])
+    coordinator.ask(request, 4)
 
 
 def test_categories_are_no_numbers_to_be_counted_by_digits(write_table):
@@ -372,59 +339,3 @@ def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(coor
     assert sums[0] == 3 * N_TRAIN << 62 - 7
     assert (sums >= 0).all()
     assert not (unmasked_sum([first["bank"], first["insurer"]], n_values) >= 0).all()
-
-
-def test_the_secrets_of_a_run_are_deleted_with_its_last_answer(coordinator):
-    coordinator.ask(coordinator.opening, 3)
-    folder = home() / "sites" / "bank" / MODEL
-    session = Store.open(folder).get(Session)
-    told = [session.private_key.hex(), *(secret.hex() for secret in session.pairs.values())]
-    assert len(told) == 3
-    assert any(told[0].encode() in path.read_bytes() for path in folder.iterdir())
-    coordinator.ask(scoring(), 4, checkpoint=3)
-    kept = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
-    assert not [one for one in told if one.encode() in kept or bytes.fromhex(one) in kept]
-
-
-# Which rows a round draws
-
-
-def public_draw(name, seed, round_id, share):
-    """The rows that numbers which the coordinator knows would draw."""
-    entropy = [seed, round_id, zlib.crc32(name.encode())]
-    return np.random.default_rng(entropy).random(N_TRAIN) < share
-
-
-@pytest.mark.slow
-def test_a_coordinator_does_not_choose_the_rows_that_a_round_draws(configs):
-    """Rounds that draw one row of one party alone would have the sum of all be that row."""
-    share, seed = 1 / (3 * N_TRAIN), GREETING.seed
-    coordinator = Coordinator(configs, subsample=share)
-    coordinator.ask(coordinator.opening, 3)
-    values = by_subset(Store.open(home() / "sites" / "bank" / MODEL), "values")["train"]
-    edges, found = np.linspace(-3, 3, 20), 0
-    draws = ({name: public_draw(name, seed, one, share) for name in NAMES} for one in range(50))
-    rounds = [
-        (round_id, drawn)
-        for round_id, drawn in enumerate(draws)
-        if [drawn[name].sum() for name in NAMES] == [1, 0, 0]
-    ][:4]
-    assert len(rounds) == 4
-    chosen = dict(rounds)
-    for round_id in range(max(chosen) + 1):  # rounds rise by one
-        drawing = replace(growing(), round_id=round_id, subsample=share, seed=seed)
-        own = np.tile(edges, 0 if round_id else 2), np.array([] if round_id else [0, 20, 40])
-        request = GrowSumsRequest(
-            **fields_of(drawing),
-            among=(),
-            edges=own[0].astype(np.float32),
-            edge_offsets=own[1].astype(np.int64),
-        )
-        masked = coordinator.masked(request, 4 + round_id)
-        if round_id not in chosen:
-            continue
-        drawn = chosen[round_id]
-        sums = unmasked_sum(masked.values(), len(masked["bank"]))[: 2 * 20 * 2].reshape(2, 20, 2)
-        bins = np.searchsorted(edges, values[drawn["bank"]][0], side="right")
-        found += [np.flatnonzero(column[:, 0]).tolist() for column in sums] == [[b] for b in bins]
-    assert found < 4

@@ -45,11 +45,6 @@ def test_the_scale_covers_the_largest_value_and_keeps_it_exact(largest, precisio
     assert largest < 2.0 ** scale.exponents[0] <= 2 * largest
 
 
-def test_rows_of_zeros_have_a_scale():
-    rows = np.zeros((2, 1, 2), np.float32)
-    assert (FixedPoint.covering(rows).encode(rows) == 0).all()
-
-
 @given(st.integers(1, 4), st.integers(1, 30), st.sampled_from([512, 1024, 2048]))
 def test_slots_come_back_in_their_order(n_outputs, n_sums, key_bits):
     layout = PairLayout(key_bits, 1, n_outputs, precision=30)
@@ -90,34 +85,32 @@ def test_a_2048_bit_key_holds_the_sums_of_14_bins_of_20000_rows():
     assert layout.n_plaintexts(29) == 3
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_refused(bad):
-    rows = some_rows(3)
-    rows[1, 0, 0] = bad
-    for refuse in (FixedPoint.covering, UNIT.encode):
-        with pytest.raises(ValueError, match="gradients must be finite, got 1 that are not"):
-            refuse(rows)
+def test_rows_out_of_range_and_layouts_that_cannot_be_are_refused():
+    rows, layout = some_rows(3), PairLayout(512, 3, precision=10)
+    assert (FixedPoint.covering(0 * rows).encode(0 * rows) == 0).all()
+    for bad in (np.nan, np.inf, -np.inf):
+        rows[1, 0, 0] = bad
+        for refuse in (FixedPoint.covering, UNIT.encode):
+            with pytest.raises(ValueError, match="gradients must be finite, got 1 that are not"):
+                refuse(rows)
+    for rule, call in (
+        (r"at most 2\^0 and 2\^0, got 1 that are not", lambda: UNIT.encode(pair(1.5, 0.5))),
+        ("hessians must be >= 0, got 1 that are not", lambda: UNIT.encode(pair(0.5, -0.5))),
+        ("precision must be 1 to 62, got 63", lambda: FixedPoint.covering(some_rows(1), 63)),
+        (r"fields must be at most 2\^10, got 1 above", lambda: layout.pack(pair(1025, 0, int))),
+        (r"shape \(n, 1, 2\), got \(1, 2, 2\)", lambda: layout.pack(np.zeros((1, 2, 2), int))),
+        ("key-bits must be > 138 for 1 pairs of 69 bits, got 138", lambda: PairLayout(138, 20_000)),
+        ("n_rows must be >= 1, got 0", lambda: PairLayout(2048, 0)),
+        ("must be 0 past their last slot", lambda: layout.unpack([1 << layout.slot_bits], 1)),
+        ("plaintexts must be 1 in number, got 2", lambda: layout.unpack([0, 0], 1)),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            call()
+    assert layout.unpack([], 0) == []
 
 
-def test_what_is_out_of_range_is_refused():
-    with pytest.raises(ValueError, match=r"at most 2\^0 and 2\^0, got 1 that are not"):
-        UNIT.encode(np.float32([[[1.5, 0.5]]]))
-    with pytest.raises(ValueError, match="hessians must be >= 0, got 1 that are not"):
-        UNIT.encode(np.float32([[[0.5, -0.5]]]))
-    with pytest.raises(ValueError, match="precision must be 1 to 62, got 63"):
-        FixedPoint.covering(some_rows(1), 63)
-    layout = PairLayout(512, 3, precision=10)
-    with pytest.raises(ValueError, match=r"fields must be at most 2\^10, got 1 above"):
-        layout.pack(np.array([[[1025, 0]]]))
-    with pytest.raises(ValueError, match=r"shape \(n, 1, 2\), got \(1, 2, 2\)"):
-        layout.pack(np.zeros((1, 2, 2), np.int64))
-
-
-def test_a_layout_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="key-bits must be > 138 for 1 pairs of 69 bits, got 138"):
-        PairLayout(138, 20_000)
-    with pytest.raises(ValueError, match="n_rows must be >= 1, got 0"):
-        PairLayout(2048, 0)
+def pair(gradient, hessian, dtype=np.float32):
+    return np.array([[[gradient, hessian]]], dtype)
 
 
 @pytest.mark.parametrize(
@@ -130,24 +123,12 @@ def test_a_sum_that_the_rows_cannot_have_is_refused(fields):
         layout.unpack([plaintext], 1)
 
 
-def test_leftovers_and_wrong_numbers_of_plaintexts_are_refused():
-    layout = PairLayout(512, 3, precision=10)
-    with pytest.raises(ValueError, match="must be 0 past their last slot"):
-        layout.unpack([1 << layout.slot_bits], 1)
-    with pytest.raises(ValueError, match="plaintexts must be 1 in number, got 2"):
-        layout.unpack([0, 0], 1)
-    assert layout.unpack([], 0) == []
-
-
 @given(st.lists(st.integers(0, 2**64 - 1)), st.integers(8, 20))
 def test_integers_come_back_from_bytes(values, width):
     rows = to_bytes_array([mpz(value) for value in values], width)
     assert rows.shape == (len(values), width)
     assert from_bytes_array(rows) == values
-
-
-def test_bytes_are_big_endian_and_never_cut_off():
-    assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]
+    assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]  # big endian, never cut off
     with pytest.raises(OverflowError, match="too big to convert"):
         to_bytes_array([mpz(256)], 1)
 

@@ -1,5 +1,7 @@
 """Arithmetic of many big integers at once, beside gmpy2's, whichever way the processor has."""
 
+import math
+
 import numpy as np
 import pytest
 from gmpy2 import mpz, powmod
@@ -136,42 +138,38 @@ def test_products_by_place_are_those_of_a_loop(kind, n):
     found, products = products_by_place(own, own.take(values), places, rows)
     assert dict(zip(found.tolist(), own.numbers(products), strict=True)) == wanted
     assert found.tolist() == sorted(wanted)
-    assert rings.product(own, own.take(values[:n])) == powmod_product(values[:n], own.modulus)
-
-
-def powmod_product(values, modulus):
-    product = mpz(1)
-    for value in values:
-        product = product * value % modulus
-    return product
+    assert rings.product(own, own.take(values[:n])) == math.prod(values[:n]) % own.modulus
 
 
 @needs_lanes
 def test_what_is_of_another_size_is_refused():
     own, other = LaneRing(MODULI[5]), LaneRing(MODULI[6])
-    residues = own.ones(3)
-    for modulus in (mpz(1), mpz(4), mpz(2) ** 53_300 + 1):
-        with pytest.raises(ValueError, match="modulus must be odd, >= 3"):
-            LaneRing(modulus)
-    with pytest.raises(ValueError, match=r"residues must be uint64 of shape \(n, 5\), got"):
-        own.multiply(residues, other.ones(3))
-    with pytest.raises(ValueError, match=r"residues must be .* got int64"):
-        own.power(residues.astype(np.int64), 3)
-    with pytest.raises(ValueError, match="factors must be as many on both sides"):
-        own.multiply(residues, own.ones(2))
-    for row in (-1, 3):
-        with pytest.raises(ValueError, match="rows must be 0 to 2, got others"):
-            own.multiply(residues, residues, np.array([0, row, 0]))
-    with pytest.raises(ValueError, match="tables must fit"):
-        own.table_products(np.tile(residues, (1, 2, 1)), np.zeros((4, 1), np.uint8))
-    with pytest.raises(ValueError, match="width must be >= 32 bytes, got 31"):
-        own.write(residues, 31)
+    residues, none = own.ones(3), np.zeros((4, 1), np.uint8)
     wide = np.zeros((1, 40), np.uint8)
     wide[0, 0] = 1
-    with pytest.raises(ValueError, match=r"integers must be below 2\^260, got a larger"):
-        own.read(wide)
-    with pytest.raises(ValueError, match="integers must be of at most"):
-        own.read(np.zeros((1, 400), np.uint8))
+
+    def chosen(row):
+        return own.multiply(residues, residues, np.array([0, row, 0]))
+
+    for rule, call in (
+        ("modulus must be odd, >= 3", lambda: LaneRing(mpz(1))),
+        ("modulus must be odd, >= 3", lambda: LaneRing(mpz(4))),
+        ("modulus must be odd, >= 3", lambda: LaneRing(mpz(2) ** 53_300 + 1)),
+        (
+            r"residues must be uint64 of .* \(n, 5\), got",
+            lambda: own.multiply(residues, other.ones(3)),
+        ),
+        ("residues must be .* got int64", lambda: own.power(residues.astype(np.int64), 3)),
+        ("factors must be as many on both sides", lambda: own.multiply(residues, own.ones(2))),
+        ("rows must be 0 to 2, got others", lambda: chosen(-1)),
+        ("rows must be 0 to 2, got others", lambda: chosen(3)),
+        ("tables must fit", lambda: own.table_products(np.tile(residues, (1, 2, 1)), none)),
+        ("width must be >= 32 bytes, got 31", lambda: own.write(residues, 31)),
+        (r"integers must be below 2\^260, got a larger", lambda: own.read(wide)),
+        ("integers must be of at most", lambda: own.read(np.zeros((1, 400), np.uint8))),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            call()
 
 
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 8, 9, 63, 64, 1000, 40_000])

@@ -56,6 +56,10 @@ def refused(secret, address, parcel):
     return True
 
 
+def secrets_of(pairs):
+    return {agree(one, public(peer), OPENING) for one, peer in pairs}
+
+
 # Secrets
 
 
@@ -66,12 +70,14 @@ def test_both_sides_have_the_secret_and_nobody_else(swap):
     secret = agree(first, public(second), OPENING)
     assert len(secret) == 32
     assert agree(second, public(first), OPENING) == secret
-    found = {agree(OTHER, public(one), OPENING) for one in (first, second)}
-    assert len({secret, *found}) == 3
+    assert len({secret} | secrets_of([(OTHER, first), (OTHER, second)])) == 3
 
 
-def test_parties_that_were_told_different_things_have_different_secrets():
-    assert agree(SHOP, public(BANK), OPENING) != agree(SHOP, public(BANK), OPENING + b".")
+def test_a_secret_is_of_all_keys_of_one_side_and_of_what_both_were_told():
+    assert agree(BANK, public(SHOP), OPENING) == agree(SHOP, public(BANK), OPENING) == SECRET
+    assert agree(SHOP, public(BANK), OPENING + b".") != SECRET
+    for name in ("static", "run"):
+        assert agree(replace(BANK, **{name: getattr(OTHER, name)}), public(SHOP), OPENING) != SECRET
 
 
 @pytest.mark.parametrize(
@@ -83,28 +89,39 @@ def test_one_key_of_each_side_is_not_enough(stolen):
         replace(OTHER, **{name: getattr(keys, name)})
         for keys, name in zip((BANK, SHOP), stolen, strict=True)
     )
-    found = {
-        agree(one, other, OPENING)
-        for one, peer in ((bank, SHOP), (shop, BANK), (bank, shop), (shop, bank))
-        for other in (public(peer),)
-    }
-    assert SECRET not in found
+    guesses = secrets_of([(bank, SHOP), (shop, BANK), (bank, shop), (shop, bank)])
+    assert not any(guess == SECRET for guess in guesses)
 
 
 def test_the_long_lived_keys_of_both_open_nothing_once_those_of_the_run_are_gone():
     bank, shop = Keys(BANK.static, new_private_key()), Keys(SHOP.static, new_private_key())
-    for one, peer in ((bank, public(SHOP)), (shop, public(BANK)), (bank, public(shop))):
-        assert refused(agree(one, peer, OPENING), ADDRESS, sealed())
+    for guess in secrets_of([(bank, SHOP), (shop, BANK), (bank, shop)]):
+        assert refused(guess, ADDRESS, sealed())
 
 
-def test_the_keys_of_one_side_are_all_that_it_takes():
-    assert agree(replace(BANK, static=OTHER.static), public(SHOP), OPENING) != SECRET
-    assert agree(replace(BANK, run=OTHER.run), public(SHOP), OPENING) != SECRET
-    assert agree(BANK, public(SHOP), OPENING) == SECRET
-
-
-def test_a_private_key_is_in_no_repr():
+def test_keys_are_32_bytes_that_differ_and_private_ones_are_in_no_repr():
     assert repr(BANK) == "Keys()"
+    assert len(BANK.static) == len(public(BANK).static) == 32
+    assert len({key for one in (BANK, SHOP, OTHER) for key in (one.static, one.run)}) == 6
+    # SHA-256 of 32 zero bytes, in groups of four.
+    assert fingerprint_of(bytes(32)) == "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20"
+
+
+@pytest.mark.parametrize("name", ["static", "run"])
+def test_keys_of_low_order_or_another_length_are_refused(name):
+    for peer in LOW_ORDER:
+        with pytest.raises(ValueError, match=r"^public must be of full order, got one of low ord"):
+            agree(BANK, replace(public(SHOP), **{name: peer}), OPENING)
+    for size in (0, 31, 33):
+        short = {name: bytes(size)}
+        for kind, call in (
+            ("private", lambda key: public_key(key[name])),
+            ("private", lambda key: agree(replace(BANK, **key), public(SHOP), OPENING)),
+            ("public", lambda key: agree(BANK, replace(public(SHOP), **key), OPENING)),
+            ("public", lambda key: fingerprint_of(key[name])),
+        ):
+            with pytest.raises(ValueError, match=f"^{kind} must be 32 bytes, got {size}$"):
+                call(short)
 
 
 # Parcels
@@ -117,21 +134,18 @@ def test_a_parcel_opens_for_its_receiver(content):
     assert unseal(SECRET, ADDRESS, parcel) == content
 
 
-def test_every_flipped_bit_is_refused():
+def test_a_parcel_that_was_changed_or_is_of_a_third_party_is_refused():
     parcel = sealed()
     for bit in range(8 * len(parcel)):
         flipped = bytearray(parcel)
         flipped[bit // 8] ^= 1 << bit % 8
         assert refused(SECRET, ADDRESS, bytes(flipped))
-
-
-@pytest.mark.parametrize("size", [0, 11, 12, 27, 34])
-def test_a_parcel_cut_short_is_refused(size):
-    assert refused(SECRET, ADDRESS, sealed()[:size])
-
-
-def test_a_parcel_with_more_behind_it_is_refused():
-    assert refused(SECRET, ADDRESS, sealed() + b"\0")
+    for size in (0, 11, 12, 27, 34):
+        assert refused(SECRET, ADDRESS, parcel[:size])
+    assert refused(SECRET, ADDRESS, parcel + b"\0")
+    assert refused(agree(OTHER, public(BANK), OPENING), ADDRESS, parcel)
+    forged = seal(agree(OTHER, public(SHOP), OPENING), ADDRESS, b"margins")
+    assert refused(SECRET, ADDRESS, forged)
 
 
 @pytest.mark.parametrize(
@@ -153,70 +167,22 @@ def test_another_address_is_refused(change):
     assert refused(SECRET, replace(ADDRESS, **change), sealed())
 
 
-def test_a_parcel_does_not_open_for_a_third_party():
-    assert refused(agree(OTHER, public(BANK), OPENING), ADDRESS, sealed())
-
-
-def test_a_parcel_of_a_third_party_is_refused():
-    forged = seal(agree(OTHER, public(SHOP), OPENING), ADDRESS, b"margins")
-    assert refused(SECRET, ADDRESS, forged)
-
-
-def test_two_seals_of_the_same_content_differ():
-    first, second = sealed(), sealed()
-    assert first[:12] != second[:12]
-    assert first[12:] != second[12:]
+def test_an_address_out_of_range_is_refused():
+    for name, largest in (("step", LARGEST_STEP), ("attempt", LARGEST_ATTEMPT)):
+        for number in (-1, largest + 1):
+            with pytest.raises(ValueError, match=f"^{name} must be 0 to {largest}, got {number}$"):
+                replace(ADDRESS, **{name: number})
 
 
 def test_a_nonce_comes_again_only_with_the_same_content(monkeypatch):
     """A machine that was put back to an earlier state draws the same randomness again."""
+    first, second = sealed(), sealed()
+    assert first[:12] != second[:12]
+    assert first[12:] != second[12:]
     monkeypatch.setattr("secrets.token_bytes", bytes)
     first, again, other = sealed(), sealed(), sealed(b"margin2")
     assert first == again
     assert first[:12] != other[:12]
-
-
-@pytest.mark.parametrize("name", ["static", "run"])
-@pytest.mark.parametrize("peer", LOW_ORDER, ids=bytes.hex)
-def test_a_key_of_low_order_is_refused(peer, name):
-    with pytest.raises(ValueError, match=r"^public must be of full order, got one of low order$"):
-        agree(BANK, replace(public(SHOP), **{name: peer}), OPENING)
-
-
-@pytest.mark.parametrize("name", ["static", "run"])
-@pytest.mark.parametrize("size", [0, 31, 33])
-def test_keys_of_another_length_are_refused(size, name):
-    short = bytes(size)
-    with pytest.raises(ValueError, match=f"^private must be 32 bytes, got {size}$"):
-        public_key(short)
-    with pytest.raises(ValueError, match=f"^private must be 32 bytes, got {size}$"):
-        agree(replace(BANK, **{name: short}), public(SHOP), OPENING)
-    with pytest.raises(ValueError, match=f"^public must be 32 bytes, got {size}$"):
-        agree(BANK, replace(public(SHOP), **{name: short}), OPENING)
-    with pytest.raises(ValueError, match=f"^public must be 32 bytes, got {size}$"):
-        fingerprint_of(short)
-
-
-@pytest.mark.parametrize("step", [-1, LARGEST_STEP + 1])
-def test_a_step_out_of_range_is_refused(step):
-    with pytest.raises(ValueError, match=f"^step must be 0 to 4294967295, got {step}$"):
-        replace(ADDRESS, step=step)
-
-
-@pytest.mark.parametrize("attempt", [-1, LARGEST_ATTEMPT + 1])
-def test_an_attempt_out_of_range_is_refused(attempt):
-    with pytest.raises(ValueError, match=f"^attempt must be 0 to 65535, got {attempt}$"):
-        replace(ADDRESS, attempt=attempt)
-
-
-def test_keys_are_32_bytes_and_differ():
-    assert len(BANK.static) == len(public(BANK).static) == 32
-    assert len({key for one in (BANK, SHOP, OTHER) for key in (one.static, one.run)}) == 6
-
-
-def test_a_fingerprint_is_the_hash_of_the_key_in_groups_of_four():
-    # SHA-256 of 32 zero bytes.
-    assert fingerprint_of(bytes(32)) == "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20"
 
 
 def test_a_parcel_is_what_its_docstring_says():

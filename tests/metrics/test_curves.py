@@ -1,5 +1,7 @@
 """Curves from sums: those of scikit-learn from the rows, as far as bins allow."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from sklearn import metrics as sk
@@ -71,17 +73,18 @@ def test_confusion_is_that_of_the_rows_at_one_half_and_at_a_threshold():
         assert np.array(drawn[name]) == pytest.approx(exact, rel=1e-6)
 
 
-@pytest.mark.parametrize("label", [0.0, 1.0])
-def test_one_class_alone_has_no_curve(label):
-    margins, labels, weights = rows()
-    drawn = curves_of(margins, np.full_like(labels, label), weights)
-    assert drawn == {"roc": {"fpr": [], "tpr": []}}
-
-
-def test_thinned_curves_keep_their_ends_and_their_area():
+def test_thinned_curves_rise_from_corner_to_corner_and_keep_their_area():
     found = metrics.statistics(BINARY, *rows(5000), 2**14, center=CENTER)
-    whole, few = (metrics.curves(BINARY, found, n_points=n)["roc"] for n in (10**6, 100))
-    assert len(few["fpr"]) <= 100 < len(whole["fpr"])
-    assert [few["fpr"][0], few["tpr"][0], few["fpr"][-1], few["tpr"][-1]] == [0, 0, 1, 1]
+    whole = metrics.curves(BINARY, found, n_points=10**6)["roc"]
+    for n_points in (2, 30, 100):
+        few = metrics.curves(BINARY, found, n_points=n_points)["roc"]
+        points = list(zip(few["fpr"], few["tpr"], strict=True))
+        assert 2 <= len(points) <= n_points < len(whole["fpr"])
+        assert (points[0], points[-1]) == ((0, 0), (1, 1))
+        assert all(a <= c and b <= d for (a, b), (c, d) in pairwise(points))
     areas = [np.trapezoid(each["tpr"], each["fpr"]) for each in (whole, few)]
     assert areas[1] == pytest.approx(areas[0], abs=2e-3)
+    sums = metrics.statistics(BINARY, *rows(300), 20)  # of few points it is kept whole
+    roc = metrics.curves(BINARY, sums)["roc"]
+    area = metrics.scores(BINARY, sums)["auc"]
+    assert np.trapezoid(roc["tpr"], roc["fpr"]) == pytest.approx(area, abs=1e-12)

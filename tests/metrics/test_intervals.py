@@ -1,5 +1,7 @@
 """Sampling intervals cover as often as they say: of scores, and of differences of two models."""
 
+import math
+from importlib import import_module
 from statistics import NormalDist
 
 import numpy as np
@@ -9,6 +11,7 @@ from sklearn import metrics as sk
 from fedapp import metrics
 from fedapp.metrics.intervals import _delong, paired, row_intervals, wilson
 from fedapp.metrics.scores import exact_histogram, roc
+from tests.metrics.test_metrics import rows
 
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
 N_SAMPLES, N_ROWS = 1000, 400
@@ -39,7 +42,6 @@ def ones(labels):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("binary:logistic")
 @pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
 def test_intervals_of_differences_cover_as_often_as_they_say(objective):
     rng = np.random.default_rng(11)
@@ -105,9 +107,9 @@ def test_a_difference_of_areas_has_delongs_variance():
 
     of_models = [placements(each[:, 0]) for each in (first, second)]
     variance = 0.0
-    for rows in zip(*of_models, strict=True):
-        covariance = np.cov(np.stack(rows))
-        variance += (covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]) / rows[0].size
+    for placed in zip(*of_models, strict=True):
+        covariance = np.cov(np.stack(placed))
+        variance += (covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]) / placed[0].size
     value, low, high = paired(BINARY, first, second, labels, ones(labels))["auc"]
     assert value == pytest.approx(aucs[0] - aucs[1], abs=1e-9)
     assert high - low == pytest.approx(2 * 1.959964 * np.sqrt(variance), rel=1e-5)
@@ -127,13 +129,8 @@ def test_differences_are_those_of_the_scores_and_change_sign(objective):
         assert value == pytest.approx(scores[0][name] - scores[1][name], abs=1e-6)
         assert low < value < high
         np.testing.assert_allclose(turned[name], (-value, -high, -low), atol=1e-12)
-
-
-def test_a_model_does_not_differ_from_itself():
-    first, _, labels = two_models(BINARY, 100, np.random.default_rng(5))
-    spans = paired(BINARY, first, first, labels, ones(labels))
-    assert set(spans) == {"auc", "logloss", "accuracy"}
-    assert set(spans.values()) == {(0.0, 0.0, 0.0)}
+    none = paired(objective, first, first, labels, ones(labels))
+    assert set(none.values()) == {(0.0, 0.0, 0.0)}
 
 
 @pytest.mark.parametrize("find", [paired, row_intervals])
@@ -146,3 +143,62 @@ def test_weighted_rows_and_single_ones_have_no_intervals(find):
     assert find(BINARY, *models, labels, weights) == {}
     none = [each[:0] for each in (*models, labels, weights)]
     assert find(BINARY, *none) == {}
+
+
+# Intervals from sums
+
+# Of 60 intervals of 95 % that cover independently, fewer than 50 with a probability of 0.0003.
+N_DRAWN, FEWEST = 60, 50
+
+
+@pytest.mark.parametrize("objective", [BINARY, MULTI, REGRESSION])
+def test_intervals_cover_the_scores_of_all_rows_as_often_as_they_say(objective, monkeypatch):
+    # As many as the product draws: the ends of few draws are too close.
+    monkeypatch.setattr(import_module("fedapp.metrics.intervals"), "N_DRAWS", 500)
+    rng = np.random.default_rng(5)
+    truth = metrics.scores(objective, sample(objective, 300_000, rng))
+    covered = dict.fromkeys(set(truth) - {"auc_ovr", "ks", "r2"}, 0)
+    for _ in range(N_DRAWN):
+        drawn = sample(objective, 200, rng)
+        spans = metrics.intervals(objective, drawn, residual_range=8.0)
+        assert spans.keys() == covered.keys()
+        for name, (low, high) in spans.items():
+            covered[name] += low <= truth[name] <= high
+    assert {name: n for name, n in covered.items() if n < FEWEST} == {}
+
+
+def sample(objective, n_rows, rng):
+    """Statistics of rows that are drawn from one distribution."""
+    margins, _, labels = two_models(objective, n_rows, rng)
+    return metrics.statistics(objective, margins, labels, ones(labels), 2**12, 8.0)
+
+
+def test_the_interval_of_an_auc_is_delongs_on_the_logit_scale():
+    margins = np.array([[-1.0], [0.5], [0.2], [1.0], [2.0]], np.float32)
+    labels, weights = np.array([0, 0, 1, 1, 1], np.float32), np.ones(5, np.float32)
+    drawn = metrics.statistics(BINARY, margins, labels, weights, 2**12)
+    # Placements of positives: 1/2, 1, 1; of negatives: 1, 2/3.
+    area = 5 / 6
+    error = math.sqrt(np.var([0.5, 1, 1], ddof=1) / 3 + np.var([1, 2 / 3], ddof=1) / 2)
+    logit, reach = math.log(area / (1 - area)), 1.959964 * error / (area * (1 - area))
+    expected = [1 / (1 + math.exp(-each)) for each in (logit - reach, logit + reach)]
+    assert metrics.intervals(BINARY, drawn)["auc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_intervals_are_of_whole_numbers_of_rows_and_the_same_each_time():
+    margins, labels, _ = rows(BINARY, 100, 3)
+    drawn = metrics.statistics(BINARY, margins, labels, np.ones(100, np.float32), 64)
+    assert metrics.intervals(BINARY, drawn) == metrics.intervals(BINARY, drawn) != {}
+    noised = metrics.Statistics(drawn.sums, drawn.histogram + 0.25)
+    assert metrics.intervals(BINARY, noised) == {}
+    emptied = metrics.Statistics(drawn.sums, np.zeros_like(drawn.histogram))
+    assert metrics.intervals(BINARY, emptied) == {}
+
+
+def test_a_score_that_no_draw_changes_has_no_interval():
+    margins, labels = np.array([[-1.0], [1.0]] * 20, np.float32), np.tile([0, 1], 20)
+    arrays = margins, labels.astype(np.float32), np.ones(40, np.float32)
+    spans = metrics.intervals(BINARY, metrics.statistics(BINARY, *arrays, 64))
+    assert not {"auc", "f1", "pr_auc"} & set(spans)
+    low, high = spans["accuracy"]  # which counts alone determine
+    assert 0.9 < low < high == 1

@@ -8,12 +8,9 @@ import pytest
 from rich.console import Console
 from sklearn import metrics as sk
 
-from fedapp import metrics
 from fedapp.data.datasets import read_source
-from fedapp.data.partition import split_rows
 from fedapp.report.summary import print_summary
 from fedapp.run_files import threshold_of
-from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.table import Holdout, share_rows
@@ -62,48 +59,6 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
     assert abs(test["pr_auc"] - exact) <= summary["binning_errors"]["pr_auc"] + 1e-6
     recall = sk.recall_score(labels[everyone], p[everyone] >= value)
     assert test["recall_at_threshold"] == pytest.approx(recall)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
-def test_vertical_methods_score_two_classes_as_their_baselines_do(vertical, strategy):
-    own = {"federated_forest__trees": 3, "data": "breast-cancer", "align": "ordered"}
-    run = vertical(strategy=strategy, **own)
-    summary, baselines = summary_of(run_local(run)), run_baselines(run)
-    assert list(summary["metrics"]["test"]) == list(baselines["pooled"])
-    assert set(metrics.AT_THRESHOLD) < set(summary["metrics"]["test"])
-    assert summary["threshold"]["rows"] == "valid"
-    if strategy == "secureboost":
-        expected = pytest.approx(baselines["pooled"], rel=1e-6)
-        assert summary["metrics"]["test"] == expected
-
-
-@pytest.mark.slow
-def test_without_validation_rows_the_training_rows_choose_the_threshold(vertical, settings):
-    given = {"data": "breast-cancer", "parties": 2, "align": "ordered", "valid_fraction": 0.0}
-    for make, strategy in ((vertical, "secureboost"), (settings, "pax")):
-        summary = summary_of(run_local(make(strategy=strategy, **given)))
-        assert summary["threshold"]["rows"] == "train"
-        assert summary["metrics"]["test"]["threshold"] == summary["threshold"]["value"]
-        assert not summary["metrics"]["valid"]
-
-
-def test_scores_of_classes_lie_within_the_stated_error(settings, tmp_path):
-    run = settings(strategy="pax", **WINE, num_boost_round=3)
-    summary = summary_of(run_local(run))
-    predict_table(Path(run.run_dir), run.data, "", tmp_path / "all.csv")
-    table = read_source(run.data)
-    with (tmp_path / "all.csv").open() as file:
-        p = np.array([list(map(float, row[1:])) for row in list(csv.reader(file))[1:]])
-    assert table.labels is not None
-    rows = split_rows(table.n_rows, run.test_fraction, run.valid_fraction, run.seed).test
-    truth, found = table.labels[rows].astype(float), summary["metrics"]["test"]
-    area = sk.roc_auc_score(truth, p[rows] / p[rows].sum(axis=1, keepdims=True), multi_class="ovr")
-    assert abs(found["auc_ovr"] - area) <= summary["binning_errors"]["auc_ovr"] + 1e-9
-    guesses = p[rows].argmax(axis=1)
-    assert found["macro_f1"] == pytest.approx(sk.f1_score(truth, guesses, average="macro"))
-    assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(truth, guesses))
-    assert summary["threshold"] == {}
 
 
 def test_the_printed_scores_say_their_threshold_and_weights(settings, write_table):

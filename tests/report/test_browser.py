@@ -106,8 +106,6 @@ def look(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.by_default("500-classes")
-@pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["run", "classes", "texts"])
 @pytest.mark.parametrize("width", [1400, 500])
 def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width):
@@ -117,22 +115,3 @@ def test_a_page_fits_reads_and_loads_nothing(pages, look, name, width):
     assert found["window"] == width
     assert found["width"] <= width
     assert found["console"] == []
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("*-width")
-@pytest.mark.parametrize(
-    ("planted", "place"),
-    [
-        ('<p style="color: #bbb">faint</p>', "faint"),
-        ('<p style="width: 1500px">wide</p>', "width"),
-        ('<img src="nothing.png">', "console"),
-        ("<script>nothing.at.all()</script>", "console"),
-    ],
-)
-def test_a_planted_fault_is_found(pages, look, tmp_path, planted, place):
-    page = tmp_path / "planted.html"
-    text = pages["texts"].read_text(encoding="utf-8")
-    page.write_text(text.replace("</h1>", f"</h1>{planted}"), encoding="utf-8")
-    found = look(page, 1400)
-    assert found[place] > 1400 if place == "width" else found[place]

@@ -11,6 +11,9 @@ from fedapp.run_files import read_run
 @pytest.mark.usefixtures("undrawn")
 def test_the_card_tells_scores_by_party_and_what_was_revealed(settings, trained_once):
     folder = trained_once(settings(parties=2, num_boost_round=1))
+    run = read_run(folder.path)
+    run.summary["parties"][0]["name"] = "<b>|[x](y)`"
+    assert "| &lt;b>\\|\\[x\\](y)\\` | 205 |" in model_card(run)  # no markup
     write_report(folder.path)
     card = (folder.path / CARD).read_text()
     assert card.startswith("# pax on breast-cancer\n")
@@ -28,28 +31,17 @@ def test_the_card_tells_scores_by_party_and_what_was_revealed(settings, trained_
     assert "| xgboost | 3." in card
 
 
-def test_a_card_of_parties_with_different_columns_tells_of_their_messages(vertical, trained_once):
-    card = model_card(read_run(trained_once(vertical(num_boost_round=1)).path))
-    assert "### secureboost\n" in card
-    assert "### vertical\n" in card
-    assert "### inference" not in card
-
-
 @pytest.mark.parametrize(("engine", "is_shown"), [("local", False), ("deployment", True)])
 def test_a_card_hides_nothing_that_a_site_decides(vertical, trained_once, engine, is_shown):
     """The run config has no say in what node configs have, such as ``label-epsilon``."""
     run = read_run(trained_once(vertical(num_boost_round=1)).path)
     run.summary["engine"] = engine
     card = model_card(run)
+    assert all(f"### {name}\n" in card for name in ("secureboost", "vertical"))
+    assert "### inference" not in card
     assert ("- With ``label-epsilon`` at the active party" in card) == is_shown
     assert "- With ``multi-strategy=multi_output_tree``" not in card
     threats = documents(run, Blanks({}))["threat-model.md"]
     assert (
         "label-epsilon" in threats.partition("Off in this run:")[2].partition("\n")[0]
     ) != is_shown
-
-
-def test_names_are_no_markup(settings, trained_once):
-    run = read_run(trained_once(settings(parties=2, num_boost_round=1)).path)
-    run.summary["parties"][0]["name"] = "<b>|[x](y)`"
-    assert "| &lt;b>\\|\\[x\\](y)\\` | 205 |" in model_card(run)

@@ -7,9 +7,8 @@ import pytest
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
-from fedapp.report.description import column_tables, description_page
+from fedapp.report.description import column_tables
 from fedapp.report.plots import cell_shares
-from fedapp.run_files import read_run
 from tests.deploy_folders import invoke
 from tests.tables import write_rows
 
@@ -28,42 +27,35 @@ def rows(n_rows=60):
     }
 
 
-def described(tmp_path, *more):
-    write_rows(tmp_path / "rows.csv", rows())
-    words = ("describe", "-c", "data=rows.csv", "--label", "y", "-c", "run-dir=one", *more)
-    shown = invoke(cli, *words)
-    return tmp_path / "one", shown
-
-
 @pytest.mark.slow
-def test_a_command_prints_columns_and_writes_a_page(tmp_path):
-    folder, shown = described(tmp_path, "-c", "parties=2")
-    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    assert {"age", "income", "town", "y"} <= set(lines)
-    assert "report: one/report.html" in shown
-    page = (folder / "report.html").read_text()
-    for title in ("Columns", "The label", "Differences between sites"):
-        assert f"<h2>{title}</h2>" in page
-    assert "<b>north</b>" not in page
-    assert "&lt;b&gt;north&lt;/b&gt;" in page
-    assert page.count("<svg") == 2 + 1 + 3  # the label's, the index, and each column
-    assert not (folder / "model.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("more", "text"),
+    ("more", "shown", "n_figures"),
     [
-        (("-c", "describe-rows.aggregation=secure"), "so it cannot warn of sites that differ in"),
-        (("--vertical", "-c", "align=ordered", *SMALL), "party-1: "),
+        ((), "<h2>Differences between sites</h2>", 2 + 1 + 3),  # label's, the index, each column
+        (
+            ("-c", "describe-rows.aggregation=secure"),
+            "so it cannot warn of sites that differ in",
+            0,
+        ),
+        (("--vertical", "-c", "align=ordered", *SMALL), "party-1: ", 0),
     ],
 )
-def test_a_page_without_counts_of_sites_says_so(tmp_path, more, text):
-    folder, _ = described(tmp_path, "-c", "parties=2", *more)
-    page = description_page(read_run(folder))
-    assert text in page
+def test_a_command_prints_columns_and_writes_a_page(tmp_path, more, shown, n_figures):
+    write_rows(tmp_path / "rows.csv", rows())
+    words = ("describe", "-c", "data=rows.csv", "--label", "y", "-c", "run-dir=one")
+    printed = invoke(cli, *words, "-c", "parties=2", *more)
+    assert "report: one/report.html" in printed
+    page = (tmp_path / "one" / "report.html").read_text()
+    assert shown in page
     assert ("<h2>Differences between sites</h2>" in page) == ("--vertical" not in more)
+    assert not (tmp_path / "one" / "model.json").exists()
+    if not more:
+        lines = {line.split()[0] for line in printed.splitlines() if line.strip()}
+        assert {"age", "income", "town", "y"} <= lines
+        assert {"<h2>Columns</h2>", "<h2>The label</h2>"} <= {*page.splitlines()}
+        assert "<b>north</b>" not in page
+        assert "&lt;b&gt;north&lt;/b&gt;" in page
+        assert page.count("<svg") == n_figures
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -17,32 +17,20 @@ from fedapp.settings import defaults, load_settings
 from fedapp.site.bundle import app_folder
 
 MARK = "TO FILL IN"
-SMALL = {"num-boost-round": 2, "max-depth": 2, "parties": 2}
+PAX = {"strategy": "pax", "num-boost-round": 2, "max-depth": 2, "parties": 2}
+SUMS = {**PAX, "pax.aggregation": "secure"}
+ORDERED = {"parties": 2, "align": "ordered"}
 KEY = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True}
+SECUREBOOST = {**PAX, "strategy": "secureboost", **KEY, **ORDERED}
+FOREST = {"strategy": "federated-forest", "federated-forest.trees": 2, **ORDERED}
 RUNS = {
-    "plain": {"strategy": "pax", **SMALL},
-    "sums": {"strategy": "pax", **SMALL, "pax.aggregation": "secure"},
-    "private": {
-        "strategy": "pax",
-        **SMALL,
-        "pax.aggregation": "secure",
-        "privacy.epsilon": 1.0,
-    },
-    "vertical": {"strategy": "secureboost", **SMALL, **KEY, "align": "ordered"},
-    "vertical, randomised labels": {
-        "strategy": "secureboost",
-        **SMALL,
-        **KEY,
-        "align": "ordered",
-        "label-epsilon": 1.0,
-    },
-    "plain, bagging": {"strategy": "bagging", **SMALL},
-    "vertical, forest": {
-        "strategy": "federated-forest",
-        "federated-forest.trees": 2,
-        "parties": 2,
-        "align": "ordered",
-    },
+    "plain": PAX,
+    "sums": SUMS,
+    "private": {**SUMS, "privacy.epsilon": 1.0},
+    "vertical": SECUREBOOST,
+    "vertical, randomised labels": {**SECUREBOOST, "label-epsilon": 1.0},
+    "plain, bagging": {**PAX, "strategy": "bagging"},
+    "vertical, forest": FOREST,
 }
 
 
@@ -57,8 +45,7 @@ def written(run, *words):
     return ended.output
 
 
-@pytest.mark.slow
-@pytest.mark.by_default("sums", "vertical")
+@pytest.mark.by_default("sums")
 @pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
 def test_documents_state_what_the_run_has(trained, request, tmp_path):
     printed = written(trained)
@@ -145,11 +132,8 @@ def test_answers_fill_the_blanks_and_stay_texts(trained, tmp_path):
     assert "did you mean purpose" in str(ended.exception)
 
 
-def test_controls_are_settings_that_exist():
+def test_controls_are_settings_and_the_threat_models_page_shows_the_documents_tables():
     assert CONTROLS.keys() <= defaults().keys()
-
-
-def test_the_threat_models_page_shows_the_tables_of_the_documents():
     page = app_folder() / "docs" / "explanation" / "threat-model.md"
     if not page.is_file():
         pytest.skip("a wheel has no documentation")

@@ -18,19 +18,20 @@ def texts(svg):
     return ["".join([each.text or "", *(part.tail or "" for part in each)]) for each in words]
 
 
-def rounds_of(**scores):
-    return [{"round": i, "train": {}, "valid": {}} | scores for i in range(1, 4)]
+def test_names_are_texts_that_are_drawn_without_a_warning_even_where_no_font_can():
+    script = "<script>alert(1)</script>" * 3
+    names = {"身份": "身份", "a$^{$b": "a$^{$b", "line\nbreak\x00": "line break", "&amp;": "&amp;"}
+    names |= {"x" * 500: "x" * 31 + "…", script: script[:31] + "…"}
+    svg = plots.importance(dict.fromkeys(names, 1.0), "gain").to_svg()
+    assert {*names.values()} <= {*texts(svg)}
+    assert "<script" not in svg
 
 
-def test_undefined_scores_leave_a_gap_in_the_curve():
-    rounds = rounds_of(train={"auc": None})
-    assert plots.scores_by_round(rounds, "auc").to_svg().startswith("<svg")
-
-
-def test_names_no_font_can_draw_are_drawn_without_a_warning():
-    gains = {"身份": 3.0, "a$^{$b": 2.0, "line\nbreak\x00": 1.0, "x" * 500: 0.0}
-    names = texts(plots.importance(gains, "gain").to_svg())
-    assert {"身份", "a$^{$b", "line break", "x" * 31 + "…"} <= set(names)
+def test_undefined_scores_and_residuals_of_no_rows_are_drawn():
+    rounds = [{"round": number, "train": {"auc": None}, "valid": {}} for number in range(1, 4)]
+    none = {"edges": np.linspace(-1, 1, 1001).tolist(), "counts": [0.0] * 1000}
+    for figure in (plots.scores_by_round(rounds, "auc"), plots.residuals({"federated": none})):
+        assert figure.to_svg().startswith("<svg")
 
 
 def test_a_figure_shares_no_id_with_another():
@@ -39,21 +40,6 @@ def test_a_figure_shares_no_id_with_another():
     assert ids[0]
     assert not ids[0] & ids[1]
     assert set(re.findall(r"url\(#([^)]+)", first)) <= ids[0]
-
-
-@pytest.mark.slow
-def test_names_with_markup_are_texts_in_a_figure():
-    sizes = {"<script>alert(1)</script>" * 3: 1.0, "&amp;": 2.0}
-    svg = plots.column_bars("weights", sizes, "size").to_svg()
-    assert "&amp;" in texts(svg)
-    assert ("<script>alert(1)</script>" * 3)[:31] + "…" in texts(svg)
-    assert "<script" not in svg
-
-
-def test_residuals_without_rows_are_drawn():
-    edges = np.linspace(-1, 1, 1001).tolist()
-    of_model = {"federated": {"edges": edges, "counts": [0.0] * 1000}}
-    assert plots.residuals(of_model).to_svg().startswith("<svg")
 
 
 def test_importance_is_drawn_as_shares_of_the_models_own_gain():
@@ -98,10 +84,8 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_listed():
     assert confusion_table(np.eye(40).tolist(), [str(i) for i in range(40)], "") == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("threshold", "kind", "text"),
-    [
+def test_a_rule_of_a_tree_is_in_the_words_of_its_column():
+    for threshold, kind, text in (
         (1.0, "boolean", "= no"),
         (0.5, "boolean", "= no"),
         (0.0, "boolean", "< 0"),  # separates missing values
@@ -113,10 +97,31 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_listed():
         (2.5, "duration", "< 2.5 days"),
         (0.123456, "number", "< 0.12346"),
         (0.123456, "", "< 0.12346"),
-    ],
-)
-def test_a_rule_of_a_tree_is_in_the_words_of_its_column(threshold, kind, text):
-    assert rule_text(threshold, kind) == text
+    ):
+        assert rule_text(threshold, kind) == text
+
+
+def test_a_first_round_that_compiles_does_not_flatten_the_others():
+    for seconds, is_cut in (([9, 1, 2], True), ([5, 1, 2], False), ([9], False)):
+        rounds = [
+            {"round": number, "exchanges": 4 * number, "seconds": float(second)}
+            for number, second in enumerate(seconds, 1)
+        ]
+        lower = plots.effort_by_round(rounds, plots.ROUND).axes[1]
+        assert (lower.get_ylim()[1] < seconds[0]) == is_cut
+        told = ["round 1: 9 s, with what is done once"][:is_cut]
+        assert [text.get_text() for text in lower.texts] == told
+
+
+def test_ticks_of_shares_differ_and_have_no_needless_zeros():
+    for most in (0.004, 0.05, 0.26, 1.0):
+        histogram = {"edges": [0, 0.5, 1], "negatives": [most, 1 - most], "positives": [most, 0]}
+        figure = plots.score_histogram(histogram, ["no", "yes"])
+        figure.axes[0].set_ylim(0, most)
+        figure.canvas.draw()
+        ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+        assert len({*ticks}) == len(ticks) > 2
+        assert not any(tick.endswith(".0%") for tick in ticks)
 
 
 def test_a_bar_of_an_interval_is_at_its_models_name_and_blue_where_it_excludes_0():
@@ -134,32 +139,6 @@ def test_a_bar_of_an_interval_is_at_its_models_name_and_blue_where_it_excludes_0
     assert [label.get_text() for label in left.get_yticklabels()] == list(models)
     dots = [line for line in right.lines if line.get_marker() == "o"]
     assert [dot.get_color() == plots.BLUE for dot in dots] == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "is_cut"), [([9, 1, 2], True), ([5, 1, 2], False), ([9], False)]
-)
-def test_a_first_round_that_compiles_does_not_flatten_the_others(seconds, is_cut):
-    rounds = [
-        {"round": number, "exchanges": 4 * number, "seconds": float(second)}
-        for number, second in enumerate(seconds, 1)
-    ]
-    lower = plots.effort_by_round(rounds, plots.ROUND).axes[1]
-    assert (lower.get_ylim()[1] < seconds[0]) == is_cut
-    assert [text.get_text() for text in lower.texts] == ["round 1: 9 s, with what is done once"][
-        :is_cut
-    ]
-
-
-@pytest.mark.parametrize("most", [0.004, 0.05, 0.26, 1.0])
-def test_ticks_of_shares_differ_and_have_no_needless_zeros(most):
-    histogram = {"edges": [0, 0.5, 1], "negatives": [most, 1 - most], "positives": [most, 0]}
-    figure = plots.score_histogram(histogram, ["no", "yes"])
-    figure.axes[0].set_ylim(0, most)
-    figure.canvas.draw()
-    ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
-    assert len({*ticks}) == len(ticks) > 2
-    assert not any(tick.endswith(".0%") for tick in ticks)
 
 
 def test_a_run_draws_the_figures_of_its_report(own_folder, monkeypatch):

@@ -32,21 +32,26 @@ def command(*words):
     return ended.stdout
 
 
+def run_of(path, strategy, *words, **settings):
+    given = {"parties": 2, **{name.replace("__", "."): value for name, value in settings.items()}}
+    options = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
+    command(
+        "run", strategy, *(one.replace("_", "-") for one in options), *words, "--output", str(path)
+    )
+    return path
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("trained") / "run"
-    given = [word for name, value in SMALL.items() for word in ("-c", f"{name}={value}")]
-    command("run", "pax", *given, "--baselines", "--output", str(path))
-    return path
+    return run_of(path, "pax", "--baselines", num_boost_round=3, max_depth=3)
 
 
 @pytest.fixture(scope="module")
 def forest(tmp_path_factory):
     path = tmp_path_factory.mktemp("forest") / "run"
-    shape = {"horizontal-forest.trees": 3, "horizontal-forest.max-depth": 4, "parties": 2}
-    given = [word for name, value in shape.items() for word in ("-c", f"{name}={value}")]
-    command("run", "horizontal-forest", *given, "--output", str(path))
-    return path
+    few = {"horizontal_forest__trees": 3, "horizontal_forest__max_depth": 4}
+    return run_of(path, "horizontal-forest", **few)
 
 
 @pytest.fixture(scope="module")
@@ -109,24 +114,18 @@ def test_a_resumed_run_has_the_first_start_and_the_last_end(tmp_path, monkeypatc
     assert times_text(folder.summary) == "2026-01-01 10:00 to 2026-01-03 10:00 UTC"
 
 
-@pytest.mark.parametrize(
-    ("started", "ended", "text"),
-    [
+def test_times_are_in_words(trained):
+    day, night = "2026-01-02T23:58:00+00:00", "2026-01-03T00:01:02+00:00"
+    for started, ended, text in (
         ("", "", "not recorded"),
-        ("2026-01-02T23:58:00+00:00", "2026-01-02T23:58:09+00:00", "2026-01-02 23:58 UTC"),
-        ("2026-01-02T23:58:00+00:00", "", "since 2026-01-02 23:58 UTC"),
+        (day, "2026-01-02T23:58:09+00:00", "2026-01-02 23:58 UTC"),
+        (day, "", "since 2026-01-02 23:58 UTC"),
         ("", "2026-01-03T00:58:00+01:00", "until 2026-01-02 23:58 UTC"),
-        (
-            "2026-01-02T23:58:00+00:00",
-            "2026-01-03T00:01:02+00:00",
-            "2026-01-02 23:58 to 2026-01-03 00:01 UTC",
-        ),
-    ],
-)
-def test_times_are_in_words(trained, started, ended, text):
-    summary = RunFolder(trained).summary
-    summary |= {"started": started, "ended": ended}
-    assert times_text(summary) == text
+        (day, night, "2026-01-02 23:58 to 2026-01-03 00:01 UTC"),
+    ):
+        assert (
+            times_text({**RunFolder(trained).summary, "started": started, "ended": ended}) == text
+        )
 
 
 def test_a_run_of_an_early_version_has_no_dates(trained, tmp_path):

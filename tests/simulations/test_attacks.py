@@ -1,81 +1,45 @@
 """Attacks rebuild what they say, from transcripts of honest runs; how they are run and shown."""
 
+import math
+from itertools import product
+
 import numpy as np
 import pytest
+from scipy.stats import beta
 
 from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
-from fedapp.errors import ConfigError
+from fedapp.audit.bins import solved
+from fedapp.crypto.packing import grouped_layouts, readable_rows
+from fedapp.errors import ConfigError, FedappError
+from fedapp.histograms.sketch import Descent, digit_counts
+from fedapp.messages.pax_secure import PrivateCountRequest
 from fedapp.trees.model import LEAF
 from simulations import __main__ as every
-from simulations.attack import (
-    Attack,
-    Outcome,
-    attack_main,
-    attack_results,
+from simulations.attack import Attack, Outcome, attack_main, attack_results
+from simulations.attacks import (
+    canaries,
+    crafted,
+    crafted_sums,
+    eini_paths,
+    false_sums,
+    horizontal,
+    redraws,
+    vertical,
 )
-from simulations.attacks import horizontal, redraws, vertical
-from simulations.attacks.horizontal import advantage, attack_masked_sums, attack_plain_sums
 from simulations.options import command
 from simulations.passing import Scored
 
-SECURE = {"pax__aggregation": "secure"}
-SMALL = {"label": "y", "parties": 2, "num_boost_round": 10, "max_depth": 6}
-
-
-@pytest.mark.slow
-def test_rows_are_rebuilt_from_honest_sums_and_none_that_is_nobodys(settings, write_table):
-    data = str(write_table(n_rows=100))
-    own, pooled = attack_plain_sums(settings(data=data, max_bin=256, **SMALL))
-    assert own["rows"] == pooled["rows"] == 72
-    assert own["rebuilt"] > 36
-    assert own["wrong"] == pooled["wrong"] == 0
-    masked = attack_masked_sums(
-        settings(data=data, max_bin=256, **{**SMALL, **SECURE, "num_boost_round": 3})
-    )
-    assert masked["rows"] == own["rows"]
-    assert masked["wrong"] == 0
-    # A sum of both parties' rows gives away less than the sums of each.
-    assert masked["rebuilt"] < own["rebuilt"]
-    coarse, _ = attack_plain_sums(settings(data=data, max_bin=8, **SMALL))
-    assert coarse["rebuilt"] < own["rebuilt"]
-    assert coarse["wrong"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_no_row_is_rebuilt_where_bins_have_five_rows(settings, write_table, aggregation):
-    data = str(write_table(n_rows=60))
-    few = {**SMALL, "num_boost_round": 3}
-    run = settings(data=data, pax__aggregation=aggregation, least_bin_rows=5, **few)
-    found = attack_masked_sums(run) if aggregation == "secure" else next(attack_plain_sums(run))
-    assert found == {**found, "rows": 43, "rebuilt": 0, "wrong": 0}
-
-
-def test_runs_that_the_attack_is_not_for_are_refused(settings):
-    for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
-        with pytest.raises(ConfigError, match="the attacked run must have two classes"):
-            next(attack_plain_sums(settings(**other)))
-
-
-@pytest.mark.slow
-def test_a_run_of_each_command_says_what_it_found(monkeypatch):
-    words = ["--rounds", "2", "--max-bin", "16", "--least-bin-rows", "5"]
-    lines = list(command(horizontal.pax_rows, words))
-    assert [line["seen"] for line in lines] == [
-        "each party's sums",
-        "sums over all parties",
-        "sums under masks",
-    ]
-    assert all(line["rebuilt"] <= line["rows"] == 409 for line in lines)
-    assert {line["wrong"] for line in lines} == {0}
-    monkeypatch.setattr(horizontal, "SHADOWS", 3)
-    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
-    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
-    (line,) = command(horizontal.membership, ["--data", "breast-cancer", "--seeds", "1"])
-    assert (line["how"], line["seeds"]) == ("plain", 1)
-    assert -0.2 < line["threshold"] < 0.5
-
+SMALL = {"data": "breast-cancer", "columns": "sizes:25,5", "test-fraction": 0.8, "max-bin": 8}
+SMALL |= {"secureboost.key-bits": 384, "num-boost-round": 2, "max-depth": 3, "seed": 1}
+FOREST = {"data": "breast-cancer", "columns": "sizes:15,15", "federated-forest.key-bits": 256}
+FOREST |= {"test-fraction": 0.85, "federated-forest.trees": 4, "seed": 1}
+DEEP_FOREST = {
+    "columns": "sizes:28,2",
+    "federated-forest.max-depth": 2,
+    "federated-forest.trees": 10,
+}
+ALONE = {"secureboost.first-trees": 2}
 
 # How attacks are run and shown
 
@@ -87,29 +51,20 @@ def attack(asked):
         asked.append(overrides)
         return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
 
-    sets = {
-        "first": {"data": "wine", "eta": 0.9},
-        "second": {"data": "digits"},
-    }
+    sets = {"first": {"data": "wine", "eta": 0.9}, "second": {"data": "digits"}}
     return Attack("name", "who", "what", sets, WAYS, run)
 
 
-def test_results_are_means_over_seeds_of_every_set_and_setting(tmp_path):
+def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tmp_path):
     asked = []
     found = list(attack_results(attack(asked), seeds=2, output=tmp_path))
     names = [(one["data"], one["setting"]) for one in found]
     assert names == [(data, way) for data in ("first", "second") for way in WAYS]
     assert {(one["success"], one["chance"], one["score"]) for one in found} == {(1.0, 0.25, 0.75)}
-    assert asked[2:4] == [
-        {"data": "wine", "eta": 0.9, "max-depth": 1, "seed": seed} for seed in (0, 1)
-    ]
-
-
-def test_a_run_that_is_kept_is_not_run_again(tmp_path):
-    asked = []
-    first = list(attack_results(attack(asked), seeds=2, output=tmp_path))
+    given = {"data": "wine", "eta": 0.9, "max-depth": 1}
+    assert asked[2:4] == [{**given, "seed": seed} for seed in (0, 1)]
     n_runs = len(asked)
-    assert list(attack_results(attack(asked), seeds=2, output=tmp_path)) == first
+    assert list(attack_results(attack(asked), seeds=2, output=tmp_path)) == found
     assert len(asked) == n_runs
     list(attack_results(attack(asked), seeds=3, output=tmp_path))
     assert {one["seed"] for one in asked[n_runs:]} == {2}
@@ -129,94 +84,173 @@ def test_a_command_prints_a_table_and_where_runs_are_kept(tmp_path, monkeypatch,
 def test_an_attack_is_called_like_its_command_and_tried_on_two_sets(name):
     found = every.study_of("attacks", name)
     assert found.name == name
-    assert len(found.data) >= 2
-    assert len(found.ways) >= 2
+    assert min(len(found.data), len(found.ways)) >= 2
 
 
-# Labels from nodes
-
-GROUPED = {"data": "breast-cancer", "columns": "sizes:15,15", "federated-forest.key-bits": 256}
-GROUPED |= {"test-fraction": 0.85, "federated-forest.trees": 4}
-
-
-@pytest.mark.slow
-def test_nodes_that_stay_whole_tell_labels_and_those_of_a_shallow_forest_fewer():
-    deep = vertical.attack_label_groups({**GROUPED, "seed": 1})
-    shallow = vertical.attack_label_groups({**GROUPED, "seed": 1, "federated-forest.max-depth": 1})
-    assert deep.success > deep.chance + 0.1 == shallow.chance + 0.1
-    assert shallow.success < deep.success
+def test_runs_that_the_attack_is_not_for_are_refused(settings):
+    for other in ({"objective": "multi:softprob"}, {"colsample_bytree": 0.5}):
+        with pytest.raises(ConfigError, match="the attacked run must have two classes"):
+            next(horizontal.attack_plain_sums(settings(**other)))
 
 
-def test_a_node_counts_where_it_has_rows_enough_and_a_column_differs():
-    lefts = np.array([1, 3, LEAF, LEAF, LEAF])
-    leaves = np.array([2, 2, 2, 3, 3, 4, 4, -1, -1], dtype=np.int32)
-    drawn = np.array([True, True, False, *[True] * 6])
-    column = [1.0, 2.0, 9.0, 1.0, np.nan, np.nan, np.nan, 1.0, 2.0]
-    values = np.array(column, dtype=np.float32)[:, None]
-    found = grouped.pure_nodes(lefts, leaves, drawn, values, fewest=2)
-    assert [members.tolist() for members in found] == [[0, 1], [3, 4]]
-    assert not list(grouped.pure_nodes(lefts, leaves, drawn, values, fewest=3))
+# Small runs of every attack: settings, and what lowers its success, if anything.
+ATTACKS = {
+    "label_groups": (vertical.attack_label_groups, FOREST, {"federated-forest.max-depth": 1}),
+    "forest_nodes": (vertical.attack_forest_nodes, {**FOREST, **DEEP_FOREST}, None),
+    "shared_nodes": (vertical.attack_shared_nodes, {**SMALL, "columns": "sizes:28,2"}, ALONE),
+    "solved_bins": (vertical.attack_solved_bins, SMALL, ALONE),
+    "reverse_sums": (crafted.attack_reverse_sums, SMALL, {"num-boost-round": 1}),
+    "eini_paths": (eini_paths.attack_eini_paths, {**SMALL, "num-boost-round": 4}, None),
+}
 
 
-def test_groups_that_share_a_row_become_one():
-    groups = grouped.joined(grouped.joined(np.arange(5), np.array([3, 4])), np.array([0, 4]))
-    assert groups.tolist() == [0, 1, 2, 0, 0]
-
-
-def test_the_two_largest_groups_are_named_and_others_lie_between():
-    labels = np.array([0, 0, 1, 1, 1, 0], dtype=np.float32)
-    assert grouped.label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
-    assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
-
-
-@pytest.mark.slow
-def test_impure_nodes_of_a_forest_tell_labels_too(monkeypatch):
+@pytest.mark.by_default("solved_bins")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_beats_chance_and_a_remedy_lowers_its_success(name, monkeypatch):
     monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
     monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)
-    few = {**GROUPED, "columns": "sizes:28,2", "seed": 1, "federated-forest.max-depth": 2}
-    few |= {"federated-forest.trees": 10}
-    found = vertical.attack_forest_nodes(few)
+    run, given, remedy = ATTACKS[name]
+    found = run(given)
     assert found.success > found.chance + 0.1
+    assert found.unfinished == 0.0
+    if remedy:
+        less = run({**given, **remedy})
+        assert less.chance == found.chance
+        assert less.success < found.success
+        if remedy is ALONE:
+            assert less.success == (found.chance if name == "solved_bins" else 0.5)
 
 
-# Members
+LINES = {
+    "pax_rows": (
+        horizontal.pax_rows,
+        "--rounds 2 --max-bin 16 --least-bin-rows 5",
+        lambda lines: [(line["rows"], line["wrong"]) for line in lines] == [(409, 0)] * 3,
+    ),
+    "membership": (
+        horizontal.membership,
+        "--data breast-cancer --seeds 1",
+        lambda lines: -0.2 < lines[0]["threshold"] < 0.5 and lines[0]["how"] == "plain",
+    ),
+    "held_out_sides": (
+        crafted_sums.held_out_sides,
+        "--rounds 6",
+        lambda lines: lines[0]["labels"] == lines[0]["right"] == 6,
+    ),
+}
 
 
-def members_and_others(shift, rng):
-    """200 rows, of which half are members, whose margins are larger by a shift."""
-    members = np.arange(200) < 100
-    return scored.ScoredRows(rng.normal(size=200) + shift * members, members)
+@pytest.mark.by_default("held_out_sides")
+@pytest.mark.parametrize("name", LINES)
+def test_a_small_run_of_a_command_says_what_it_found(name, monkeypatch):
+    monkeypatch.setattr(horizontal, "SHADOWS", 3)
+    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
+    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
+    function, words, holds = LINES[name]
+    lines = list(command(function, words.split()))
+    assert holds(lines), lines
 
 
-def test_an_advantage_is_what_other_rows_confirm():
-    rng = np.random.default_rng(0)
-    same = [advantage(members_and_others(0, rng), rng) for _ in range(5)]
-    assert abs(np.mean(same)) < 0.06
-    assert advantage(members_and_others(9, rng), rng) > 0.95
-    tied = scored.ScoredRows(np.zeros(200), np.arange(200) < 100)
-    assert advantage(tied, rng) == 0.0
+# Rows from sums
 
 
-def test_members_are_caught_above_all_but_one_in_a_hundred_others():
-    rng = np.random.default_rng(0)
-    assert np.mean([scored.caught(members_and_others(0, rng)) for _ in range(20)]) < 0.05
-    assert scored.caught(members_and_others(9, rng)) == 1.0
-    assert scored.caught(scored.ScoredRows(np.zeros(200), np.arange(200) < 100)) == 0.0
+@pytest.mark.by_default("5-plain")
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+@pytest.mark.parametrize("least", [0, 5])
+def test_rows_are_rebuilt_from_honest_sums_unless_bins_have_several(
+    settings, write_table, aggregation, least
+):
+    given = {"data": str(write_table(n_rows=60)), "label": "y", "parties": 2, "max_depth": 6}
+    given |= {"num_boost_round": 3, "max_bin": 256, "least_bin_rows": least}
+    run = settings(pax__aggregation=aggregation, **given)
+    attacked = horizontal.attack_masked_sums
+    found = attacked(run) if aggregation == "secure" else next(horizontal.attack_plain_sums(run))
+    assert (found["rows"], found["wrong"]) == (43, 0)
+    assert bool(found["rebuilt"]) == (least == 0)
 
 
-def test_a_margin_is_held_against_models_with_and_without_the_row():
-    flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
-    margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
-    shadows = [scored.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
-    found = scored.above_usual(scored.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows)
-    # The row that has trained all models says nothing.
-    assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
-    assert found.members.tolist() == [True, False]
+@pytest.mark.slow
+def test_all_rows_that_have_a_bit_are_read_in_one_round_and_no_other():
+    config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
+    deep, root = (
+        crafted.attack_once({**config, "max-depth": depth, **more}, "none")
+        for depth, more in ((3, {}), (1, {"test-fraction": 0.5}))
+    )
+    assert deep["rows"] < deep["readable"] == readable_rows(grouped_layouts(384, 114, 1), 3)
+    assert deep["cells"] == deep["all_cells"] == 114 * 5
+    assert root["readable"] == readable_rows(grouped_layouts(384, 285, 1), 1) == 126
+    assert root["cells"] == 126 * 5 < root["all_cells"]
+    plain, rough = crafted.compared({**config, "num-boost-round": 1}, ("none", "hessians 32"), 384)
+    assert plain["differ"] == rough["differ"] == 0 < plain["nodes"]
+    assert plain["readable"] == rough["readable"]
 
 
-def test_a_margin_is_of_the_label():
-    found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
-    np.testing.assert_allclose(horizontal.own_margins(found), [-0.1, 3, 2], rtol=1e-6)
+def test_fewer_bits_of_precision_are_as_many_rows_fewer():
+    config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
+    line = crafted.attack_once(config, "precision 28")
+    assert (line["bits"], line["readable"]) == (2 * (28 + 7 + 1), 4 * 72)
+    assert line["cells"] == 570
+
+
+# Labels from false sums
+
+STUMPS = {**crafted_sums.SECUREBOOST, **crafted_sums.STUMPS, "test-fraction": 0.97}
+STUMPS |= {"num-boost-round": 5, "eta": 0.1}
+DEEP = {**crafted_sums.SECUREBOOST, **crafted_sums.DEEP, "test-fraction": 0.99}
+DEEP |= {"num-boost-round": 4, "max-depth": 5}
+LABELS = np.random.default_rng(0).integers(0, 2, 300)
+
+
+@pytest.mark.by_default("sums of other rows-16")
+@pytest.mark.parametrize(
+    ("lie", "n_labels"), [("sums of no rows", 5), ("sums of other rows", 16)], ids=str
+)
+def test_sums_that_are_not_checked_show_labels_and_checked_ones_end_the_run(
+    real_data, lie, n_labels
+):
+    before, after = (crafted_sums.lied(STUMPS, lie, checks) for checks in ("nothing", "all"))
+    assert before == {"rounds": 5, "labels": n_labels, "right": n_labels, "ended": ""}
+    assert (after["rounds"] <= 2, after["labels"] <= 4) == (True, True)
+    assert "of column" in after["ended"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lie", "config"), [("made-up columns", STUMPS), ("made-up categories", DEEP)]
+)
+def test_columns_that_are_made_up_with_their_rows_show_labels_all_the_same(real_data, lie, config):
+    line = crafted_sums.lied(config, lie, "all")
+    assert not line["ended"]
+    assert line["right"] == line["labels"] > 10
+
+
+def test_labels_are_read_from_exact_figures_fewer_from_rounded_ones_and_none_without():
+    exact, off = (false_sums.described_once(LABELS, 4, 5, how) for how in ("exact", "off"))
+    assert exact["labels"] == exact["right"] == 20
+    assert off["labels"] == 0
+    line = false_sums.described_once(np.tile(LABELS, 6), 4, 8, "rounded")
+    assert 0 < line["right"] == line["labels"] < line["tried"] < line["bound"]
+
+
+def test_false_sums_below_none_are_refused():
+    """A cell that claims more rows of a class than there are leaves the other fewer than none."""
+    few = (np.random.default_rng(1).random(300) > 0.1).astype(np.int64)
+    with pytest.raises(FedappError, match=r"^shop .* must be of at most the rows that each cell"):
+        false_sums.described_once(few, 9, 7, "exact")
+
+
+def test_a_forest_ends_whose_rows_go_elsewhere_than_their_sums():
+    config = {**vertical.FOREST, "data": "breast-cancer", "federated-forest.trees": 3}
+    false, true = (
+        false_sums.forest_once(
+            {**config, "test-fraction": 0.5}, false_sums.FalseColumns(7, *how), is_checked=True
+        )
+        for how in ((5, False), (1, True))
+    )
+    assert false["labels"] == false["right"] > 0
+    assert false["ended"].startswith("party-2 (step 9): ColumnSums.ciphertexts must be of the rows")
+    assert true["labels"] == true["right"] > 0
+    assert not true["ended"]  # of columns that a table could have nothing is false
 
 
 @pytest.mark.slow
@@ -230,3 +264,167 @@ def test_labels_are_certain_after_two_runs_if_the_second_draws_anew(monkeypatch,
     assert by_classes == 0
     assert changed > 20 if forgets else changed == 0
     assert all(line["right"] == line["certain"] for line in lines)
+
+
+# Labels from nodes
+
+
+def test_a_node_counts_where_it_has_rows_enough_and_a_column_differs():
+    lefts = np.array([1, 3, LEAF, LEAF, LEAF])
+    leaves = np.array([2, 2, 2, 3, 3, 4, 4, -1, -1], dtype=np.int32)
+    drawn = np.array([True, True, False, *[True] * 6])
+    column = [1.0, 2.0, 9.0, 1.0, np.nan, np.nan, np.nan, 1.0, 2.0]
+    values = np.array(column, dtype=np.float32)[:, None]
+    found = grouped.pure_nodes(lefts, leaves, drawn, values, fewest=2)
+    assert [members.tolist() for members in found] == [[0, 1], [3, 4]]
+    assert not list(grouped.pure_nodes(lefts, leaves, drawn, values, fewest=3))
+
+
+def test_groups_that_share_a_row_become_one_and_the_two_largest_are_named():
+    groups = grouped.joined(grouped.joined(np.arange(5), np.array([3, 4])), np.array([0, 4]))
+    assert groups.tolist() == [0, 1, 2, 0, 0]
+    labels = np.array([0, 0, 1, 1, 1, 0], dtype=np.float32)
+    assert grouped.label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
+    assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
+
+
+def test_rows_in_the_same_nodes_are_embedded_alike():
+    nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
+    found = grouped.embedded([nodes[:1], nodes[1:]])
+    assert np.allclose(found[::2], found[1::2])
+    assert not np.allclose(found[0], found[2])
+
+
+def test_bins_are_solved_for_where_sums_are_as_many_as_rows():
+    rng = np.random.default_rng(3)
+    # Of the second column the third bin is that of missing values.
+    widths, codes = np.array([3, 2]), rng.integers(0, 3, size=(40, 2))
+    coefficients = rng.normal(size=(40, 40))
+    coefficients[1] = 0.25
+    columns = zip(codes.T, widths.tolist(), strict=True)
+    members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
+    assert np.array_equal(solved(coefficients, coefficients @ members, widths), codes)
+
+
+def test_equations_that_say_the_same_again_do_not_mislead():
+    """Sums are rounded: of equal equations the difference is noise, and is dropped."""
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 4, size=60)
+    coefficients = rng.normal(size=(10, 60))
+    coefficients[1::2] = rng.uniform(0.1, 1, size=(5, 60))
+    coefficients[1] = 0.25
+    sums = coefficients @ (codes[:, None] == np.arange(4))
+    again = np.concatenate([coefficients, coefficients + 1e-12 * rng.normal(size=(10, 60))])
+    noise = 1e-10 * rng.normal(size=(20, 4))
+    once = solved(coefficients, sums, np.array([4]))[:, 0]
+    twice = solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
+    assert float(np.mean(once == codes)) > 0.5
+    assert float(np.mean(once == twice)) > 0.9
+
+
+def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum():
+    rng = np.random.default_rng(5)
+    options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
+    chosen = [2, 0, 3, 1, 0]
+    total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
+    assert eini_paths.the_way(options, total + 1, slack=1) == chosen
+    assert eini_paths.the_way(options, total + 2, slack=1) == []
+    assert eini_paths.the_way(options, total, slack=1, most=11) is None
+    options[4][1] = options[4][0]
+    assert eini_paths.the_way(options, total, slack=1) == []
+
+
+# Members
+
+
+def members_and_others(shift, rng):
+    """200 rows, of which half are members, whose margins are larger by a shift."""
+    members = np.arange(200) < 100
+    return scored.ScoredRows(rng.normal(size=200) + shift * members, members)
+
+
+def test_members_are_told_from_others_by_their_margins_alone():
+    rng = np.random.default_rng(0)
+    tied = scored.ScoredRows(np.zeros(200), np.arange(200) < 100)
+    alike = [members_and_others(0, rng) for _ in range(20)]
+    assert abs(np.mean([horizontal.advantage(one, rng) for one in alike])) < 0.06
+    assert horizontal.advantage(members_and_others(9, rng), rng) > 0.95
+    assert horizontal.advantage(tied, rng) == 0.0
+    # Above all but one in a hundred others:
+    assert np.mean([scored.caught(one) for one in alike]) < 0.05
+    assert scored.caught(members_and_others(9, rng)) == 1.0
+    assert scored.caught(tied) == 0.0
+
+
+def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_row():
+    flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
+    margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
+    shadows = [scored.ScoredRows(*each) for each in zip(margins, flags, strict=True)]
+    found = scored.above_usual(scored.ScoredRows(np.array([6.0, 9.0, 1.0]), flags[0]), shadows)
+    # The row that has trained all models says nothing.
+    assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
+    assert found.members.tolist() == [True, False]
+    own = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
+    np.testing.assert_allclose(horizontal.own_margins(own), [-0.1, 3, 2], rtol=1e-6)
+
+
+# Audits of epsilon
+
+
+def test_without_delta_a_bound_is_that_of_a_share_of_correct_guesses():
+    for n_guesses, n_correct in ((10, 9), (100, 64), (1000, 1000)):
+        share = float(beta.ppf(0.05, n_correct, n_guesses - n_correct + 1))
+        bound = canaries.lower_bound(0.0, 1000, n_guesses, n_correct, 0.05)
+        assert bound == pytest.approx(math.log(share / (1 - share)), abs=1e-9)
+    assert canaries.lower_bound(0.0, 1000, 100, 50, 0.05) == 0.0
+
+
+def test_a_probability_counts_all_outcomes_and_what_delta_allows():
+    epsilon, delta, n_canaries, n_guesses, n_correct = 0.7, 0.001, 12, 8, 6
+    right = math.exp(epsilon) / (1 + math.exp(epsilon))
+    chances = np.zeros(n_guesses + 1)
+    for guesses in product((True, False), repeat=n_guesses):
+        chances[sum(guesses)] += math.prod(right if guess else 1 - right for guess in guesses)
+    tails = [float(chances[least:].sum()) for least in range(n_correct + 1)]
+    steps = range(1, n_correct + 1)
+    most = max((tails[n_correct - step] - tails[n_correct]) / step for step in steps)
+    expected = tails[n_correct] + 2 * n_canaries * delta * most
+    found = canaries.p_value(epsilon, delta, n_canaries, n_guesses, n_correct)
+    assert found == pytest.approx(expected)
+    assert canaries.p_value(epsilon, 0.0, n_canaries, n_guesses, 0) == 1.0
+
+
+def test_the_most_certain_guesses_come_first():
+    coins = np.array([1, 0] * 50)
+    scores = 0.5 + 0.1 * np.where(np.arange(100) < 90, 0.5 - coins, 10 * (coins - 0.5))
+    found = canaries.audited(scores, coins, 0.0)
+    assert (found["guesses"], found["correct"]) == (10, 10)
+    assert found["bound"] == pytest.approx(canaries.lower_bound(0.0, 100, 10, 10, 0.025))
+    certain = canaries.audited(np.where(coins == 1, 0.6, 0.4), coins, 0.0)
+    assert certain["guesses"] == 100
+
+
+def test_an_attacker_finds_the_count_that_a_value_is_in():
+    values = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    descent = Descent(np.ones(3, dtype=bool), n_bins=8, lightest=4)
+    for digit in range(4):
+        prefixes, offsets = descent.wanted()
+        counts = digit_counts(values, np.ones(50, dtype=np.int64), prefixes, offsets, digit)
+        if digit:
+            request = PrivateCountRequest(digit, prefixes, offsets)
+            cells = canaries.in_prefixes(request, values)
+            found = np.bincount(cells[cells >= 0], minlength=counts.size)
+            np.testing.assert_array_equal(found, counts.ravel())
+        descent.take(counts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("audit", ["rows", "classes", "measures"])
+def test_too_little_noise_is_found_and_the_promised_noise_is_not(audit, monkeypatch):
+    monkeypatch.setattr(canaries, "FAULTS", (0.1, 0.0))
+    words = ["--audit", audit, "--epsilon", "1", "--canaries", "400"]
+    whole, little, none = command(canaries.canaries, words)
+    assert whole["bound"] < 1.5  # an audit errs in up to one of twenty runs
+    assert little["bound"] > 1
+    assert none["correct"] == none["guesses"] == 400
+    assert none["bound"] > 4

@@ -1,8 +1,4 @@
-"""Rounds that leave few rows out: what differences of sums over all rows and over most give away.
-
-The coordinator trains nothing: no leaf has a value, so gradients stay as they are, and a round that
-draws all rows but one differs from the round of all by that row.
-"""
+"""Rounds that leave few rows out: a round of all rows, less one of most, would be those rows."""
 
 import math
 from dataclasses import replace
@@ -10,157 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedapp.crypto.masking import unmasked_sum
 from fedapp.errors import ConfigError, FedappError
-from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.home import home
-from fedapp.messages.fields import fields_of
-from fedapp.messages.pax import GrowSumsRequest
 from fedapp.runs.local import run_local
+from fedapp.site.answer import Site
 from fedapp.site.policy import check_sample_size, check_share
-from fedapp.site.settings import SiteConfig, site_config
-from fedapp.site.store import Store
-from tests.crypto.test_masks import NAMES, Coordinator, growing
-from tests.stored import by_subset
-
-N_ROWS = 3 * 80  # of three tables of 100
-EDGES = np.tile(np.append(np.linspace(-2, 2, 15), LARGEST_FLOAT).astype(np.float32), (2, 1))
-
-
-class Rounds:
-    """A run of masked PAX whose coordinator asks sites for the roots of one round after another.
-
-    Parameters
-    ----------
-    share : of the rows, that each round draws.
-    number : of the run.
-    edges : upper ends of the bins, float32, shape (n_columns, n_bins).
-    """
-
-    def __init__(self, configs, share, number=0, edges=EDGES, n_rows=300):
-        self._edges, self._share, self._round = edges, share, 0
-        plan = {"valid_fraction": 0.0, "subsample": share, "rounds": 10**4}
-        self._coordinator = Coordinator(configs, model=f"{number:016x}", **plan)
-        self._coordinator.ask(replace(self._coordinator.opening, n_rows=n_rows), 3)
-
-    def sums(self):
-        """Gradients and hessians of the rows that one more round draws, by column and bin."""
-        n_columns, n_bins = self._edges.shape
-        edges, offsets = self._edges.ravel(), np.arange(n_columns + 1) * n_bins
-        if self._round:
-            edges, offsets = edges[:0], offsets[:0]
-        asked = replace(
-            growing(),
-            round_id=self._round,
-            subsample=self._share,
-            columns=np.arange(n_columns, dtype=np.int32),
-        )
-        told = {"among": (), "edges": edges, "edge_offsets": offsets.astype(np.int64)}
-        masked = self._coordinator.masked(
-            GrowSumsRequest(**fields_of(asked), **told), 4 + self._round
-        )
-        self._round += 1
-        sums = unmasked_sum(masked.values(), len(masked[NAMES[0]])).astype(np.int64)
-        return sums[: n_columns * n_bins * 2].reshape(n_columns, n_bins, 2)
-
-
-def rows_of(edges):
-    """The training rows of all sites: the bin of each value, and the label."""
-    rows = set()
-    for name in NAMES:
-        store = Store.open(home() / "sites" / name / f"{0:016x}")
-        values, labels = (by_subset(store, each)["train"] for each in ("values", "labels"))
-        columns = zip(edges, values.T, strict=True)
-        bins = [np.searchsorted(*column, side="right").tolist() for column in columns]
-        rows |= set(zip(*bins, labels.astype(int).tolist(), strict=True))
-    return rows
-
-
-def single_row(difference, hessian):
-    """The bins and the label of a difference that is one row; None of any other."""
-    filled = difference[..., 1] != 0
-    if not (filled.sum(axis=1) == 1).all() or abs(difference[0, filled[0], 1][0]) != hessian:
-        return None
-    bins, sign = filled.argmax(axis=1).tolist(), np.sign(difference[0, filled[0], 1][0])
-    return *bins, int(sign * difference[0, bins[0], 0] < 0)
-
-
-def read_rows(sums, n_rows):
-    """Rows by which a round differs from all rows; every row's hessian is the same."""
-    hessian = int(sums[0][0, :, 1].sum()) // n_rows
-    found = {single_row(sums[0] - one, hessian) for one in sums[1:]}
-    return {row for row in found if row}
-
-
-@pytest.fixture
-def configs(write_table):
-    """``configs(**node)``: three sites with such node configs."""
-
-    def make(**node):
-        more = {"label": "y", "allow": "pax", "least-parties": 3, "runs-per-day": 100}
-        more |= {key.replace("_", "-"): value for key, value in node.items()}
-        tables = {name: write_table(name, 100, seed) for seed, name in enumerate(NAMES)}
-        return {
-            name: site_config({"name": name, "data": str(data), **more}, {})
-            for name, data in tables.items()
-        }
-
-    return make
-
-
-@pytest.mark.slow
-@pytest.mark.by_default("node0-True")
-@pytest.mark.parametrize(
-    ("node", "reads"),
-    [({}, True), ({"min_rows": 20}, False), ({"min_rows": 3, "least_bin_rows": 5}, False)],
-)
-def test_no_row_is_read_from_rounds_of_all_rows_but_few(configs, node, reads):
-    sites = configs(**node)
-    drawn = Rounds(sites, 1 - 1.2 / N_ROWS, number=1)
-    sums = [Rounds(sites, 1.0).sums(), *(drawn.sums() for _ in range(60))]
-    found = read_rows(sums, N_ROWS)
-    assert found <= rows_of(EDGES)
-    assert (len(found) > 10) == reads
-    assert bool(found) == reads
-
-
-@pytest.mark.slow
-def test_no_row_is_read_from_draws_of_nearly_the_same_share(configs):
-    """Draws of two rounds or shares have nothing in common, so they differ by many rows.
-
-    A site whose draw leaves out fewer than min-rows takes all its rows. About 1 of 400 rounds has
-    three such sites and is the round of all rows, which reveals nothing: so the draws are fixed.
-    """
-    sites = configs(min_rows=20, draws_secret="draws that do not change")
-    shares = (1.0, *(0.7 + np.arange(30) * 1e-6).tolist())
-    sums = [Rounds(sites, share, number).sums() for number, share in enumerate(shares)]
-    hessian = sums[0][0, :, 1].sum() // N_ROWS
-    n_left = [(sums[0] - one)[0, :, 1].sum() // hessian for one in sums[1:]]
-    assert min(n_left) >= 20
-    assert not set.union(*(read_rows(sums[first:], N_ROWS) for first in range(len(sums))))
-
-
-# Every method that draws rows
+from fedapp.site.settings import SiteConfig
+from tests.federated import model_bytes
 
 SMALL_KEY = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
+GOSS = {"goss": True, "top_rate": 0.6, "other_rate": 0.3}
 FEW_LEFT = {
-    "pax": ("pax", {"subsample": 0.9}),
-    "bagging": ("bagging", {"subsample": 0.9}),
-    "cyclic": ("cyclic", {"subsample": 0.9}),
-    "fedxgbllr": (
-        "fedxgbllr",
-        {"subsample": 0.9, "fedxgbllr__trees": 2, "fedxgbllr__rounds": 1},
-    ),
+    **{name: (name, {"subsample": 0.9}) for name in ("pax", "bagging", "cyclic")},
+    "fedxgbllr": ("fedxgbllr", {"subsample": 0.9, "fedxgbllr__trees": 2, "fedxgbllr__rounds": 1}),
     "secureboost": ("secureboost", {"subsample": 0.9, **SMALL_KEY}),
-    "goss": (
-        "secureboost",
-        {
-            "secureboost__goss": True,
-            "secureboost__top_rate": 0.6,
-            "secureboost__other_rate": 0.3,
-            **SMALL_KEY,
-        },
-    ),
+    "goss": ("secureboost", {**{f"secureboost__{name}": GOSS[name] for name in GOSS}, **SMALL_KEY}),
 }
 ALL = {"subsample": 1.0, "secureboost__goss": False}
 
@@ -186,12 +45,10 @@ def trained(settings, sites, write_table):
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("name", FEW_LEFT)
 def test_a_draw_that_leaves_out_few_rows_draws_all(trained, name):
-    if name == "fedxgbllr":
-        pytest.importorskip("torch")
     strategy, few = FEW_LEFT[name]
     everything = {**few, **{key: value for key, value in ALL.items() if key in few}}
     model, whole, drawn = (
-        (folder.path / "model.json").read_bytes()
+        model_bytes(folder)
         for folder in (
             trained(strategy, few, **{"min-rows": 20}),
             trained(strategy, everything, **{"min-rows": 20}),
@@ -208,32 +65,51 @@ def test_a_forest_whose_trees_leave_out_few_rows_is_refused(trained):
         r"federated-forest\.bootstrap must be false where a tree draws or leaves out fewer than 45 "
         r"training rows \(min-rows of (bank|shop)\), got true and \d+"
     )
+    few, node = {"federated_forest__trees": 3}, {"min-rows": 45}
     with pytest.raises(FedappError, match=rule):
-        trained("federated-forest", {"federated_forest__trees": 3}, **{"min-rows": 45})
-    trained(
-        "federated-forest",
-        {"federated_forest__trees": 3, "federated_forest__bootstrap": False},
-        **{"min-rows": 45},
+        trained("federated-forest", few, **node)
+    trained("federated-forest", {**few, "federated_forest__bootstrap": False}, **node)
+
+
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_which_rows_a_round_draws_is_a_secret_of_the_site(trained, strategy):
+    few = {
+        "num_boost_round": 1,
+        "subsample": 0.5,
+        **(SMALL_KEY if strategy == "secureboost" else {}),
+    }
+    secrets = ["a secret of one site", "a secret of one site", "the secret of another", "none"]
+    one, again, other, known = (
+        model_bytes(trained(strategy, few, **{"draws-secret": secret})) for secret in secrets
     )
+    assert one == again
+    assert len({one, other, known}) == 3
+
+
+def test_draws_of_two_shares_have_nothing_in_common_at_a_site_that_is_not_simulated():
+    """Else draws of nearly the same share would differ by single rows."""
+    config = SiteConfig("bank", "rows.csv")
+    site, simulated = (Site(replace(config, simulated=is_one), None) for is_one in (False, True))
+    drawn = [site.random(1, 2, share).random(100) < share for share in (0.7, 0.7 + 1e-6)]
+    assert (drawn[0] != drawn[1]).sum() > 10
+    assert site.entropy(1, 2, share=0.7) == site.entropy(1, 2, share=0.7) != [1, 2]
+    assert simulated.entropy(1, 2, share=0.7) == [1, 2]
 
 
 # How many rows are too few
 
 
-@pytest.mark.parametrize(
-    ("floors", "n_drawn", "expected"),
-    [
-        ((20, 0), 80, 80),
-        ((20, 0), 81, 100),
-        ((20, 0), 100, 100),
-        ((3, 5), 95, 95),
-        ((3, 5), 96, 100),
-        ((0, 0), 99, 99),
-    ],
-)
-def test_a_sample_leaves_out_enough_rows_or_none(floors, n_drawn, expected):
-    config = SiteConfig("bank", "rows.csv", min_rows=floors[0], least_bin_rows=floors[1])
-    assert check_sample_size(config, 100, n_drawn) == expected
+def test_a_sample_leaves_out_enough_rows_or_none():
+    for min_rows, least, n_drawn, expected in (
+        (20, 0, 80, 80),
+        (20, 0, 81, 100),
+        (20, 0, 100, 100),
+        (3, 5, 95, 95),
+        (3, 5, 96, 100),
+        (0, 0, 99, 99),
+    ):
+        config = SiteConfig("bank", "rows.csv", min_rows=min_rows, least_bin_rows=least)
+        assert check_sample_size(config, 100, n_drawn) == expected
 
 
 def test_a_sample_of_fewer_rows_than_the_site_trains_on_is_refused():

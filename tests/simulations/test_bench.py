@@ -1,18 +1,12 @@
 """Benches: small runs of each, what they compare before they time, and the command of all."""
 
 import json
-import os
 import re
 import shlex
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from socketserver import StreamRequestHandler, ThreadingTCPServer
-from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,22 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedapp.data.datasets import read_source
-from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
-from fedapp.records.document import load
-from fedapp.runs.baselines import join_tables
-from fedapp.runs.flower import free_ports
-from fedapp.trees.forest.bagged import BaggedForest
 from simulations import __main__ as every
 from simulations import batch, reference, study
 from simulations.bench import encryption, exchange, faults, multi_output, pax, trees
-from simulations.deployment import Proxy, site_tables
+from simulations.deployment import site_tables
 from simulations.options import command
 from simulations.passing import Scored
 from simulations.study import growth, peak_bytes, pooled_forest
-
-SMALL_KEY = ["--key-bits", "512"]
 
 
 @pytest.fixture
@@ -224,6 +211,7 @@ def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(tmp_p
         (["bench", "--quick", "--only", "x"], "only must be of pax_speed, "),
         (["reference"], "reference must be called with --write FILE or --check FILE"),
         (["bench", "rows", "--methods", "lasso"], "methods must be of secureboost, "),
+        (["bench", "federated_forest", "--align", "x"], "align must be of ordered, psi, got 'x'"),
         (["bench", "rows", "--parties", "3"], "--parties and --columns must be 2 and 20 but for"),
     ],
 )
@@ -240,24 +228,18 @@ def test_every_bench_describes_itself_and_its_options(name, capsys):
     assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
 
 
-def test_help_lists_all_studies(capsys):
+def test_help_shows_all_studies_and_defaults_as_they_are_typed(capsys):
     every.main(["--help"])
     shown = capsys.readouterr().out.split()
-    assert {"reference", *(name for _, name in every.PLACES if name)} <= set(shown)
-
-
-def test_a_default_is_shown_as_it_is_typed_and_one_attack_has_no_only(capsys):
-    for words, shown in (
-        ("bench parties", "--only"),
-        ("bench parties", "by default 'pax, share' 'pax, equal' secureboost"),
-        ("attacks", "--only"),
-        ("attacks solved_bins", "--seeds"),
-    ):
+    assert {"reference", *(name for _, name in every.PLACES if name)} <= {*shown}
+    usual = "by default 'pax, share' 'pax, equal' secureboost"
+    rows = ("bench parties", usual), ("attacks", "--only"), ("attacks solved_bins", "--seeds")
+    for words, option in rows:
         with pytest.raises(SystemExit):
             every.main([*words.split(), "--help"])
         out = " ".join(capsys.readouterr().out.split())
-        assert shown in out
-        assert ("--only" in out) == (words != "attacks solved_bins")
+        assert option in out
+        assert ("--only" in out) == (words != "attacks solved_bins")  # of which there is one
 
 
 def test_a_line_tells_its_bench_commit_and_versions(capsys):
@@ -270,35 +252,26 @@ def test_a_line_tells_its_bench_commit_and_versions(capsys):
     assert told["commit"].removesuffix("-dirty") == (commit or "unknown")
 
 
-def test_a_command_ends_with_the_line_above_its_table(tmp_path, capsys):
-    every.main(["reference", "--only", "cyclic", "--write", str(tmp_path / "reference.json")])
-    last = capsys.readouterr().err.splitlines()[-1]
-    form = r"Date: \d{4}-\d\d-\d\d. Commit: \S+. Machine: \d+ cores, load \S+ to \S+ \(.* s, .*\)."
-    assert re.fullmatch(form, last)
-
-
 # Reference digests
 
 
-@pytest.mark.slow
-def test_a_second_run_is_as_the_first_and_a_changed_digest_is_named(tmp_path, capsys):
-    plan, path = "cyclic", tmp_path / "reference.json"
-    command(reference.reference, ["--only", plan, "--write", str(path)])
+def test_a_command_ends_with_its_line_and_another_digest_is_named(tmp_path, capsys):
+    path = tmp_path / "reference.json"
+    every.main(["reference", "--only", "cyclic", "--write", str(path)])
+    last = capsys.readouterr().err.splitlines()[-1]
+    form = r"Date: \d{4}-\d\d-\d\d. Commit: \S+. Machine: \d+ cores, load \S+ to \S+ \(.* s, .*\)."
+    assert re.fullmatch(form, last)
     written = json.loads(path.read_text())
-    assert set(written) == {f"{plan}: {what}" for what in ("model", "exchanges", "predictions")}
-    command(reference.reference, ["--only", plan, "--check", str(path)])
-    assert capsys.readouterr().out.splitlines()[-1] == f"3 as in {path}"
-    path.write_text(json.dumps({**written, f"{plan}: model": "0" * 32}))
-    with pytest.raises(SystemExit) as ended:
-        command(reference.reference, ["--only", plan, "--check", str(path)])
-    assert ended.value.code == f"{plan}: model must be {'0' * 32}, got {written[f'{plan}: model']}"
-
-
-def test_what_only_one_of_two_runs_has_is_a_difference():
-    assert reference.differences({"a: model": "1", "b: model": "2"}, {"a: model": "1"}) == [
-        "b: model must be 2, got None"
+    assert {*written} == {f"cyclic: {what}" for what in ("model", "exchanges", "predictions")}
+    assert reference.differences(written, written) == []
+    model = written.pop("cyclic: model")
+    assert reference.differences({"cyclic: model": model, **written}, written) == [
+        f"cyclic: model must be {model}, got None"
     ]
-    assert reference.differences({}, {"b: exchanges": 3}) == ["b: exchanges must be None, got 3"]
+    path.write_text(json.dumps({**written, "cyclic: model": "0" * 32}))
+    rule = f"^cyclic: model must be {'0' * 32}, got {model}$"
+    with pytest.raises(SystemExit, match=rule):
+        command(reference.reference, ["--only", "cyclic", "--check", str(path)])
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict():
@@ -343,27 +316,23 @@ def test_a_peak_is_that_of_the_largest_process_of_a_family():
     assert [*peaks] == ["bank"]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("_short")
 def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path):
+    values = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
+    labels, ones = (values[:, 0] > values[:, 1]).astype(np.float32), np.ones(80, np.float32)
     path = tmp_path / "rows.parquet"
-    study.write_rows(path, whole := read_source("breast-cancer"), np.arange(whole.n_rows))
+    study.write_rows(path, read_source("breast-cancer"), np.arange(80))
     settings = trees.forest_settings(path, trees.EXACT, "ordered", keeps_model=True)
-    table, _, _ = join_tables(settings)
-    given = (array[table.split.train] for array in (table.values, table.labels, table.weights))
-    with study.measured(settings) as (run, _):
-        model = load(run.path / "model.json", BaggedForest)
-    pooled, _, _ = pooled_forest(settings, model.columns, *given)
-    assert trees.check_same(model, pooled) == sum(map(len, pooled.trees)) > 10 * 5
+    pooled, _, _ = pooled_forest(settings, ("a", "b", "c"), values, labels, ones)
+    assert trees.check_same(pooled, pooled) == sum(map(len, pooled.trees)) > len(pooled.trees)
     for changed in ("threshold", "left"):
         grown = [tree.copy() for tree in pooled.trees]
         grown[4][changed][0] += 1
         rule = "trees must be those of the joined table, got another tree 4"
         with pytest.raises(ValueError, match=rule):
-            trees.check_same(model, replace(pooled, trees=tuple(grown)))
-    values = *pooled.values[:-1], pooled.values[-1] + 0.5
-    with pytest.raises(ValueError, match="got another tree 9"):
-        trees.check_same(model, replace(pooled, values=values))
+            trees.check_same(pooled, replace(pooled, trees=tuple(grown)))
+    others = *pooled.values[:-1], pooled.values[-1] + 0.5
+    with pytest.raises(ValueError, match=f"got another tree {len(others) - 1}"):
+        trees.check_same(pooled, replace(pooled, values=others))
 
 
 def test_scores_are_those_of_sklearn():
@@ -373,85 +342,7 @@ def test_scores_are_those_of_sklearn():
     assert (name, value) == ("rmse", pytest.approx(np.sqrt((0.01 + 4 + 4) / 3)))
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ConfigError, match=r"^align must be of ordered, psi, got 'x'$"):
-        next(trees.federated_forest(align="x"))
-
-
 # Faults
-
-
-class Echo(StreamRequestHandler):
-    def handle(self):
-        for line in self.rfile:
-            self.wfile.write(line)
-
-
-@pytest.fixture
-def proxy():
-    """A proxy before a server that sends each line back."""
-    with ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
-        server.daemon_threads = True
-        Thread(target=server.serve_forever, daemon=True).start()
-        with Proxy(server.server_address[1]) as proxy:
-            yield proxy
-            proxy.shutdown()
-        server.shutdown()
-
-
-def connected(proxy):
-    return socket.create_connection(proxy.server_address[:2])
-
-
-def echoed(client, line, seconds=None):
-    client.settimeout(seconds)
-    client.sendall(line)
-    return client.recv(100)
-
-
-@pytest.mark.slow
-def test_a_proxy_passes_bytes_keeps_them_loses_them_or_ends_their_connection(proxy):
-    with connected(proxy) as client, connected(proxy) as other:
-        assert echoed(client, b"1\n") == b"1\n"
-        proxy.mode = "stall"
-        with pytest.raises(TimeoutError):
-            echoed(client, b"2\n", 0.3)
-        proxy.mode = "pass"
-        client.settimeout(None)
-        assert client.recv(100) == b"2\n"
-        proxy.mode = "drop"
-        with pytest.raises(TimeoutError):
-            echoed(client, b"3\n", 0.3)
-        proxy.mode = "pass"
-        with pytest.raises(TimeoutError):  # for ever
-            echoed(client, b"4\n", 0.3)
-        assert echoed(other, b"5\n") == b"5\n"
-        proxy.mode = "fail"
-        assert echoed(other, b"6\n") == b""
-        proxy.mode = "pass"
-    with connected(proxy) as client:
-        assert echoed(client, b"7\n") == b"7\n"
-    proxy.server = free_ports(1)[0]  # where nobody listens
-    with connected(proxy) as client:
-        assert client.recv(100) == b""
-
-
-@pytest.mark.slow
-def test_a_program_starts_late_at_the_named_places_only(tmp_path, monkeypatch):
-    def starts(place, program, seconds=None):
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "FEDAPP_NAME": place}
-        command = [sys.executable, "-P", "-m", program]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=seconds)
-
-    monkeypatch.setattr(faults, "LATE", 1000.0)
-    scene = SimpleNamespace(hooks=tmp_path)
-    with ExitStack() as undo:
-        faults.late(scene, undo, ("bank",), "platform")
-        starts("shop", "platform")
-        starts("bank", "this")
-        with pytest.raises(subprocess.TimeoutExpired):
-            starts("bank", "platform", 2)
-    starts("bank", "platform")
 
 
 def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path):
