@@ -216,7 +216,7 @@ def rare(settings, vertical, write_table):
     return make
 
 
-@pytest.mark.by_default("secure", "secureboost")
+@pytest.mark.by_default("secure")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_balanced_run_has_the_model_of_its_number(rare, way, monkeypatch):
     monkeypatch.setattr(sums, "discrete_gaussian", lambda v, n, _: np.zeros(n, np.int64))
@@ -235,6 +235,7 @@ def test_a_balanced_run_has_the_model_of_its_number(rare, way, monkeypatch):
     assert plain.summary["boosting"]["scale_pos_weight"] == 1
 
 
+@pytest.mark.slow
 def test_a_balanced_run_that_is_resumed_keeps_its_number(rare):
     whole = run_local(rare(scale_pos_weight="balanced"))
     for step in range(3, whole.summary["exchanges"] - 2):  # of the steps, which greetings are not
@@ -245,7 +246,7 @@ def test_a_balanced_run_that_is_resumed_keeps_its_number(rare):
         assert folder.summary["boosting"] == whole.summary["boosting"]
 
 
-@pytest.mark.by_default("secure")
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
 def test_sites_take_the_number_that_balances_all_their_rows(rare, three, way):
     given = {"data": "breast-cancer", "label": "", "weight": "", "parties": 3}

@@ -128,6 +128,7 @@ def test_the_coordinator_gets_nothing_but_what_it_has_said(train, settings):
     assert "Not among the rows: nobody" in text.read_text()
 
 
+@pytest.mark.by_default("False")
 @pytest.mark.parametrize("shared", [True, False])
 def test_shared_names_show_whose_columns_split(train, tmp_path, monkeypatch, shared):
     monkeypatch.chdir(tmp_path)

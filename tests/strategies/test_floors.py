@@ -109,7 +109,7 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(made, monkey
     assert np.isfinite(folder.summary["metrics"]["test"]["rmse"])
 
 
-@pytest.mark.by_default("reg:squarederror")
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
 def test_a_floor_of_one_row_changes_nothing_under_masks(made, objective):
     more = {"pax__aggregation": "secure", "subsample": 0.8}

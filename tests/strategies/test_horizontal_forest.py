@@ -62,7 +62,7 @@ def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(make, ob
     assert model_bytes(masked) == model_bytes(folder)
 
 
-@pytest.mark.by_default("plain-multi:softprob", "secure-reg:squarederror")
+@pytest.mark.by_default("secure-reg:squarederror")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
@@ -98,7 +98,7 @@ def test_rules_of_splits_are_those_of_the_pooled_forest(make, own):
     assert own.get("own_max_features_per") != "tree" or all(len(each) <= 2 for each in used)
 
 
-@pytest.mark.by_default("multi:softprob")
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
     make, monkeypatch, objective

@@ -39,7 +39,7 @@ KINDS = {
 }
 
 
-@pytest.mark.by_default("multi:softprob-3-interactive", "binary:logistic-2-eini")
+@pytest.mark.by_default("multi:softprob-3-interactive")
 @pytest.mark.parametrize("way", ["interactive", "eini"])
 @pytest.mark.parametrize(
     ("objective", "parties"),
@@ -90,8 +90,7 @@ def n_asked(trees, values, n_own, at_once):
     return sum(map(max, lots))
 
 
-@pytest.mark.by_default("binary:logistic-*")
-@pytest.mark.each_value_once
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
 @pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
 def test_trees_at_once_change_exchanges_and_no_prediction(divided, settings, strategy, objective):
