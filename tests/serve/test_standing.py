@@ -289,6 +289,7 @@ def test_different_rows_of_a_day_are_counted_over_requests_nights_processes_and_
     assert nightly(threads, ids=names[:5])[0] == 200
     threads.restart("insurer")
     threads.restart("bank")  # which asks, and starts again whatever its limit
+    assert threads.score(names[5:7], way="live")[0] == 429  # five were asked about before
     assert threads.score(names[:6], way="live")[0] == 200
     assert threads.score(names[6], way="live")[0] == 429
     assert threads.score(names[4], way="nightly")[0] == 200  # stored

@@ -372,13 +372,19 @@ def test_a_body_that_comes_after_the_site_has_withdrawn_is_not_answered(
         return await read(*given)
 
     monkeypatch.setattr(peers, "read_body", noted)
+    with monkeypatch.context() as patch:  # so that only a request finds that the file has changed
+        patch.setattr("fedapp.serve.standing.FILES_SECONDS", 3600.0)
+        threads.restart("insurer")
     address = "127.0.0.1", threads.sites.peer_ports["insurer"]
     with socket.create_connection(address) as raw, context.wrap_socket(raw) as secure:
         secure.sendall(head.encode() + b"\r\n\r\n" + body[:5])
         assert asked.wait(30)
         configure("insurer", allow="secureboost")
         secure.sendall(body[5:])
-        assert secure.recv(100).startswith(b"HTTP/1.1 403")
+        received = secure.recv(100)
+    configure("insurer", allow="secureboost,standing")
+    threads.restart("insurer")
+    assert received.startswith(b"HTTP/1.1 403")
 
 
 def test_the_passive_party_has_no_scores_and_says_who_has(threads, configure):

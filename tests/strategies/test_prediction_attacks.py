@@ -202,7 +202,6 @@ def shifted(letter, structure, by):
     return replace(letter, ciphertexts=changed)
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("secureboost-0.5", "federated-forest--0.5")
 @pytest.mark.parametrize("part", [0.5, -0.5])
 def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
