@@ -156,6 +156,7 @@ def test_labels_ids_and_columns_of_a_parquet_file_are_noted_too(write_table, tmp
         (lambda y, rng: np.where(np.cumsum(y) < 4, 0, -y), "0.9925"),  # 3 of 200 in error
         (lambda y, rng: np.where(y, rng.normal(size=400).round(3), ""), "1.0000"),
         (lambda y, rng: np.where(y == 1, "", "1"), "1.0000"),
+        (lambda y, rng: np.where(y == 1, "2", np.where(np.arange(400) % 3, "1", "")), "1.0000"),
         (lambda y, rng: np.where(y == 1, "paid", rng.choice(["open", "late"], 400)), "1.0000"),
     ],
 )

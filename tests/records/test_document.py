@@ -364,6 +364,8 @@ class Declared:
     [
         ("ratio", 0, "ratio must be > 0, got 0"),
         ("ratio", 1.5, "ratio must be <= 1, got 1.5"),
+        ("ratio", True, "ratio must be finite, got True"),
+        ("ratio", float("nan"), "ratio must be finite, got nan"),
         ("sizes", [1, 9], r"sizes must be < 9, got \[1, 9\]"),
         ("sizes", [1, -1], r"sizes must be whole numbers >= 0 of uint8, got \[1, -1\]"),
         ("sizes", [1, 256], r"sizes must be whole numbers >= 0 of uint8, got \[1, 256\]"),

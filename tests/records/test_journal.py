@@ -205,6 +205,16 @@ def test_the_end_leaves_nothing_of_the_checkpoint(tmp_path, monkeypatch):
         assert (one.now.facts, one.base) == ({"n": 3}, None)
 
 
+def test_an_entry_of_which_a_byte_is_another_is_not_read(tmp_path):
+    journal = Journal(tmp_path / "state")
+    for number in (1, 2):
+        journal.append(State({"n": number}, {"a": Stored(ARRAYS, {"a": np.full(9, number)})}))
+    data = bytearray((tmp_path / "state").read_bytes())
+    data[-9] ^= 1  # as after a loss of power
+    (tmp_path / "state").write_bytes(data)
+    assert opened(tmp_path).now.facts == {"n": 1}
+
+
 def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "state").write_bytes(b"fedapp 6" + bytes(PREFIX.size))
     with pytest.raises(DataError, match=r"^state must be of fedapp A: another version began"):
