@@ -228,16 +228,17 @@ def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
     names, path = [f"site-{number}" for number in range(6)], write_table("bank")
     noise = budget_for(1.0, 1e-5, 50, len(names)).multiplier
 
-    def is_charged(config):
+    configs = [site(path, name=name, run_epsilon=1) for name in names]
+    for number, config in enumerate(configs):
+        ask(config, number, replace(private(), **planned(names), multiplier=noise))
+
+    def is_charged(number):
         with suppress(ConfigError):
-            charge(config, model_id(1))
+            charge(configs[number], model_id(number))
             return True
 
-    configs = [site(path, name=name, run_epsilon=1) for name in names]
-    for config in configs:
-        ask(config, 1, replace(private(), **planned(names), multiplier=noise))
     with ThreadPoolExecutor(6) as pool:
-        assert [*pool.map(is_charged, configs)].count(True) == 1
+        assert [*pool.map(is_charged, range(6))].count(True) == 1
 
 
 def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
