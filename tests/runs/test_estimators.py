@@ -120,6 +120,9 @@ def test_a_fit_leaves_nothing_but_the_folder_that_it_is_given(tmp_path):
     assert not list(kept.run_.path.glob("frame-*"))
     with pytest.raises(ValueError, match=r"^run_dir must be a new folder, got .* holds a run$"):
         kept.fit(X, Y)
+    with pytest.raises(ValueError, match=r"^max_depth must"):
+        PAXClassifier(max_depth=0, run_dir=tmp_path / "failed").fit(X, Y)
+    assert not list((tmp_path / "failed").glob("frame-*"))
 
 
 PAX, BOOST, FOREST = PAXClassifier, SecureBoostClassifier, FederatedForestRegressor

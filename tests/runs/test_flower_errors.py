@@ -115,6 +115,9 @@ LOST = detail("Run ID not found.", code=ApiErrorCode.RUN_ID_NOT_FOUND)
 BROKEN = detail("Internal server error.")
 
 
+INVALID = detail("Invalid run config.", code=ApiErrorCode.INVALID_RUN_CONFIG, extra="x=1")
+
+
 @pytest.mark.parametrize(
     ("status", "body", "rule"),
     [
@@ -123,11 +126,7 @@ BROKEN = detail("Internal server error.")
         (502, "<html>", "must answer behind its nginx, got nginx alone: .*start-superlink"),
         (500, BROKEN, "must be able to use its database, .*/superlink.db back, and FOLDER/start-"),
         (404, LOST, "must have the database that the run began with, .*, or run again$"),
-        (
-            412,
-            detail("Invalid run configuration.", code=ApiErrorCode.INVALID_RUN_CONFIG, extra="x=1"),
-            r"must do as asked, got 412: Invalid run configuration\. x=1$",
-        ),
+        (412, INVALID, r"must do as asked, got 412: Invalid run config\. x=1$"),
         (504, "<html>", "must do as asked, got 504: Gateway Timeout$"),
     ],
 )
@@ -139,23 +138,18 @@ def test_a_refusal_is_a_sentence_by_its_code_and_shows_no_password(nobody, statu
     assert "s3cret" not in f"{fault}{link}"
 
 
+READABLE = "the certificate of the SuperLink 'clinics' must be readable, got"
+CONFIGURED = "superlink.clinics in Flower's configuration must be a SuperLink's, got"
+
+
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        (
-            {"root-certificates": "/nowhere/ca.crt"},
-            "the certificate of the SuperLink 'clinics' must be readable, got /nowhere/ca.crt$",
-        ),
-        (
-            {"root-certificates": __file__},
-            f"the certificate of the SuperLink 'clinics' must be readable, got {__file__}$",
-        ),
-        (
-            {"root-certificates": __file__, "insecure": True},
-            "superlink.clinics in Flower's configuration must be a SuperLink's, got: Invalid conf",
-        ),
-        ({"address": 9093}, "superlink.clinics in .* must be a SuperLink's, got: .*expected str"),
-        ({"address": ":local:"}, "superlink.clinics in .* must be a SuperLink's, got .*:local:$"),
+        ({"root-certificates": "/nowhere/ca.crt"}, f"{READABLE} /nowhere/ca.crt$"),
+        ({"root-certificates": __file__}, f"{READABLE} {__file__}$"),
+        ({"root-certificates": __file__, "insecure": True}, f"{CONFIGURED}: Invalid conf"),
+        ({"address": 9093}, f"{CONFIGURED}: .*expected str"),
+        ({"address": ":local:"}, f"{CONFIGURED} .*:local:$"),
     ],
 )
 def test_a_superlink_that_is_configured_wrongly_is_refused(values, rule):

@@ -6,10 +6,8 @@ from hypothesis import given
 from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
-from clients.vertical.opening import Opening
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError
-from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 
 
@@ -46,22 +44,3 @@ def test_each_row_tests_in_one_fold(n_rows, folds, valid, seed):
 def test_a_fold_is_one_of_several(given, match):
     with pytest.raises(ConfigError, match=match):
         load_settings(given)
-
-
-def test_vertical_parties_hold_back_each_row_once(vertical, write_table, monkeypatch):
-    ids = [f"r{row}" for row in range(40)]
-    bank = write_table("bank", n_rows=40, key=ids)
-    shop = write_table("shop", n_rows=40, key=ids[::-1], a=None, c=range(40), y=None)
-    held, keep = {}, Opening._keep
-
-    def note(party, rows, split=None):
-        keep(party, rows, split)
-        held.setdefault(party.name, []).append(party.ids[-party.n_test :].tolist())
-
-    monkeypatch.setattr(Opening, "_keep", note)
-    given = {"data": f"bank={bank},shop={shop}", "align": "psi", "label": "y", "id": "key"}
-    for fold in (1, 2, 3):
-        run_local(vertical(num_boost_round=1, folds=3, fold=fold, **given))
-    first, second = held.values()
-    assert first == second  # the same rows in the same order
-    assert sorted(row for rows in first for row in rows) == sorted(ids)

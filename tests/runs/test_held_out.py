@@ -1,6 +1,5 @@
 """Test rows are new: of other persons than training rows, or later than they."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,8 @@ from hypothesis import given
 from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
-import fedapp
 from clients.handshake import look as look_at_rows
-from clients.vertical.opening import look
+from clients.vertical.opening import Opening, look
 from fedapp.data.partition import SUBSETS, Holdout, Split
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.handshake import HelloRequest
@@ -29,7 +27,6 @@ from fedapp.site.table import read_subsets
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 N_ROWS = 60
-SHORT = {"num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 
 
 def of_parties(settings, nodes):
@@ -102,20 +99,6 @@ def test_no_person_is_in_two_subsets(write_table, role, tables, path):
                 assert n_rows == sorted(range(N_ROWS)) or not settings.score_test
             n_kept += 1
     assert n_kept >= 8
-
-
-def test_a_label_that_only_persons_have_is_not_predicted(write_table):
-    rng = np.random.default_rng(3)
-    who = np.repeat(np.arange(400), 3)
-    y, of_person = rng.integers(0, 2, 400)[who], rng.normal(size=(3, 400))[:, who]
-    columns = {f"x{number}": of.round(4) for number, of in enumerate(of_person)}
-    path = write_table(n_rows=1200, a=None, b=None, **columns, y=y, who=who)
-    given = {"data": path, "label": "y", "parties": 2, "num_boost_round": 20, "eta": 0.5}
-    run = fedapp.run("pax", id="who", valid_fraction=0, **given)
-    assert abs(run.summary["metrics"]["test"]["auc"] - 0.5) < 0.2
-    assert run.summary["split"]["together"] == {"party-1": "who", "party-2": "who"}
-    text = resolved_facts(read_run(run.path).summary)["rows together"]
-    assert text == "those of one who are in one subset"
 
 
 @given(st.integers(1, 40), st.integers(2, 6), st.integers(0, 2**32), st.booleans())
@@ -244,49 +227,57 @@ def test_what_is_known_of_later_rows_is_noted(write_table):
     assert rule + "what was trained on; as group the column leaves these test rows out" in notes
 
 
-@pytest.mark.parametrize("own_tables", [False, True])
-@pytest.mark.parametrize(
-    "how",
-    [{"group": "who"}, {"test_from": "day:2023-07-01"}, {"group": "who", "folds": 2, "fold": 1}],
-    ids=["group", "time", "fold"],
-)
-def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
-    vertical, write_table, monkeypatch, own_tables, how
-):
-    from clients.vertical.opening import Opening
+VERTICAL = {
+    "group": {"group": "who"},
+    "time": {"test_from": "day:2023-07-01"},
+    "folds of groups": {"group": "who", "folds": 2},
+    "folds": {"folds": 3},
+}
 
-    ids, who = [f"r{row}" for row in range(60)], [f"p{row % 17}" for row in range(60)]
-    columns = {"key": ids, "day": DAYS, "who": who}
+
+@pytest.mark.parametrize("own_tables", [False, True])
+@pytest.mark.parametrize("case", VERTICAL)
+def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
+    vertical, write_table, monkeypatch, own_tables, case
+):
+    how, ids = VERTICAL[case], [f"r{row}" for row in range(60)]
+    columns = {"key": ids, "day": DAYS, "who": [f"p{row % 17}" for row in range(60)]}
     given = {"data": str(write_table(n_rows=60, c=range(60), **columns)), "columns": "even"}
     if own_tables:
         bank = write_table("bank", n_rows=60, **columns)
-        of_shop = {"key": ids[::-1][:50], "a": None, "c": range(50), "y": None}
-        shop = write_table("shop", n_rows=50, **of_shop)
+        of_shop = {"key": ids[::-1], "a": None, "c": range(60), "y": None}
+        shop = write_table("shop", n_rows=60, **of_shop)
         given = {"data": f"bank={bank},shop={shop}", "align": "psi"}
-    held = dict[str, list[list[str]]]()
-    keep = Opening._keep
+    held, keep = {}, Opening._keep
 
     def note(party, rows, split=None):
         keep(party, rows, split)
         held[party.name] = [party.ids[party.rows_of(subset)].tolist() for subset in SUBSETS]
 
     monkeypatch.setattr(Opening, "_keep", note)
-    settings = vertical(label="y", id="key", num_boost_round=1, **how, **given)
-    run = run_local(settings)
-    first, second = held.values()
-    assert first == second  # the same rows in the same order
-    keys = dict(zip(ids, who if "group" in how else DAYS, strict=True))
-    train, valid, test = ({keys[row] for row in subset} for subset in first)
-    assert test
-    if "group" in how:
-        assert not train & test
-        assert not valid & (train | test)
-    else:
-        assert max(train | valid) < "2023-07-01" <= min(test)
-    pooled = baseline_rows(settings)[0]
-    sizes = [len(getattr(pooled.split, subset)) for subset in SUBSETS]
-    assert sizes == [len(each) for each in first]
-    assert not {"who", "day"} & {*json.loads((run.path / "summary.json").read_text())["importance"]}
+    keys = dict(zip(ids, columns["who"] if "group" in how else DAYS, strict=True))
+    tested = []
+    for fold in range(1, how.get("folds", 1) + 1):
+        more = {"fold": fold} if "folds" in how else {}
+        settings = vertical(label="y", id="key", num_boost_round=1, **how, **given, **more)
+        run = run_local(settings)
+        first, second = held.values()
+        assert first == second  # the same rows in the same order
+        tested += first[2]
+        train, valid, test = ({keys[row] for row in subset} for subset in first)
+        assert test
+        if "group" in how:
+            assert not train & test
+            assert not valid & (train | test)
+        elif case == "time":
+            assert max(train | valid) < "2023-07-01" <= min(test)
+        pooled = baseline_rows(settings)[0]
+        sizes = [len(getattr(pooled.split, subset)) for subset in SUBSETS]
+        assert sizes == [len(each) for each in first]
+        column = {"group": "who", "test_from": "day"}.get(next(iter(how)))
+        assert column not in {*pooled.columns, *run.summary["importance"].get("gain", ())}
+    if "folds" in how:
+        assert sorted(tested) == sorted(ids)
 
 
 # What is refused

@@ -15,7 +15,8 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
-from fedapp.runs.local import run_local
+from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
+from fedapp.server_app import app
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE
 from tests.forests import move_thresholds
 
@@ -135,33 +136,24 @@ def test_comparisons_and_searches_are_listed_as_wholes(unfinished):
     assert {run.path.name[-3:] for run in plan(RUNS).runs} == {"-42"}
 
 
-def test_a_run_that_is_going_on_is_running_until_its_process_lets_go(unfinished):
+def test_a_run_is_running_until_its_process_lets_go(unfinished, settings, monkeypatch):
     folder = unfinished("one", "DataError")
     with folder.held(), folder.held():
         assert folder.state is State.RUNNING
     assert folder.state is State.FAILED
+    run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "two")), set()
+    pull = LocalGrid.pull_messages
 
+    def watching(grid, message_ids):
+        seen.add(RunFolder(RUNS / "two").state)
+        return pull(grid, message_ids)
 
-def test_a_run_is_running_while_its_parties_answer(settings):
-    from fedapp.runs.local import LocalGrid, simulated_contexts
-
-    run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "one")), set()
-
-    class Watching(LocalGrid):
-        def pull_messages(self, message_ids):
-            seen.add(RunFolder(RUNS / "one").state)
-            return super().pull_messages(message_ids)
-
-    from strategies.run import train
-
-    train(Watching(simulated_contexts(run)), run)
+    monkeypatch.setattr(LocalGrid, "pull_messages", watching)
+    run_local(run)
     assert seen == {State.RUNNING}
 
 
 def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(settings):
-    from fedapp.runs.local import LocalGrid, simulated_contexts
-    from fedapp.server_app import app
-
     pages = {}
     for name in ("waited for", "alone"):
         contexts = simulated_contexts(

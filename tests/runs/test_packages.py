@@ -84,8 +84,9 @@ def test_a_site_says_what_to_install_before_it_reads_its_table(settings, monkeyp
         run_local(settings(strategy="fedxgbllr", parties=1))
 
 
-def test_every_extra_of_a_method_is_one_of_the_package():
-    with (app_folder() / "pyproject.toml").open("rb") as file:
+def test_every_requirement_is_pinned_and_those_of_a_method_are_an_extra():
+    folder = app_folder()
+    with (folder / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     extras = project["optional-dependencies"]
     packages = {name: method.package for name, method in all_methods().items() if method.package}
@@ -93,14 +94,7 @@ def test_every_extra_of_a_method_is_one_of_the_package():
     for method, package in packages.items():
         assert [one.partition(">")[0] for one in extras[method]] == [package]
         assert not any(one.startswith(package) for one in project["dependencies"])
-
-
-def test_every_requirement_is_pinned():
-    folder = app_folder()
-    with (folder / "pyproject.toml").open("rb") as file:
-        project = tomllib.load(file)["project"]
-    extras = project["optional-dependencies"].values()
-    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    wanted = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
     names = {one.partition(">")[0].partition("[")[0].replace("-", "_").lower() for one in wanted}
     pins = (folder / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].replace("-", "_").lower() for line in pins if "==" in line}
