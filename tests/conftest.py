@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(items):
     for marker, beyond in (("each_value_once", beyond_each_value), ("by_default", beyond_named)):
         thinned = {}
         for item in items:
+            if item.get_closest_marker(marker) and "slow" in marks_of_function(item):
+                raise pytest.UsageError(f"{item.nodeid} is slow: {marker} would have no effect")
             if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
                 thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
         for cases in thinned.values():
@@ -56,6 +58,11 @@ def pytest_collection_modifyitems(items):
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
     items.sort(key=lambda item: not SERVERS & set(getattr(item, "fixturenames", ())))
+
+
+def marks_of_function(item):
+    """Names of the marks that a whole test bears, not one of its cases."""
+    return {mark.name for mark in getattr(item.function, "pytestmark", ())}
 
 
 def beyond_each_value(cases):

@@ -155,7 +155,6 @@ COSTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax", "federated-forest, encoded")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions count other calls")
 @pytest.mark.parametrize("plan", COSTS)

@@ -347,7 +347,6 @@ WAYS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax", "secureboost")
 @pytest.mark.parametrize("way", WAYS)
 def test_children_weigh_more_where_a_column_has_many_categories(

@@ -56,7 +56,6 @@ def train(strategy, rows, **given):
     return fedapp.run(strategy, data=rows, **how)
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(rows, strategy):
@@ -93,7 +92,6 @@ def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows, ha
     assert np.allclose(run.to_xgboost().predict(matrix), found, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("secureboost")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):

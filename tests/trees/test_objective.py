@@ -258,7 +258,6 @@ def test_what_a_method_cannot_do_is_refused(strategy, objective):
         strategy.check_settings(settings)
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("bagging-count*", "fedxgbllr*")
 @pytest.mark.parametrize(
     ("strategy", "objective", "metrics"),

@@ -160,7 +160,6 @@ def test_exchanges_are_planned_by_the_leaves():
     assert SecureBoost.planned(settings)["max_leaves"] == 9
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_a_server_that_dies_resumes_to_the_same_trees(made, strategy):

@@ -47,7 +47,6 @@ def margins(run, table):
     return np.log(found[:, 1] / found[:, 0])
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):

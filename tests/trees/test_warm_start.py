@@ -98,7 +98,6 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(continued, n
     assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging"])
 def test_an_exported_model_is_continued_as_the_model(continued, tmp_path, strategy):
@@ -120,7 +119,6 @@ def without_leaf_weights(folder):
     return document
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_early_stopping_looks_at_the_new_rounds(continued, strategy):
@@ -133,7 +131,6 @@ def test_early_stopping_looks_at_the_new_rounds(continued, strategy):
     assert len(model_of(second).trees) == begun["trees"] + added
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize(("strategy", "step"), [("pax", 5), ("cyclic", 5), ("secureboost", 14)])
 def test_a_run_that_goes_on_can_be_resumed(continued, strategy, step):
@@ -233,13 +230,13 @@ def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
 
 def test_bagging_goes_on_from_whole_rounds_of_single_trees(continued, tmp_path):
     path, two = tmp_path / "other.json", replace(STUMP, trees=(LEAVES,) * 2)
-    run = continued("bagging", init_model=str(path))
-    path.write_text(to_text(two))
-    with pytest.raises(ConfigError, match="init-model must have whole rounds of 3 trees, got 2 tr"):
-        run_local(run)
-    path.write_text(to_text(replace(two, num_parallel_tree=2)))
-    with pytest.raises(ConfigError, match=r"^num_parallel_tree of init-model must be the run's"):
-        run_local(run)
+    for model, rule in (
+        (two, "init-model must have whole rounds of 3 trees, got 2 tr"),
+        (replace(two, num_parallel_tree=2), r"^num_parallel_tree of init-model must be the run's"),
+    ):
+        path.write_text(to_text(model))
+        with pytest.raises(ConfigError, match=rule):
+            run_local(continued("bagging", init_model=str(path)))
 
 
 def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings, tmp_path):

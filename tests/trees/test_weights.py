@@ -106,7 +106,6 @@ def test_weights_of_another_table_than_the_labels_weight_the_scores(predicted):
     assert exact in text
 
 
-@pytest.mark.slow
 @pytest.mark.by_default("in parts")
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "in parts"])
 def test_scores_without_weights_are_told_as_such_and_why(predicted, whole):
