@@ -600,7 +600,7 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     grid = Grid("site", "status", "since", "key")
     for site in sites:
         since = f"{site.since.astimezone():%Y-%m-%d %H:%M}" if site.since else ""
-        grid.add_row(site.name, site.status, since, site.fingerprint)
+        grid.add_row(escape(site.name), site.status, since, site.fingerprint)
     console.print(grid)
     say(f"users: {', '.join(users) or 'none'}")
     for path in certificates:

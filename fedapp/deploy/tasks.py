@@ -112,6 +112,7 @@ class TaskProcess:
                 with suppress(subprocess.TimeoutExpired):
                     if (status := self.process.wait(BEAT_SECONDS)) == 0:
                         self.tokens.clear()  # it has reported by itself
+                    self._read_last_answers()
                 if not self._is_stopped():
                     last_running = time.monotonic()
                 elif time.monotonic() - last_running > STOPPED_SECONDS:
@@ -131,6 +132,9 @@ class TaskProcess:
                         self.tokens.discard(token.text)  # the task is finished, or has expired
                     except httpx.TransportError:
                         time.sleep(1)  # until the SuperLink or SuperNode answers again
+
+    def _read_last_answers(self) -> None:
+        """Wait for what the ended process has written."""
 
     def _is_stopped(self) -> bool:
         with suppress(ChildProcessError):  # it has ended

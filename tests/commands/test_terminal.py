@@ -40,7 +40,7 @@ def _logged(text):
 
 
 def _framed(text):
-    grid = Table(text, title=escape(text))
+    grid = Table(escape(text), title=escape(text))
     grid.add_row(escape(text))
     console.print(grid)
 

@@ -34,7 +34,7 @@ from flwr.supernode.runtime import run_clientapp
 
 from fedapp.client_app import SiteApp
 from fedapp.deploy.superexec import SiteExecutor
-from fedapp.deploy.tasks import TaskProcess, Token, tls_options
+from fedapp.deploy.tasks import BEAT_SECONDS, TaskProcess, Token, tls_options
 from fedapp.deploy.warm import replace
 from fedapp.deploy.warm.supernode import ObjectCarrier, add, contents_of, pull_at_once
 from fedapp.kernels import load_ahead, modules_with_kernels
@@ -84,6 +84,7 @@ class RunsWorker(TaskProcess):
 
     def __init__(self, spec: ExecutionSpec) -> None:
         self.since = time.monotonic()  # of the last answer
+        self._all_read = threading.Event()
         command = [sys.executable, "-P", "-m", "fedapp.deploy.warm.executor"]
         command += [spec.runtime_api_address, *tls_options(spec)]
         pipe = subprocess.PIPE
@@ -115,6 +116,10 @@ class RunsWorker(TaskProcess):
                 if line.startswith("ended"):
                     break
             self.process.kill()
+        self._all_read.set()
+
+    def _read_last_answers(self) -> None:
+        self._all_read.wait(BEAT_SECONDS)
 
 
 class RunNotingPlugin(AutoExecPlugin):
