@@ -132,16 +132,6 @@ def test_ids_that_number_rows_and_few_matched_rows_are_warned_of(
     assert all(text.startswith(rule) for text, rule in zip(found, told, strict=True))
 
 
-JOINED = {
-    "two of which one has all": {"shop": shuffled(PEOPLE, 1), "bank": PEOPLE[100:220]},
-    "three": {"bank": PEOPLE[:210], "clinic": shuffled(PEOPLE[40:], 1), "shop": PEOPLE[20:230]},
-    # The active party is not the first by name.
-    "active second": {
-        "acme": shuffled(PEOPLE[50:], 1),
-        "bank": shuffled(PEOPLE, 2),
-        "shop": PEOPLE[:220],
-    },
-}
 
 
 @pytest.mark.by_default("three")
@@ -159,30 +149,8 @@ def test_a_model_of_partly_overlapping_tables_is_that_of_the_rows_all_have(
     assert_xgboosts(folder, joined)
 
 
-def test_the_order_of_a_table_changes_nothing(vertical, federation):
-    models = set()
-    for seed in (1, 2):
-        contexts = federation(bank=shuffled(PEOPLE[:150], seed), shop=shuffled(PEOPLE[50:], seed))
-        models.add((run(vertical(), contexts).path / "model.json").read_bytes())
-    assert len(models) == 1
 
 
-SAME = [f"ü {number}" for number in range(40)]
-TEXTS = {
-    "latin": [f"Zoë Müller {number}" for number in range(90)],
-    "chinese": [f"北京-{number}" for number in range(90)],
-    "other planes": [f"🌳 {number} e\u0301" for number in range(90)],
-    "with commas": [f'"quoted, {number}"' for number in range(90)],
-}
-MATCHED = {
-    **{name: (ids[:70], shuffled(ids[20:], 1), 50) for name, ids in TEXTS.items()},
-    # The last two are one letter in two forms, and one number.
-    "written otherwise": (
-        [*SAME, "7", "a", "b c", "\u00e9", "8.0"],
-        ["07", "A", "b  c", "e\u0301", "8", *SAME],
-        42,
-    ),
-}
 
 
 @pytest.mark.by_default("with commas", "written otherwise")
@@ -235,12 +203,6 @@ def test_an_empty_text_is_no_id(vertical, federation):
     refuses(match, vertical(), contexts)
 
 
-def test_files_of_their_own_need_ids_to_be_matched_by(vertical, federation):
-    contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
-    files = ",".join(str(context.node_config["data"]) for context in contexts)
-    given = vertical(data=files, label="y", parties=2, drop_columns="customer")
-    with pytest.raises(FedappError, match=r"^party-1 \(step 1\): id must name the column to match"):
-        run(given)
 
 
 def test_ids_are_matched_without_spaces_around_and_whatever_their_type(vertical, federation):

@@ -1,4 +1,5 @@
-"""Descriptions of tables of the same columns: figures of all rows, from sums."""
+"""Descriptions of rows, by sums over sites of the same columns, and of columns of the same rows, by
+labels that stay encrypted."""
 
 import json
 import logging
@@ -13,12 +14,10 @@ from sklearn.metrics import roc_auc_score
 
 from clients import describe as clients_describe
 from fedapp.errors import ConfigError, FedappError, PartyError
-from fedapp.histograms.fixed_point import Bounds, from_fixed
+from fedapp.histograms.fixed_point import Bounds
 from fedapp.home import home
 from fedapp.messages.describe import CellsRequest, CountRequest
 from fedapp.metrics.tables import (
-    MOST_BINS,
-    PERCENTS,
     association,
     count_cells,
     cut,
@@ -27,23 +26,23 @@ from fedapp.metrics.tables import (
     in_groups,
     label_terms,
     split_cells,
-    term_exponents,
 )
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
+from fedapp.site.labels import drawn_labels
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from simulations.deployment import settings_of
-from strategies.describe import DescribeRows, near_names
-from strategies.run import check_read
-from tests.deployed import same_columns, same_rows, started, use_tables
+from strategies.describe import DescribeColumns, DescribeRows, near_names
+from tests.deployed import same_columns, started
 from tests.federated import summary_of
 from tests.network import fails_from
 from tests.network import run as run_on_network
 from tests.stored import with_arrays
-from tests.tables import made_columns
-from tests.transcript import check_declared, check_no_rows, listen, masked_in
+from tests.tables import deal_columns, made_columns, write_rows
+from tests.tampering import rewrite_letters
+from tests.transcript import ORDERED, check_declared, check_no_rows, listen, masked_in
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SECURE = {"describe_rows__aggregation": "secure"}
@@ -52,8 +51,8 @@ SEEDS = pytest.mark.parametrize("seed", range(12))
 
 
 @pytest.fixture
-def made(made):
-    """``made(objective, **overrides)``: a description of rows with missing values and names."""
+def by_rows(made):
+    """``by_rows(objective, **overrides)``: a description of rows with missing values and names."""
 
     def make(objective="binary:logistic", labels=None, **more):
         columns, rng = made_columns(objective), np.random.default_rng(1)
@@ -80,17 +79,17 @@ def figures_of(folder):
 
 @pytest.mark.by_default("multi:softprob")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_description_is_that_of_all_rows_in_one_place_bit_for_bit(made, objective):
-    pooled = figures_of(run_local(made(objective, parties=1)))
+def test_a_description_is_that_of_all_rows_in_one_place_bit_for_bit(by_rows, objective):
+    pooled = figures_of(run_local(by_rows(objective, parties=1)))
     assert len(pooled) == 7
     for parties in (2, 3, 5):
         for more in ({}, SECURE):
-            assert figures_of(run_local(made(objective, parties=parties, **more))) == pooled
+            assert figures_of(run_local(by_rows(objective, parties=parties, **more))) == pooled
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_figures_are_numpys_of_the_training_rows(made, objective):
-    run = made(objective, test_fraction=0.0, valid_fraction=0.0)
+def test_figures_are_numpys_of_the_training_rows(by_rows, objective):
+    run = by_rows(objective, test_fraction=0.0, valid_fraction=0.0)
     by_name = {one["name"]: one for one in figures_of(run_local(run))}
     lines = [line.split(",") for line in Path(run.data).read_text().splitlines()]
     for place, name in enumerate(lines[0]):
@@ -121,35 +120,6 @@ def tables(seed):
     values = np.where(widths, rng.integers(0, 3, values.shape), values)
     values[rng.random(values.shape) < rng.choice([0, 0.3, 0.99])] = np.nan
     return values.astype(np.float32), widths, rng.integers(0, 2, n_rows).astype(np.float32)
-
-
-@SEEDS
-def test_quantiles_and_cells_are_those_of_sorted_values(seed):
-    values, widths, labels = tables(seed)
-    cuts, points, whole = cut(values, widths)
-    counts, sums = count_cells(values, cuts, label_terms(labels, 2, Bounds(len(labels))))
-    cells = split_cells(counts, cuts.widths)
-    np.testing.assert_array_equal(sums.sum(axis=1), counts)
-    for place, of_column in enumerate(cells):
-        present = np.sort(values[:, place][~np.isnan(values[:, place])])
-        assert of_column[0] == len(values) - len(present)
-        assert of_column.sum() == len(values)
-        if widths[place]:
-            np.testing.assert_array_equal(
-                of_column[1:], np.bincount(present.astype(int), minlength=3)
-            )
-            continue
-        assert len(of_column) - 1 <= MOST_BINS
-        assert whole[place] == (len(np.unique(present)) <= MOST_BINS)
-        if len(present):
-            exact = present[len(present) * np.array(PERCENTS) // 100]
-            if whole[place]:
-                np.testing.assert_array_equal(points[place], exact)
-            # a value that begins like no other is known by its first digits only
-            lows = np.sort(present)[np.searchsorted(present, points[place])]
-            assert (np.searchsorted(present, lows) <= np.searchsorted(present, exact)).all()
-        else:
-            assert not len(points[place])
 
 
 @SEEDS
@@ -188,16 +158,6 @@ def test_an_information_value_and_a_stability_index_are_one_formula():
     assert divergence(good, good) == 0
 
 
-def test_sums_of_measures_are_exact_in_any_order():
-    labels = np.array([1.5, -2.25, 1e3, 3e-5], dtype=np.float32)
-    bounds = Bounds(4, 0, 10)
-    whole = label_terms(labels, 0, bounds)
-    sums = from_fixed(whole.sum(axis=0), term_exponents(0, bounds))
-    np.testing.assert_allclose(sums, [labels.sum(dtype=float), (labels.astype(float) ** 2).sum()])
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
-        np.testing.assert_array_equal(whole[order].sum(axis=0), whole.sum(axis=0))
-
-
 # Floors
 
 
@@ -234,14 +194,14 @@ def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(seed,
         for one in np.unique(classes):
             counts = np.bincount(cells[classes == one])
             assert not ((counts > 0) & (counts < least)).any()
-        # Groups are made of whole ones, so that differences are of groups too.
+        # Groups are by_rows of whole ones, so that differences are of groups too.
         _, fine = np.unique(rows[:, place], return_inverse=True)
         pairs = np.unique(np.stack([fine, cells]), axis=1)
         assert pairs.shape[1] == len(np.unique(fine))
 
 
 @pytest.mark.parametrize("more", [{}, SECURE])
-def test_no_count_is_of_fewer_rows_than_the_site_allows(made, monkeypatch, more):
+def test_no_count_is_of_fewer_rows_than_the_site_allows(by_rows, monkeypatch, more):
     """Whatever bins and digits are asked for: a site's rows are coarse before they are counted, and
     rows of a class that has fewer are not."""
     sent = list[Any]()
@@ -254,7 +214,7 @@ def test_no_count_is_of_fewer_rows_than_the_site_allows(made, monkeypatch, more)
     monkeypatch.setattr(clients_describe.Counting, "_leave", leave_and_note)
     labels = np.arange(400) % 2
     labels[::50] = 2
-    run_local(made("multi:softprob", labels, least_bin_rows=LEAST, **more))
+    run_local(by_rows("multi:softprob", labels, least_bin_rows=LEAST, **more))
     assert len(sent) == 3 * 5
     for counts in (each for arrays in sent for each in arrays):
         assert not ((counts > 0) & (counts < LEAST)).any()
@@ -263,30 +223,20 @@ def test_no_count_is_of_fewer_rows_than_the_site_allows(made, monkeypatch, more)
 # What leaves
 
 
-def test_messages_are_those_declared_and_have_no_rows(made):
+def test_messages_are_those_declared_and_have_no_rows(by_rows):
     hello = {"query.greet", "query.hello"}
-    folder, app = listen(made())
+    folder, app = listen(by_rows())
     steps = {f"query.describe_rows_{one}" for one in ("open", "count", "cells")}
     check_declared(app, hello | steps | {"evaluate.describe_rows_compare"})
     check_no_rows(app, summary_of(folder))
     assert summary_of(folder)["exchanges"] == 8
-    folder, app = listen(made(**SECURE))
+    folder, app = listen(by_rows(**SECURE))
     steps = {f"query.describe_rows_{one}sums" for one in ("open", "count", "cell")}
     steps |= {"query.secure_keys", "evaluate.describe_rows_compare"}
     check_declared(app, hello | steps)
     vectors = np.concatenate(masked_in(app))
     assert abs(np.mean(vectors / 2.0**64) - 0.5) < 0.02  # as of uniform numbers
     assert not [one for one in document_of(folder)["columns"] if "by_party" in one]
-
-
-def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(made):
-    folder = run_local(made())
-    for party in ("party-1", "party-2", "party-3"):
-        store = Store.open(home() / "sites" / party / summary_of(folder)["model_id"])
-        assert store.finished
-        assert with_arrays(store) <= {"reply", "ended"}
-    with pytest.raises(PartyError, match=r"^party-2 \(step [4-9]\): broke$"):
-        run_on_network(made(), app=fails_from(4))
 
 
 def change(monkeypatch, kind, **fields):
@@ -303,11 +253,12 @@ def change(monkeypatch, kind, **fields):
     monkeypatch.setattr(DescribeRows, "_ask", asks)
 
 
-def all_prefixes(sent):
-    return np.tile(np.arange(20, dtype=np.uint32) + 120, len(sent["offsets"]) - 1)
-
-
-MANY = {"prefixes": all_prefixes, "offsets": lambda sent: np.arange(len(sent["offsets"])) * 20}
+MANY = {
+    "prefixes": lambda sent: np.tile(
+        np.arange(20, dtype=np.uint32) + 120, len(sent["offsets"]) - 1
+    ),
+    "offsets": lambda sent: np.arange(len(sent["offsets"])) * 20,
+}
 FINE = {
     "edges": lambda _: np.tile(np.arange(40, dtype=np.float32), 7),
     "edge_offsets": lambda _: np.arange(8) * 40,
@@ -322,10 +273,10 @@ FINE = {
         (CellsRequest, FINE, "edge_offsets must give a column of numbers 1 to 16 bins"),
     ],
 )
-def test_a_server_that_asks_for_more_is_refused(made, monkeypatch, kind, fields, refused):
+def test_a_server_that_asks_for_more_is_refused(by_rows, monkeypatch, kind, fields, refused):
     change(monkeypatch, kind, **fields)
     with pytest.raises(FedappError, match=rf"{kind.__name__}\.{refused}"):
-        run_local(made())
+        run_local(by_rows())
 
 
 def test_a_run_that_describes_may_not_have_a_model_scored():
@@ -348,10 +299,10 @@ def test_a_run_that_describes_may_not_have_a_model_scored():
         (lambda n, y: (n, -y), r"must be of no more labels than rows in each cell"),
     ],
 )
-def test_false_counts_are_refused(made, monkeypatch, change, refused):
+def test_false_counts_are_refused(by_rows, monkeypatch, change, refused):
     monkeypatch.setattr(clients_describe, "count_cells", lambda *a: change(*count_cells(*a)))
     with pytest.raises(FedappError, match=refused):
-        run_local(made())
+        run_local(by_rows())
 
 
 # Sites
@@ -402,9 +353,7 @@ def test_differences_are_warned_about_and_under_masks_each_site_logs_its_own(
 @pytest.mark.parametrize(
     ("node", "masked", "refused"),
     [
-        ({"allow": "pax"}, False, "strategy must be one that the site allows"),
         ({"min-rows": 50}, False, "table must have at least 50 training rows, got 29"),
-        ({"runs-per-day": 0}, False, "runs-per-day"),
         ({"least-parties": 3}, False, "aggregation must be secure for bank"),
         ({"run-epsilon": 1, "least-parties": 3}, True, "privacy.epsilon must be > 0 and <= 1 for"),
         ({"least-parties": 3}, True, ""),
@@ -416,49 +365,26 @@ def test_a_sites_policy_is_that_of_any_run(settings, three, node, masked, refuse
         assert sum(figures_of(run_local(run, three(bank=node)))[0]["counts"]) == 87
 
 
-@pytest.mark.parametrize(
-    ("given", "rule"),
-    [
-        ("min-parties", "min-parties must be 0 for describe-rows, which needs"),
-        ("privacy.epsilon", r"privacy\.epsilon must be omitted for describe-rows"),
-        ("eta", "eta must be omitted for describe-rows"),
-    ],
-)
-def test_settings_that_a_description_cannot_have_are_refused(made, given, rule):
-    run = made(**{given.replace(".", "__").replace("-", "_"): 2})
-    with pytest.raises(ConfigError, match=rule):
-        DescribeRows.check_settings(run) if given == "min-parties" else check_read(run, {given})
+def test_a_description_needs_all_parties(by_rows):
+    with pytest.raises(ConfigError, match="min-parties must be 0 for describe-rows, which needs"):
+        DescribeRows.check_settings(by_rows(min_parties=2))
 
 
 @pytest.mark.slow
 def test_three_real_sites_are_described_as_simulated_ones(tmp_path, settings):
-    """By the command: the same columns in the clear and under masks, then the same rows."""
-    whole = {"test-fraction": 0.0, "valid-fraction": 0.0, "parties": 3}
-    unnamed = {"name": "", "categories": []}
-
-    def described(deployment, *more, **given):
-        run_dir = tmp_path / f"described-{len(list(tmp_path.glob('described-*')))}"
-        pairs = settings_of({**whole, **given, "run-dir": run_dir})
-        deployment.fedapp("describe", "--engine", "federation", *more, *pairs)
-        assert (run_dir / "report.html").is_file()
-        return [one | unnamed for one in figures_of(RunFolder(run_dir))]
-
-    def simulated(nodes, **given):
-        given["data"] = ",".join(f"{name}={node['data']}" for name, node in nodes.items())
-        given = {**whole, **given, "id": "id", "objective": "auto"}
-        run = settings(**{name.replace("-", "_"): value for name, value in given.items()})
-        return [one | unnamed for one in figures_of(run_local(run))]
-
+    run_dir, nodes = tmp_path / "described", same_columns(tmp_path)
+    given = {"test-fraction": 0.0, "valid-fraction": 0.0, "parties": 3, "run-dir": run_dir}
     with started(tmp_path) as deployment:
-        expected = simulated(same_columns(tmp_path), strategy="describe-rows", label="y")
-        for more in ({}, {"describe-rows.aggregation": "secure"}):
-            assert described(deployment, **more) == expected
-        use_tables(deployment, nodes := same_rows(tmp_path))
-        small = {"describe-columns.key-bits": 512, "describe-columns.insecure-small-key": "true"}
-        own = {name.replace(".", "__"): value for name, value in small.items()}
-        expected = simulated(nodes, strategy="describe-columns", label="outcome", **own)
-        unshared = [one | {"label": {}} for one in expected]
-        assert described(deployment, "--vertical", **small) == unshared
+        deployment.fedapp("describe", "--engine", "federation", *settings_of(given))
+    assert (run_dir / "report.html").is_file()
+    data = ",".join(f"{name}={node['data']}" for name, node in nodes.items())
+    whole = {"parties": 3, "test_fraction": 0.0, "valid_fraction": 0.0, "objective": "auto"}
+    run = settings(strategy="describe-rows", data=data, id="id", label="y", **whole)
+    unnamed = {"name": "", "categories": []}
+    real, simulated = RunFolder(run_dir), run_local(run)
+    assert [one | unnamed for one in figures_of(real)] == [
+        one | unnamed for one in figures_of(simulated)
+    ]
 
 
 # Names and differences
@@ -515,3 +441,265 @@ def test_another_unit_at_one_party_is_found(kind, power):
     fold = f"column 'a' has a spread that differs {10**power:,}-fold ("
     assert texts[1].startswith(fold), texts
     assert "at shop): is it in one unit?" in texts[1]
+
+
+# Columns of the same rows
+
+SMALL = {"describe_columns__key_bits": 512, "describe_columns__insecure_small_key": True}
+N_ROWS = 300
+
+
+def columns_of(objective):
+    columns = made_columns(objective, N_ROWS)
+    columns["c"] = np.random.default_rng(1).choice(["oslo", "rome", "bonn"], N_ROWS)
+    return columns
+
+
+@pytest.fixture
+def by_columns(made):
+    """``by_columns(objective, **overrides)``: a description of columns split among parties."""
+
+    def make(objective="binary:logistic", **more):
+        usual = {"parties": 3, "align": "ordered", "share_column_names": True, **SMALL}
+        columns = columns_of(objective)
+        return made("describe-columns", objective, columns=columns, **{**usual, **more})
+
+    return make
+
+
+def by_name(folder):
+    """Columns without their owners; categories in the order of their names, as owners draw it."""
+    columns = {}
+    for column in document_of(folder)["columns"]:
+        one = {name: column[name] for name in column if name not in ("party", "by_party")}
+        if one["categories"]:
+            pairs = sorted(zip(one["categories"], one["counts"], strict=True))
+            one |= {"categories": [], "counts": pairs}
+        one.pop("kind", None)  # which parties of different columns do not send
+        columns["label" if one.get("is_label") else one["name"]] = {**one, "name": ""}
+    return columns
+
+
+# Figures
+
+
+@pytest.mark.by_default("multi:softprob")
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_columns_are_described_as_in_one_place_bit_for_bit(by_columns, settings, objective):
+    usual = {"data": by_columns(objective).data, "label": "y", "objective": objective}
+    pooled = by_name(run_local(settings(strategy="describe-rows", parties=1, **usual)))
+    assert len(pooled) == 7
+    for parties in (2, 3, 5):
+        assert by_name(run_local(by_columns(objective, parties=parties))) == pooled
+
+
+@pytest.mark.by_default("multi:softprob")
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_labels_that_come_in_blocks_give_the_same(by_columns, monkeypatch, objective):
+    whole = run_local(by_columns(objective))
+    monkeypatch.setattr(clients_describe, "BLOCK_BYTES", 2**14)  # 64 labels for each of two
+    blocks = run_local(by_columns(objective))
+    assert document_of(blocks) == document_of(whole)
+    assert summary_of(blocks)["exchanges"] == summary_of(whole)["exchanges"] + 2 * 3
+
+
+def test_matched_rows_are_described(settings, tmp_path, by_columns):
+    columns = columns_of("binary:logistic")
+    ids = [f"c{row}" for row in range(N_ROWS)]
+    rng, files = np.random.default_rng(2), []
+    for name, mine in (("bank", "aby"), ("shop", "cdef")):
+        rows = rng.permutation(N_ROWS)[:250]
+        table = {"id": ids, **{one: columns[one] for one in mine}}
+        chosen = {key: np.array(values)[rows] for key, values in table.items()}
+        files.append(f"{name}={write_rows(tmp_path / f'{name}.csv', chosen)}")
+    given = {"align": "psi", "data": ",".join(files), "id": "id", "parties": 2}
+    summary = summary_of(folder := run_local(by_columns(**given)))
+    n_rows = summary["matched_rows"]["train"]
+    assert 100 < n_rows < 210
+    columns = document_of(folder)["columns"]
+    assert {sum([one["missing"], *one["counts"]]) for one in columns} == {n_rows}
+    assert [one["name"] for one in columns if one["party"] == "bank"] == ["a", "b", "label"]
+
+
+def test_randomised_labels_are_described(by_columns):
+    plain = by_name(run_local(by_columns()))["label"]["counts"]
+    folder = run_local(by_columns(label_epsilon=1.0))
+    counts = by_name(folder)["label"]["counts"]
+    config = SiteConfig("party-1", "", simulated=True, label_epsilon=1.0)
+    labels = columns_of("binary:logistic")["y"].astype(np.float32)
+    drawn = drawn_labels(config, labels, [str(row) for row in range(N_ROWS)])
+    assert counts != plain
+    assert sum(count for _, count in counts) == sum(count for _, count in plain)
+    assert abs(counts[1][1] / sum(c for _, c in counts) - drawn.mean()) < 0.05
+    assert any("all labels are randomised" in text for text in summary_of(folder)["warnings"])
+
+
+# What leaves
+
+
+def test_names_leave_only_where_their_owner_shares_them(by_columns):
+    folder, app = listen(by_columns(share_column_names=False))
+    check_no_rows(app, summary_of(folder))
+    sums = {f"query.describe_columns_{one}" for one in ("setup", "encrypt", "take")}
+    sums |= {f"evaluate.describe_columns_{one}" for one in ("sum", "finish")}
+    check_declared(app, set(ORDERED) | sums)
+
+
+def of_sites(sites, tmp_path, **more):
+    columns = {"id": [f"c{row}" for row in range(N_ROWS)], **columns_of("binary:logistic")}
+    tables = deal_columns(columns, tmp_path, {"bank": ["id", *"aby"], "shop": ["id", *"cdef"]})
+    nodes = [{"name": name, "data": tables[name], "id": "id"} for name in tables]
+    labels = [{"label": "y"}, {"label": "", **more}]
+    return sites(*(node | own for node, own in zip(nodes, labels, strict=True)))
+
+
+def at_sites(settings):
+    return settings(strategy="describe-columns", parties=2, objective="auto", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("n_columns", "is_shared", "leaves"),
+    [(1, False, False), (1, True, True), (2, True, False)],
+    ids=["off", "shared", "too many columns"],
+)
+def test_figures_over_labels_leave_only_if_shared_rounded_and_few(
+    settings, sites, tmp_path, caplog, n_columns, is_shared, leaves
+):
+    n_rows, rng = 420, np.random.default_rng(3)  # of which 302 train: 30 bits, and a column has 28
+    labels, ids = rng.integers(0, 2, n_rows), np.arange(n_rows)
+    columns = {f"c{one}": labels + rng.normal(size=n_rows) for one in range(n_columns)}
+    every = {"id": ids, "a": rng.random(n_rows), "y": labels, **columns}
+    shares = {"bank": ("id", "a", "y"), "shop": ("id", *columns)}
+    tables = deal_columns(every, tmp_path, shares)
+    bank, shop = ({"name": name, "data": tables[name], "id": "id"} for name in shares)
+    bank, shop = {**bank, "share-label-figures": is_shared}, {**shop, "label": ""}
+    folder = run_local(at_sites(settings), sites(bank, shop))
+    figures = [one["label"] for one in document_of(folder)["columns"] if not one.get("is_label")]
+    says = [
+        text for text in summary_of(folder)["warnings"] if "figures over labels are not" in text
+    ]
+    assert [bool(one) for one in figures] == [leaves] * (1 + n_columns)
+    assert len(says) == (not leaves)
+    if leaves:
+        assert set(figures[1]) == {"explained", "iv", "auc", "correlation"}
+        assert all(figure == round(figure, 2) for one in figures for figure in one.values())
+        assert figures[1]["auc"] > 0.6
+    is_logged = "those of 2 columns of other parties have 56 bits, for 302 rows at most 30"
+    assert (is_logged in caplog.text) == (n_columns == 2)
+
+
+def test_sites_share_no_names_unless_they_say_so(settings, sites, tmp_path):
+    columns = document_of(run_local(at_sites(settings), of_sites(sites, tmp_path)))["columns"]
+    assert [one["name"] for one in columns] == [
+        *("column 1", "column 2", "column 3"),
+        *("column 1", "column 2", "column 3", "column 4"),
+    ]
+    assert all(one["categories"] == [] for one in columns)
+    assert columns[2]["is_label"]
+    more = {"share-column-names": True, "share-categories": 60}
+    folder = run_local(at_sites(settings), of_sites(sites, tmp_path, **more))
+    columns = document_of(folder)["columns"]
+    assert [one["name"] for one in columns[3:]] == ["c", "d", "e", "f"]
+    counts = dict(zip(columns[3]["categories"], columns[3]["counts"], strict=False))
+    assert {name for name, count in counts.items() if name != " (rare)"} <= {"oslo", "rome", "bonn"}
+    assert all(count >= 60 for name, count in counts.items() if name != " (rare)")
+
+
+def test_no_cell_has_fewer_rows_than_the_site_allows(settings, sites, tmp_path):
+    contexts = of_sites(sites, tmp_path, **{"min-rows": 20})
+    for column in document_of(run_local(at_sites(settings), contexts))["columns"]:
+        counts = np.array([column["missing"], *column["counts"]])
+        if column["party"] == "shop":
+            assert not ((counts > 0) & (counts < 20)).any()
+
+
+def test_a_site_that_merges_bins_refuses(settings, sites, tmp_path):
+    more = {"least-bin-rows": 5}
+    with pytest.raises(FedappError, match=r"least-bin-rows must be 0 in the node config, or"):
+        run_local(at_sites(settings), of_sites(sites, tmp_path, **more))
+    config = SiteConfig("bank", "rows.csv", allowed=frozenset({"describe-columns"}))
+    check_policy(config, "query.describe_columns_setup", "describe-columns")
+
+
+def test_a_small_key_is_for_trials_only(by_columns):
+    with pytest.raises(ConfigError, match=r"describe-columns.key-bits must be >= 2048 without"):
+        DescribeColumns.check_settings(by_columns(describe_columns__insecure_small_key=False))
+
+
+# Parties that break the rules
+
+
+@pytest.mark.parametrize(
+    ("letter", "change", "refused"),
+    [
+        (
+            "CellSums",
+            ("counts", lambda counts: counts + 1),
+            r"party-2 .step \d+.: CellSums\.counts must be of the \d+ rows in every column",
+        ),
+        (
+            "CellSums",
+            ("ciphertexts", lambda rows: rows[:-1]),
+            r"party-2 .step \d+.: CellSums\.ciphertexts.* must be \d+, got \d+",
+        ),
+        (
+            "LabelKey",
+            ("n_pairs", lambda n: n + 1),
+            r"party-1 .step \d+.: LabelKey\.n_pairs must be 1 for binary:logistic, got 2",
+        ),
+    ],
+)
+def test_letters_that_do_not_fit_are_refused_by_name(
+    by_columns, monkeypatch, letter, change, refused
+):
+    rewrite_letters(monkeypatch, letter, *change)
+    with pytest.raises(FedappError, match=refused):
+        run_local(by_columns(parties=2))
+
+
+def test_sums_that_leave_out_a_row_are_refused(by_columns, monkeypatch):
+    honest = clients_describe.sum_rows
+
+    def without_first(key, rows, cells, starts, nodes, *rest):
+        return honest(key, rows, cells, starts, np.where(np.arange(len(nodes)), nodes, -1), *rest)
+
+    monkeypatch.setattr(clients_describe, "sum_rows", without_first)
+    refused = r"^party-2 .*CellSums.ciphertexts sums must add up to all labels in every column"
+    with pytest.raises(FedappError, match=refused):
+        run_local(by_columns(parties=2))
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("counts", lambda counts: counts + 1),
+        ("names", lambda names: names[:-1]),
+        ("categories", lambda names: (*names, "more")),
+        ("points", lambda points: points[:, :3]),
+        ("n_categories", lambda numbers: numbers + 1),
+    ],
+)
+def test_columns_that_do_not_fit_their_counts_are_refused_by_name(
+    by_columns, monkeypatch, field, change
+):
+    described = clients_describe.Described.described
+
+    def falsified(self, counts):
+        fields = described(self, counts)
+        return {**fields, field: change(fields[field])} if self.name == "party-2" else fields
+
+    monkeypatch.setattr(clients_describe.Described, "described", falsified)
+    with pytest.raises(FedappError, match=rf"^party-2.*ColumnsReply\.{field} must be of \d+ col"):
+        run_local(by_columns())
+
+
+@pytest.mark.parametrize("how", ["by_rows", "by_columns"])
+def test_sites_forget_their_rows_and_a_failing_party_ends_the_run(request, how):
+    made = request.getfixturevalue(how)
+    folder = run_local(made())
+    for party in ("party-1", "party-2", "party-3"):
+        store = Store.open(home() / "sites" / party / summary_of(folder)["model_id"])
+        assert store.finished
+        assert with_arrays(store) <= {"reply", "ended"}
+    with pytest.raises(PartyError, match=r"^party-2 \(step [4-9]\): broke$"):
+        run_on_network(made(), app=fails_from(4))
