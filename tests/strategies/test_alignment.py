@@ -16,7 +16,7 @@ from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
-from fedapp.errors import FedappError, ProtocolError
+from fedapp.errors import ProtocolError
 from fedapp.home import home
 from fedapp.messages import vertical as messages
 from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
@@ -107,17 +107,13 @@ FEW_OF = "only {} rows are matched, fewer than half, of {} of bank, {} of shop"
 # Ids of the bank and of the shop, and of what a run warns.
 WARNED = {
     "numbers from 0": (range(60), range(60), [NUMBERED]),
-    "numbers from 1": (range(1, 61), range(1, 61), [NUMBERED]),
     "numbers from 2": (range(2, 62), range(2, 62), []),
     "numbers in another order": (range(60), [*range(30, 60), *range(30)], [f"bank: {NUMBERED}"]),
     "49 of 100": (PEOPLE[:100], PEOPLE[51:151], [FEW_OF.format(49, 100, 100)]),
-    "50 of 101": (PEOPLE[:101], PEOPLE[:50], [FEW_OF.format(50, 101, 50)]),
     "half of both": (PEOPLE[:100], PEOPLE[50:150], []),
-    "all of the smaller": (PEOPLE[:40], PEOPLE, []),
 }
 
 
-@pytest.mark.by_default("numbers from [02]", "numbers in *", "49 *", "half *")
 @pytest.mark.parametrize(("bank", "shop", "told"), WARNED.values(), ids=WARNED)
 def test_ids_that_number_rows_and_few_matched_rows_are_warned_of(
     vertical, federation, bank, shop, told
@@ -132,31 +128,28 @@ def test_ids_that_number_rows_and_few_matched_rows_are_warned_of(
     assert all(text.startswith(rule) for text, rule in zip(found, told, strict=True))
 
 
-
-
-@pytest.mark.by_default("three")
-@pytest.mark.parametrize("tables", JOINED.values(), ids=JOINED)
-def test_a_model_of_partly_overlapping_tables_is_that_of_the_rows_all_have(
-    vertical, federation, tables
-):
+def test_a_model_of_partly_overlapping_tables_is_that_of_the_rows_all_have(vertical, federation):
+    tables = {  # the active party is not the first by name
+        "acme": shuffled(PEOPLE[50:], 1),
+        "bank": shuffled(PEOPLE, 2),
+        "shop": PEOPLE[:220],
+    }
     contexts = federation(**tables)
-    settings = vertical(parties=len(tables), num_boost_round=3, max_depth=3)
+    settings = vertical(parties=3, num_boost_round=3, max_depth=3)
     folder, joined = run(settings, contexts), whole(settings, contexts)
-    assert matched(folder) == len(set.intersection(*map(set, tables.values())))
+    assert matched(folder) == 170
     assert summary_of(folder)["parties"] == [
         {"name": name, "rows": len(tables[name])} for name in sorted(tables)
     ]
     assert_xgboosts(folder, joined)
 
 
-
-
-
-
-@pytest.mark.by_default("with commas", "written otherwise")
-@pytest.mark.parametrize(("bank", "shop", "n_rows"), MATCHED.values(), ids=MATCHED)
-def test_ids_may_be_any_text_in_any_form(vertical, federation, bank, shop, n_rows):
-    assert matched(run(vertical(), federation(bank=bank, shop=shop))) == n_rows
+def test_ids_may_be_any_text_in_any_form(vertical, federation):
+    same = [f'"ü, 北京 {number}"' for number in range(40)]
+    # The last two are one letter in two forms, and one number.
+    bank = [*same, "7", "a", "b c", "\u00e9", "8.0"]
+    shop = ["07", "A", "b  c", "e\u0301", "8", *same]
+    assert matched(run(vertical(), federation(bank=bank, shop=shop))) == 42
 
 
 # What is refused
@@ -168,13 +161,7 @@ FEW = r"ids must have 2 rows in common at least, got {}: see .*; 7 and 007 diffe
 
 UNMATCHED = {
     "repeated": ([*PEOPLE[:60], *PEOPLE[:3], PEOPLE[0]], {}, f"{ID} be unique .*, got 7 "),
-    **{
-        f"missing, {empty}": (
-            [*PEOPLE[:58], empty, empty],
-            *({}, f"{ID} have no missing values, got 2 of 60 rows"),
-        )
-        for empty in ("", "NaN", "NA", "null")
-    },
+    "missing": ([*PEOPLE[:58], "", "NaN"], {}, f"{ID} have no missing values, got 2 of 60 rows"),
     "none": (range(60), {"id": ""}, r'id must name .* by, as in id="customer"$'),
     "another column": (PEOPLE[:60], {"id": "person"}, f"{ID} be in the table"),
     "more rows": (
@@ -199,10 +186,7 @@ def test_ids_that_cannot_be_matched_are_refused_by_column_and_number(
 def test_an_empty_text_is_no_id(vertical, federation):
     contexts = federation(bank=PEOPLE[:60], shop=PEOPLE[:60])
     as_parquet(contexts[1], ["", *PEOPLE[1:60]])
-    match = r"^shop \(step 1\): id column \[withheld\] must have no missing values, got 1"
-    refuses(match, vertical(), contexts)
-
-
+    refuses(rf"^shop .*{ID} have no missing values, got 1", vertical(), contexts)
 
 
 def test_ids_are_matched_without_spaces_around_and_whatever_their_type(vertical, federation):
@@ -227,11 +211,7 @@ def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
 # Rows that are in order already
 
 
-@pytest.mark.parametrize(
-    "others",
-    [PEOPLE[1:91], PEOPLE[:89], [*PEOPLE[:89], PEOPLE[89] + "0"]],
-    ids=["other rows", "fewer rows", "one other row"],
-)
+@pytest.mark.parametrize("others", [PEOPLE[:89], [*PEOPLE[:89], PEOPLE[89] + "0"]])
 def test_other_rows_are_refused_by_the_partys_name(vertical, federation, others):
     contexts = federation(bank=PEOPLE[:90], clinic=PEOPLE[:90], shop=others)
     match = r"^bank \(step \d\): .*digest .* shop: ids must be those of bank, in the same order$"
@@ -255,13 +235,10 @@ def test_rows_without_ids_are_matched_as_they_stand(vertical, federation):
 # What is told
 
 
-HASHES = ("md5", "sha1", "sha256", "sha512", "sha3_256", "blake2b", "blake2s")
-
-
 def forms_of(ids, seed):
     """Ids, their points and hashes, as they must not leave a site."""
     texts, key = [one.encode() for one in ids], seed.to_bytes(8, "little")
-    digests = [hashlib.new(name, text) for name in HASHES for text in texts]
+    digests = [hashlib.new(name, text) for name in ("md5", "sha256", "blake2b") for text in texts]
     return [
         *texts,
         *(point.tobytes() for point in hash_messages(texts, DST)),
@@ -366,15 +343,15 @@ def test_a_run_that_trains_cannot_pass_for_one_that_predicts(vertical, federatio
     refuses(rf"^(bank|shop) \(step 2\): {match}", vertical(), contexts)
 
 
-FALSE = {
-    "a name twice": ("names", ("bank", "clinic", "clinic"), "names must be distinct and include"),
-    "not the site's": ("names", ("clinic", "mallory", "shop"), "names must be distinct and incl"),
-    "active": ("active", "mallory", r"OpenRequest\.active must be among the names"),
-    "another key": ("box_keys", slice(None, None, -1), "key must be the one that the site sent, g"),
-}
-
-
-@pytest.mark.parametrize(("field", "change", "rule"), FALSE.values(), ids=FALSE)
+@pytest.mark.parametrize(
+    ("field", "change", "rule"),
+    [
+        ("names", lambda _: ("bank", "clinic", "clinic"), "names must be distinct and include"),
+        ("names", lambda _: ("clinic", "mallory", "shop"), "names must be distinct and incl"),
+        ("active", lambda _: "mallory", r"OpenRequest\.active must be among the names"),
+        ("box_keys", lambda keys: keys[::-1], "key must be the one that the site sent, g"),
+    ],
+)
 def test_an_opening_that_cannot_be_true_is_refused(
     vertical, federation, monkeypatch, field, change, rule
 ):
@@ -382,8 +359,7 @@ def test_an_opening_that_cannot_be_true_is_refused(
 
     def changed(*given, **named):
         request = opening(*given, **named)
-        is_slice = isinstance(change, slice)
-        return replace(request, **{field: request.box_keys[change] if is_slice else change})
+        return replace(request, **{field: change(getattr(request, field))})
 
     monkeypatch.setattr("strategies.vertical.OpenRequest", changed)
     refuses(rule, vertical(parties=3), pinned(federation))

@@ -8,13 +8,11 @@ from fedapp.errors import FedappError
 from fedapp.messages.wire import from_records, to_records
 from tests.moments import changed
 from tests.network import run
-from tests.tables import made_columns, write_rows
 from tests.tampering import refuses, rewrite_letters
 
 BINARY, NUMBERS = "binary:logistic", "reg:squarederror"
-SMALL = {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True}
 RUNS = {
-    "secureboost": {"allow_export": True, "align": "ordered", **SMALL},
+    "secureboost": {},
     "federated-forest": {"align": "ordered", "federated_forest__trees": 2},
     "fedavg-linear": {"fedavg_linear__rounds": 1},
     "fedxgbllr": {"fedxgbllr__trees": 2, "fedxgbllr__rounds": 1, "fedxgbllr__channels": 2},
@@ -95,18 +93,6 @@ REFUSED = {
 }
 
 
-@pytest.fixture
-def made(settings, tmp_path):
-    """``made(strategy, objective)``: a short run of two parties."""
-
-    def make(strategy, objective=NUMBERS):
-        data = write_rows(tmp_path / "rows.csv", made_columns(objective, 60))
-        given = {"data": str(data), "label": "y", "parties": 2, **RUNS[strategy]}
-        return settings(strategy=strategy, objective=objective, **given)
-
-    return make
-
-
 @pytest.mark.by_default("secureboost-*", "federated-forest-*", "fedavg-linear-*", "fedxgbllr-a *")
 @pytest.mark.parametrize(
     ("strategy", "objective", "kind", "name", "changes", "match"),
@@ -117,9 +103,17 @@ def test_values_that_nobody_honest_sends_end_the_run_by_a_named_error(
     made, strategy, objective, kind, name, changes, match
 ):
     with pytest.raises(FedappError, match=match):
-        run(made(strategy, objective), app=Rewriting(kind, name, changes))
+        run(
+            made(strategy, objective, 60, parties=2, **RUNS[strategy]),
+            app=Rewriting(kind, name, changes),
+        )
 
 
 def test_codes_of_labels_past_all_are_refused_by_their_receiver(made, monkeypatch):
     rewrite_letters(monkeypatch, "Labels", "codes", all_are(1e300))
-    refuses("^party-1.*: Labels.codes must be", made("federated-forest"))
+    refuses(
+        "^party-1.*: Labels.codes must be",
+        made(
+            "federated-forest", NUMBERS, 60, parties=2, align="ordered", federated_forest__trees=2
+        ),
+    )
