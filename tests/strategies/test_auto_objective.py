@@ -99,6 +99,11 @@ def test_shares_of_one_table_may_have_any_classes(write_table, settings):
     assert run_local(settings(objective=AUTO, **given)).summary["objective"] == "binary:logistic"
 
 
+def test_text_and_numbers_as_labels_do_not_fit_together():
+    with pytest.raises(DataError, match="label must be of one type at all parties"):
+        auto_objective([("a", "b"), ()])
+
+
 @pytest.mark.parametrize(
     ("labels", "found"),
     [

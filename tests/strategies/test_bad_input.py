@@ -113,13 +113,6 @@ def test_what_is_wrong_with_a_site_is_told_by_its_name(refuse_site, rule, table,
     refuse_site(rf"^shop \(step 1\): {rule}", node, table, **more)
 
 
-def test_an_empty_file_is_refused(refuse_site, tmp_path):
-    path = tmp_path / "empty.csv"
-    path.touch()
-    rule = "data file 'empty.csv' must be a well-formed csv file, got an empty file"
-    refuse_site(rf"^shop \(step 1\): {rule}$", node={"data": str(path)})
-
-
 OF_ALL = "label must have 2 values for binary:logistic, the parties have"
 
 

@@ -81,16 +81,13 @@ def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings):
 
 def message_of(kind):
     context = Context(0, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
-    return Message(RecordDict(), dst_node_id=2, message_type=kind), context
+    message = Message(RecordDict(), dst_node_id=2, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "1"
+    return message, context
 
 
 def test_functions_for_other_kinds_and_a_lifespan_are_called():
     app, called = SiteApp(table=rows, label="y"), list[str]()
-
-    @app.train()
-    def default(message, context):
-        called.append("default")
-        return Message(RecordDict(), reply_to=message)
 
     @app.query("mine")
     def mine(message, context):
@@ -103,11 +100,9 @@ def test_functions_for_other_kinds_and_a_lifespan_are_called():
         yield
         called.append("ends")
 
-    for kind in ("train", "query.mine"):
-        message, context = message_of(kind)
-        message.metadata.__dict__["_message_id"] = "1"
-        assert not app(message, context).has_error()
-    assert called == ["begins", "default", "ends", "begins", "mine", "ends"]
+    message, context = message_of("query.mine")
+    assert not app(message, context).has_error()
+    assert called == ["begins", "mine", "ends"]
 
 
 def test_a_function_for_a_kind_that_fedapp_answers_is_refused():
@@ -131,9 +126,7 @@ def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users
 
 
 def test_a_kind_without_a_function_is_refused():
-    message, context = message_of("train.pax_grown")
-    message.metadata.__dict__["_message_id"] = "1"
-    reply = SiteApp(table=rows, label="y")(message, context)
+    reply = SiteApp(table=rows, label="y")(*message_of("train.pax_grown"))
     text = "party-1: message.kind must be known, got 'train.pax_grown'"
     assert (reply.error.code, reply.error.reason) == (REFUSED, text)
 
