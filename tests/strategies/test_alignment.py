@@ -211,13 +211,6 @@ def test_bits_of_rows_that_are_not_there_are_refused_by_the_senders_name(
 # Rows that are in order already
 
 
-@pytest.mark.parametrize("others", [PEOPLE[:89], [*PEOPLE[:89], PEOPLE[89] + "0"]])
-def test_other_rows_are_refused_by_the_partys_name(vertical, federation, others):
-    contexts = federation(bank=PEOPLE[:90], clinic=PEOPLE[:90], shop=others)
-    match = r"^bank \(step \d\): .*digest .* shop: ids must be those of bank, in the same order$"
-    refuses(match, vertical(parties=3, align="ordered"), contexts)
-
-
 def test_rows_with_ids_may_stand_in_any_order(vertical, federation):
     contexts = federation(bank=PEOPLE[:90], shop=shuffled(PEOPLE[:90], 1))
     settings = vertical(align="ordered", num_boost_round=3, max_depth=3)

@@ -15,7 +15,6 @@ from fedapp.commands import cli
 from fedapp.data.partition import Holdout
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
-from fedapp.metrics.sums import margin_middles, statistics
 from fedapp.records.document import from_text, to_text
 from fedapp.report.summary import resolved_facts
 from fedapp.runs.baselines import baseline_rows
@@ -35,7 +34,6 @@ from tests.serving import Client, rows_of
 from tests.tables import deal_columns
 
 BINARY = "binary:logistic"
-N_BINS = 512  # of a round's histograms
 
 
 def sigmoid(odds):
@@ -69,12 +67,6 @@ def curve_of_rows(calibration, margins, labels, weights):
     return fit(calibration, margins.astype(float), by_class, weights.sum())
 
 
-def curve_of_bins(calibration, margins, labels, weights):
-    rows = [each.astype(np.float32) for each in (margins[:, None], labels, weights)]
-    cells = statistics(BINARY, *rows, N_BINS, center=0.5).histogram
-    return fit(calibration, 0.5 + margin_middles(N_BINS), cells, weights.sum())
-
-
 def test_a_platt_curve_is_scikit_learns():
     rows = drawn_rows()
     curve = curve_of_rows("platt", *rows)
@@ -93,18 +85,6 @@ def test_a_platt_curve_is_the_least_loss_of_targets_that_are_not_0_or_1():
     targets = weights * [0.2, 0.2, 0.8, 0.8]
     assert weights @ shares == pytest.approx(targets.sum())
     assert (weights * margins) @ shares == pytest.approx(targets @ margins)
-
-
-@BOTH
-def test_bins_give_nearly_the_curve_of_rows(calibration):
-    # A bin's middle is off by at most 2.3 % of a row's distance from the centre. A step of an
-    # isotonic curve moves by a bin, so single rows may be further off.
-    rows = drawn_rows()
-    curves = [of(calibration, *rows) for of in (curve_of_rows, curve_of_bins)]
-    shares = [sigmoid(curve.odds(rows[0].astype(float))) for curve in curves]
-    off = np.abs(shares[0] - shares[1])
-    assert off.mean() < (0.0005 if calibration == "platt" else 0.01)
-    assert calibration == "isotonic" or off.max() < 0.0005
 
 
 def test_an_isotonic_curve_is_scikit_learns_and_reaches_neither_0_nor_1():
@@ -151,18 +131,16 @@ def test_a_curve_does_not_depend_on_the_scale_of_weights(calibration, scale):
 # The model
 
 
-@pytest.mark.by_default("isotonic")
-@BOTH
-def test_three_parties_have_the_curve_of_the_joined_rows(made, calibration):
+def test_three_parties_have_the_curve_of_the_joined_rows(made):
     texts = []
     for parties in (3, 1):
-        folder = run_local(made(calibration=calibration, parties=parties))
+        folder = run_local(made(calibration="isotonic", parties=parties))
         trained = model_of(folder)
         texts.append(to_text(curve_model(trained.curve, trained)))
     usual = model_of(run_local(made()))
     assert texts[0] == texts[1]
     assert [tree.tolist() for tree in trained.trees] == [tree.tolist() for tree in usual.trees]
-    masked = run_local(made(calibration=calibration, pax__aggregation="secure"))
+    masked = run_local(made(calibration="isotonic", pax__aggregation="secure"))
     points = np.linspace(-3, 3, 50)
     odds = [model_of(one).curve.odds(points) for one in (masked, folder)]
     np.testing.assert_allclose(*map(sigmoid, odds), atol=1e-6)
@@ -173,18 +151,14 @@ def curve_model(curve, model):
     return Ensemble(BINARY, np.array([0.5], np.float32), (), model.classes, (), curve=curve)
 
 
-@pytest.mark.by_default("pax-platt", "secureboost-platt")
-@pytest.mark.parametrize(
-    ("strategy", "calibration"),
-    [("pax", "platt"), ("secureboost", "platt"), ("secureboost", "isotonic")],
-)
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
-    made, settings, strategy, calibration
+    made, settings, strategy
 ):
     more = {"parties": 2, "secureboost__key_bits": 256, "align": "ordered"}
     if strategy == "pax":
         more = {"n_rows": 1000, "num_boost_round": 60, "eta": 1, "early_stopping_rounds": 2}
-    run = made(strategy=strategy, calibration=calibration, **more)
+    run = made(strategy=strategy, calibration="platt", **more)
     folder = run_local(run)
     model, summary, rows = model_of(folder), folder.summary, baseline_rows(run)[0]
     n_rounds = len(folder.rounds.read_text().splitlines())
@@ -192,7 +166,7 @@ def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
     assert strategy != "pax" or len(model.trees) < n_rounds
     valid, test, margins = rows.split.valid, rows.split.test, predict_margins(model, rows.values)
     ones = np.ones(len(valid))
-    due = curve_of_rows(calibration, margins[valid, 0], rows.labels[valid], ones)
+    due = curve_of_rows("platt", margins[valid, 0], rows.labels[valid], ones)
     if strategy == "pax":  # of bins
         expected = pytest.approx((due.slope, due.intercept), abs=0.01)
         assert (model.curve.slope, model.curve.intercept) == expected
@@ -207,9 +181,9 @@ def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
     before = log_loss(rows.labels[test], sigmoid(margins[test]))
     assert scores["uncalibrated-logloss"] == pytest.approx(before, rel=1e-6)
     assert before > scores["logloss"]
-    assert summary["calibration"] == {"method": calibration, "rows": len(valid)}
+    assert summary["calibration"] == {"method": "platt", "rows": len(valid)}
     text = resolved_facts(summary)["calibration"]
-    assert text.startswith(f"{calibration}, by {len(valid)} validation rows: test logloss ")
+    assert text.startswith(f"platt, by {len(valid)} validation rows: test logloss ")
     assert f"{scores['logloss']:.4f}, without it {before:.4f}; exports and SHAP" in text
 
 

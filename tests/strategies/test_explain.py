@@ -10,10 +10,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.messages.inference import ExplainRequest
 from fedapp.runs.local import run_local
-from fedapp.site.policy import check_policy
-from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.divided import ActivePart, open_splits, path_to
 from strategies.eini import Eini
@@ -168,13 +165,6 @@ def test_rows_of_a_whole_model_are_explained_by_their_ids(settings, tmp_path):
 def test_rows_without_an_id_are_refused(settings, explain):
     with pytest.raises(ConfigError, match="explain must be ids of up to 100 rows, separated by"):
         Eini.section_settings(settings(strategy="eini", model="0" * 16, explain=explain))
-
-
-def test_a_site_explains_in_runs_of_the_methods_it_allows():
-    config = SiteConfig("bank", "rows.csv", allowed=frozenset({"eini"}))
-    check_policy(config, ExplainRequest.kind, "eini")
-    with pytest.raises(ConfigError, match="strategy must be one that the site allows"):
-        check_policy(config, ExplainRequest.kind, "interactive")
 
 
 def test_open_splits_are_those_no_known_split_turns_the_row_away_from():

@@ -94,27 +94,19 @@ def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(three_roun
     )
 
 
-def answers(step, change):
-    """A fault: the reply to one step is another."""
+def changes(step, kind=None, **fields):
+    """A fault: fields of the reply to one step are others, or a message of another kind comes."""
 
     def fault(now, request, reply):
         if now != step:
             return reply
         envelope, content = from_records(reply.content, "party-2")
-        changed = change(from_content(SketchReply if step == 2 else GrowReply, content, "party-2"))
+        sent = from_content(SketchReply if step == 2 else GrowReply, content, "party-2")
+        others = {name: change(getattr(sent, name)) for name, change in fields.items()}
+        changed = kind("party-2", "") if kind else replace(sent, **others)
         return Message(to_records(to_content(changed, "party-2"), envelope), reply_to=request)
 
     return fault
-
-
-def changes(step, **fields):
-    """A fault: fields of the reply to one step are others."""
-    return answers(
-        step,
-        lambda reply: replace(
-            reply, **{name: change(getattr(reply, name)) for name, change in fields.items()}
-        ),
-    )
 
 
 def one_more(axis):
@@ -138,12 +130,9 @@ FITS_NOT = {
     "nodes": changes(4, histograms=one_more(0), missing=one_more(0)),
     "columns": changes(4, missing=one_more(1)),
     "roots": changes(6, root_sums=one_more(0)),
-    "no roots": changes(6, root_sums=lambda sums: np.empty((0, 2))),
     "sums": changes(6, train_sums=one_more(0), valid_sums=one_more(0)),
     "negative hessians": changes(4, histograms=np.negative),
     "offsets": changes(2, offsets=lambda offsets: offsets[:-1]),
-    "offsets past the end": changes(2, offsets=lambda offsets: offsets + 1),
-    "falling offsets": changes(2, offsets=np.flip),
     "maxima": changes(2, maxima=lambda maxima: maxima[:-1]),
     "falling bins": changes(2, representatives=np.flip),
     "bins of scores": changes(6, train_scores=of_two_halves, valid_scores=of_two_halves),
@@ -156,9 +145,8 @@ STOPS = {  # the fault of party-2, and what the run stops with
     ),
     "a traceback": (error_from(4, 2, FULL), (PartyError, f"{FAILED}MemoryError: full$")),
     "no reason": (error_from(4, 2, None), (PartyError, f"{FAILED}.*code 2$")),
-    "an empty reason": (error_from(4, 2, ""), (PartyError, f"{FAILED}.*code 2$")),
     "another class": (
-        answers(4, lambda reply: GreetReply("party-2", "")),
+        changes(4, GreetReply),
         (ProtocolError, "^party-2: GrowReply.class must be this one, got GreetReply$"),
     ),
     "no message": (
@@ -186,8 +174,7 @@ def test_an_answer_that_fits_no_request_stops_the_run_by_name(three_rounds, faul
 # Going on without a party
 
 
-@pytest.mark.by_default("2", "7", "12")
-@pytest.mark.parametrize("step", [2, FIRST_TREE[0], SECOND_TREE[1], LAST])
+@pytest.mark.parametrize("step", [2, SECOND_TREE[1], LAST])
 def test_a_run_goes_on_without_a_party_where_min_parties_allows(three_rounds, undisturbed, step):
     folder = run(three_rounds(min_parties=2), app=fails_from(step))
     summary = summary_of(folder)
@@ -226,13 +213,6 @@ def test_rounds_restart_twice_and_later_trees_end_at_their_depth(
     assert [len(tree) == 3 for tree in model_of(folder).trees] == ends  # after its root's split
 
 
-@pytest.mark.slow
-def test_a_loss_is_the_same_at_every_level_of_a_tree(three_rounds):
-    for steps in (FIRST_TREE, SECOND_TREE):
-        models = {model_bytes(run(three_rounds(min_parties=2), app=fails_from(n))) for n in steps}
-        assert len(models) == 1
-
-
 def test_a_party_that_is_lost_before_its_sketch_leaves_no_trace_in_the_model(
     three_rounds, write_table, sites
 ):
@@ -257,12 +237,7 @@ def test_too_few_that_are_left_stop_the_run(three_rounds):
 # A checkpoint is kept at step 5; then hello is 6 and the second tree 7 to 9.
 @pytest.mark.parametrize(
     ("first", "how", "second"),
-    [
-        (6, "dies_before_sending", 6),
-        (7, "dies_before_reading", 7),
-        pytest.param(8, "dies_before_reading", 9, marks=pytest.mark.slow),
-        pytest.param(7, "dies_before_sending", 10, marks=pytest.mark.slow),
-    ],
+    [(6, "dies_before_sending", 6), (7, "dies_before_reading", 7)],
 )
 def test_a_server_that_dies_twice_goes_on_to_the_same_model(
     three_rounds, undisturbed, first, how, second
@@ -292,8 +267,7 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(
     assert not any(name.startswith(("checkpoint", "failure", ".")) for name in left)
 
 
-@pytest.mark.by_default("11")
-@pytest.mark.parametrize("step", [8, 11, LAST])
+@pytest.mark.parametrize("step", [11, LAST])
 def test_a_brief_round_leaves_its_checkpoint_out_and_a_resumed_run_ends_in_the_same_model(
     three_rounds, undisturbed, monkeypatch, step
 ):
@@ -410,7 +384,6 @@ SMALL = {"secureboost": {"key_bits": 512, "insecure_small_key": True}, "align": 
         ("pax", {"objective": bursts}, "party-1: gradients of the objective must be finite"),
         ("pax", {"pax": {"aggregation": "secure"}}, "party-1: every gradient must be <= 512"),
         ("bagging", {}, f"party-1: {FLOATS}"),
-        ("cyclic", {}, f"party-1: {FLOATS}"),
         ("secureboost", SMALL, f"party-1: {FLOATS}"),
     ],
 )

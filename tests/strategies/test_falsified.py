@@ -34,7 +34,6 @@ def last_bit(bits):
 
 FALSE_SETS = {
     "a byte fewer": (lambda bits: bits[:-1], r"sets must be \d+ bytes, got \d+"),
-    "a byte more": (lambda bits: np.append(bits, bits[-1:]), r"sets must be \d+ bytes, got \d+"),
     "no sets": (lambda bits: bits[:0], r"sets must be \d+ bytes, got 0"),
     "a bit past all": (last_bit, "sets must contain only categories of the column"),
 }
@@ -86,16 +85,6 @@ def of_number(widths):
     return found
 
 
-def every_bin(bits):
-    """All bins of columns of 11."""
-    return np.resize(np.array([0xFF, 0xE0], dtype=np.uint8), len(bits))
-
-
-def next_column(columns):
-    """The passive party's own columns, each the next one."""
-    return np.where(columns < 0, columns, (columns + 1) % 3)
-
-
 def shorter(array):
     return array[:-1]
 
@@ -118,46 +107,36 @@ KEYS = [
     ({"n": digits(2**255 + 2**254)}, "n must be the product of two large primes"),
     ({"n": digits(2**256 - 189)}, "n must be the product of two large primes"),  # a prime
     ({"n": digits(2**254 + 1)}, "n must be 256 bits, got 255"),
-    ({"n": digits(2**261 + 1)}, "n must be 256 bits, got 33 bytes"),
 ]
 OF_LEVEL = "columns must be of this party and this level"
 OPEN = "nodes must be open, in order, and of parties of the run"
 OF_ROWS = "must be sums that rows of the nodes can have, got others of column"
-ASCENDING = r"columns must be < \d+ and ascending"
 WIDTHS_FIT = "widths must be of the party's columns and their categories"
 WON = "listed must be the party's splits of this level"
 OF_NODES = "columns must be of 3 open nodes"
-ANOTHER = {"category_counts": lambda c: c + (c == 11), "categories": lambda n: (*n, "new")}
 FALSE_FIELDS = {  # by the run of a method and a message: fields that are changed, and the error
     ("pax", "GrowRequest"): [
         ({"split_columns": lambda c: c * 0 + 3}, "split_sets sets must be 0"),
-        ({"split_columns": lambda c: c * 0 + 9}, "split_columns must be < 5"),
     ],
     ("secureboost", "PublicKey"): [
         *KEYS,
         ({"precision": lambda _: 62}, "precision must be 53, got 62"),
-        ({"n_outputs": lambda _: 3}, "n_outputs must be 1, got 3"),
     ],
     ("secureboost", "EncryptedGradients"): [
         *CIPHERTEXTS,
-        ({"columns": lambda c: np.repeat(c, 2)}, ASCENDING),
-        ({"columns": np.flip}, ASCENDING),
+        ({"columns": lambda c: np.repeat(c, 2)}, r"columns must be < \d+ and ascending"),
     ],
     ("secureboost", "EncryptedSums"): [
         *(*CIPHERTEXTS, OTHER_KEY),
         ({"level": lambda level: level + 1}, "level must be the one being split"),
         ({"missing": lambda m: m + np.int32(1)}, f"ciphertexts {OF_ROWS}"),
-        ({"missing": lambda m: m + np.int32(10**6)}, f"ciphertexts {OF_ROWS}"),
         ({"missing": lambda m: m[:, :-1].copy()}, r"missing must be of shape \(1, 3\), got \(1, 2"),
     ],
     ("secureboost", "Splits"): [
-        ({"set_bits": np.copy, "columns": next_column}, "set_bits sets must"),
         ({"columns": lambda c: c + 3}, OF_LEVEL),
         ({"level": lambda level: level + 1}, OF_LEVEL),
         ({"nodes": lambda nodes: nodes + 7}, OPEN),
-        ({"trees": lambda trees: trees + 1}, OPEN),
         ({"owners": lambda owners: owners + 2}, OPEN),
-        ({"owners": lambda owners: 1 - owners}, OF_LEVEL),
         ({"first_rights": lambda bins: bins + 999}, OF_LEVEL),
         ({"wanted_nodes": lambda nodes: nodes * 0}, OF_LEVEL),
     ],
@@ -176,10 +155,6 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
         ({"widths": shorter}, WIDTHS_FIT),
         ({"columns": lambda c: c * 0 + 1}, WIDTHS_FIT),
         ({"category_counts": lambda c: -1 - c * 0}, "categories must be 0"),
-        ({"category_counts": shorter}, "categories category_counts"),
-        ({"categories": shorter}, r"categories must be \d+, got \d+"),
-        ({"categories": other("")}, "categories must be distinct"),
-        (ANOTHER, WIDTHS_FIT),
     ],
     ("federated-forest", "EncryptedLabels"): [*KEYS, *CIPHERTEXTS],
     ("federated-forest", "ColumnSums"): [
@@ -187,14 +162,9 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
         ({"level": lambda level: level + 1}, "level must be the one being split"),
         ({"sizes": lambda sizes: sizes + 1}, "sizes must add up to the rows"),
         ({"sizes": shorter}, OF_NODES),
-        ({"n_bins": lambda n_bins: n_bins + 1}, OF_NODES),
         ({"n_bins": lambda n_bins: n_bins + 2**62}, OF_NODES),
-        ({"n_bins": lambda n_bins: n_bins * 0}, OF_NODES),
-        ({"ranks": lambda ranks: ranks + 1}, OF_NODES),
         ({"ranks": lambda ranks: ranks * 0 + NO_RANK}, OF_NODES),
         ({"columns": lambda columns: columns + 2**62}, "columns must be <="),
-        ({"columns": lambda columns: columns * 0}, OF_NODES),
-        ({"n_columns": lambda n_columns: n_columns + 1}, OF_NODES),
     ],
     ("federated-forest", "Partition"): [
         ({"bits": shorter}, r"bits must be \d+ bytes, got"),
@@ -203,12 +173,9 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
     ("federated-forest", "Won"): [
         ({"listed": np.flip}, "(listed|set_bits)"),
         ({"level": lambda level: level + 1}, WON),
-        ({"listed": lambda listed: listed + 1000}, WON),
         (dict.fromkeys(("listed", "cuts", "defaults"), shorter), WON),
-        ({"cuts": lambda cuts: cuts + 1000}, WON),
         ({"cuts": lambda cuts: np.full_like(cuts, 2**63 - 1)}, WON),
         ({"set_bits": np.zeros_like}, "set_bits must leave bins on"),
-        ({"set_bits": every_bin}, "set_bits must leave bins on"),
     ],
     ("pax", "SketchRequest"): [
         ({"categories": shorter}, r"categories must be \d+, got \d+"),
@@ -221,7 +188,6 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
     # What the server reads
     ("pax", "SketchReply"): [
         ({"maxima": lambda m: m + 11}, "maxima must be codes of the categories"),
-        ({"maxima": lambda m: m + 0.5}, "maxima must be codes of the categories"),
         ({"offsets": lambda o: np.append(o[1:], o[-1])}, "offsets must give a"),
         ({"unseen": shorter}, r"unseen must have size 5 .* got 4"),
     ],
@@ -229,9 +195,6 @@ FALSE_FIELDS = {  # by the run of a method and a message: fields that are change
         ({"widths": of_number}, "widths must be those of the cat"),
         ({"columns": lambda c: c + 3}, "widths must be those of"),
         ({"set_bits": last_bit}, "set_bits sets must contain only cat"),
-        ({"set_bits": lambda b: b[1:]}, "set_bits sets must be"),
-        ({"categories": other("")}, "categories must be distinct"),
-        ({"categories": lambda n: n[1:]}, "categories must be 11"),
     ],
 }
 # The field that the first message of a class must have something in, if not the first one changed.
