@@ -150,28 +150,6 @@ def test_a_party_that_merges_bins_is_held_to_totals(settings, lie):
     refuses(TOTAL.format(0), settings(**given))
 
 
-HONEST = {
-    "draws": {"subsample": 0.5, "colsample_bytree": 0.5},
-    "positive rows": {"scale_pos_weight": 3.0},
-    "weights and margins": {"weight": "w", "base_margin": "m"},
-    "merged bins": {"least_bin_rows": 4, "colsample_bynode": 0.5},
-    "counts": {"objective": "count:poisson"},
-}
-
-
-@pytest.mark.by_default("draws", "weights *", "counts")
-@pytest.mark.parametrize("more", HONEST.values(), ids=HONEST)
-def test_honest_sums_pass(settings, write_table, more):
-    rng = np.random.default_rng(4)
-    holes = np.where(rng.random(300) < 0.3, "", rng.normal(size=300).round(1).astype(str))
-    kinds = np.where(rng.random(300) < 0.2, "", rng.choice(["u", "v", "w"], 300))
-    extra = {"w": rng.choice([0, 1e-3, 1, 700], 300), "m": rng.normal(size=300).round(2)}
-    columns = {name: extra[name] for name in extra if name in more.values()}
-    data = str(write_table(n_rows=300, holes=holes, kinds=kinds, **columns))
-    given = {"data": data, "label": "y", "parties": 3, "max_depth": 5, "num_boost_round": 6}
-    assert summary_of(run_local(settings(**given, **more)))["trees"] == 6
-
-
 # What tells a site of sums that keep the rules
 
 

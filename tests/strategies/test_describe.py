@@ -170,13 +170,13 @@ def test_every_value_is_of_a_group_of_rows(seed, least):
         column = np.where(np.isnan(coarse[:, place]), np.inf, coarse[:, place])
         shown, counts = np.unique(column, return_counts=True)
         assert counts.min() >= min(least, len(values)) or (shown == np.inf).all()
-        present = np.sort(values[~np.isnan(values[:, place]), place])
+        there = ~np.isnan(values[:, place])
+        present = np.sort(values[there, place])
         if not widths[place] and len(present) >= least:  # no group begins before the next
             assert np.isin(shown[shown < np.inf], present[least - 1 :]).all()
         if not widths[place]:  # the order stays
-            both = ~np.isnan(values[:, place]) & (column != np.inf)
-            order = np.argsort(values[both, place], kind="stable")
-            assert (np.diff(column[both][order]) >= 0).all()
+            both = there & (column != np.inf)
+            assert (np.diff(column[both][np.argsort(values[both, place])]) >= 0).all()
     np.testing.assert_array_equal(in_groups(values, widths, 0), values)
 
 
@@ -189,15 +189,14 @@ def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(seed,
     values, classes = values[frequent], classes[frequent]
     rows = in_groups(values, widths, least)
     coarse = in_groups(rows, widths, least, classes)
-    for place in range(values.shape[1]):
-        _, cells = np.unique(coarse[:, place], return_inverse=True)
+    for fine, column in zip(rows.T, coarse.T, strict=True):
+        _, cells = np.unique(column, return_inverse=True)
         for one in np.unique(classes):
             counts = np.bincount(cells[classes == one])
             assert not ((counts > 0) & (counts < least)).any()
-        # Groups are by_rows of whole ones, so that differences are of groups too.
-        _, fine = np.unique(rows[:, place], return_inverse=True)
-        pairs = np.unique(np.stack([fine, cells]), axis=1)
-        assert pairs.shape[1] == len(np.unique(fine))
+        # Groups are made of whole ones, so that differences are of groups too.
+        _, fine = np.unique(fine, return_inverse=True)
+        assert len({*zip(fine, cells, strict=True)}) == len(np.unique(fine))
 
 
 @pytest.mark.parametrize("more", [{}, SECURE])

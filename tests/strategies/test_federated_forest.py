@@ -138,25 +138,6 @@ def test_out_of_bag_scores_are_of_trees_that_have_not_seen_the_row(forest):
 # Exchanges and messages
 
 
-def test_a_forest_that_cannot_grow_further_stops(forest):
-    run = forest(own_max_depth=50, own_min_samples_leaf=60)
-    folder = run_local(run)
-    ledger = {line["step"]: line["type"] for line in lines_of(folder.ledger)}
-    assert len(lines_of(folder.rounds)) < 5
-    assert sum("forest" in kind for kind in ledger.values()) < 2 + 2 * 5
-    assert to_text(joined(folder)) == to_text(pooled(run)[0])
-
-
-def test_every_level_is_told_of_with_its_scores(forest):
-    folder = run_local(forest())
-    rounds = lines_of(folder.rounds)
-    assert [line["round"] for line in rounds] == [1, 2, 3]
-    assert rounds[-1]["leaves"] == sum((t["left"] < 0).sum() for t in joined(folder).trees)
-    assert rounds[0]["train"]["accuracy"] < rounds[-1]["train"]["accuracy"]
-    summary = summary_of(folder)
-    assert rounds[-1]["valid"] == pytest.approx(summary["metrics"]["valid"])
-
-
 def test_the_server_sees_nothing_of_rows_and_parties_their_own_columns_and_codes(forest):
     run_settings = forest("reg:squarederror", 3)
     folder, app = listen(run_settings)
