@@ -217,14 +217,6 @@ def test_rows_with_ids_may_stand_in_any_order(vertical, federation):
     assert_xgboosts(run(settings, contexts), whole(settings, contexts))
 
 
-def test_rows_without_ids_are_matched_as_they_stand(vertical, federation):
-    contexts = federation(bank=PEOPLE[:90], shop=PEOPLE[:90])
-    for context in contexts:
-        context.node_config["id"] = ""
-        context.node_config["drop-columns"] = "customer"
-    assert matched(run(vertical(align="ordered"), contexts)) == 90
-
-
 # What is told
 
 

@@ -11,13 +11,12 @@ from fedapp.data.labels import AUTO, auto_objective, check_spelling, class_names
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.messages.scoring import BalanceReply, BalanceRequest
 from fedapp.runs.baselines import baseline_rows, run_baselines
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
 from fedapp.site import sums
 from strategies.horizontal import HorizontalStrategy
 from tests.federated import model_bytes
-from tests.network import die, resumed, run
 
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
@@ -213,17 +212,6 @@ def test_a_balanced_run_has_the_model_of_its_number(rare, way, monkeypatch):
     plain = run_local(rare(way))
     assert model_bytes(balanced) != model_bytes(plain)
     assert plain.summary["boosting"]["scale_pos_weight"] == 1
-
-
-@pytest.mark.slow
-def test_a_balanced_run_that_is_resumed_keeps_its_number(rare):
-    whole = run_local(rare(scale_pos_weight="balanced"))
-    for step in range(3, whole.summary["exchanges"] - 2):  # of the steps, which greetings are not
-        settings = rare(scale_pos_weight="balanced")
-        die(settings, dies_before_sending=step)
-        folder = run(resumed(settings), simulated_contexts(settings))
-        assert model_bytes(folder) == model_bytes(whole)
-        assert folder.summary["boosting"] == whole.summary["boosting"]
 
 
 @pytest.mark.parametrize("way", ["plain", "secureboost"])

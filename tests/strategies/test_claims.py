@@ -10,12 +10,11 @@ import pytest
 from clients import pax as party
 from clients.handshake import Coded
 from clients.scoring import warn_if_worse
-from fedapp.errors import ProtocolError
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.runs.local import run_local
 from tests.federated import summary_of
-from tests.network import die, resumed, run
+from tests.network import run
 from tests.tables import made_columns
 from tests.tampering import refuses
 
@@ -131,14 +130,6 @@ def test_the_party_is_left_out_where_others_may_go_on(settings, lie):
     found = summary_of(run_local(settings(data="breast-cancer", **more)))
     assert [gone["party"] for gone in found["left_out"]] == [LIAR]
     assert found["metrics"]["test"]["auc"] > 0.95
-
-
-def test_a_resumed_run_knows_the_weights(settings, lie):
-    begun = settings(data="breast-cancer", parties=3, num_boost_round=3)
-    die(begun, dies_before_sending=6)
-    lie(times(-20, *ALL))
-    with pytest.raises(ProtocolError, match=WEIGHT.format(0)):
-        run(resumed(begun))
 
 
 def test_a_party_that_merges_bins_is_held_to_totals(settings, lie):

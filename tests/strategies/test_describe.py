@@ -429,19 +429,6 @@ def test_equal_tables_do_not_differ_by_chance(seed, kind):
     assert list(differences("column 'a'", *parties_cells(values, 1, 1, 1))) == []
 
 
-@pytest.mark.parametrize("power", [2, 3, 6])
-@pytest.mark.parametrize("kind", ["normal", "lognormal", "shifted"])
-def test_another_unit_at_one_party_is_found(kind, power):
-    values = np.random.default_rng(1).normal(size=(3, 500))
-    values = {"normal": values, "lognormal": np.exp(values), "shifted": values + 20}[kind]
-    cells, edges = parties_cells(values, 1, 1, 10.0**-power)
-    texts = list(differences("column 'a'", cells, edges))
-    assert "column 'a' is distributed differently at shop (PSI " in texts[0]
-    fold = f"column 'a' has a spread that differs {10**power:,}-fold ("
-    assert texts[1].startswith(fold), texts
-    assert "at shop): is it in one unit?" in texts[1]
-
-
 # Columns of the same rows
 
 SMALL = {"describe_columns__key_bits": 512, "describe_columns__insecure_small_key": True}

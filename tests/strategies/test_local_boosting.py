@@ -7,12 +7,12 @@ import pytest
 import xgboost
 
 from fedapp.runs.baselines import baseline_rows, xgboost_parameters
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
 from tests.federated import lines_of, model_of, summary_of
-from tests.network import fails_from, resumed, run, step_of
+from tests.network import fails_from, run, step_of
 from tests.pooled import pooled_booster
 from tests.reference import compare_trees
 from tests.tables import made_columns
@@ -160,18 +160,5 @@ def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns):
     settings, whole = turns(num_boost_round=3, min_parties=2), turns(num_boost_round=3)
     run(settings, app=fails_from(5))
     run_local(whole)
-    assert_same(settings, whole)
-
-
-def assert_same(first, second):
-    for tree, other in zip(model_of(first).trees, model_of(second).trees, strict=True):
+    for tree, other in zip(model_of(settings).trees, model_of(whole).trees, strict=True):
         np.testing.assert_array_equal(tree, other)
-
-
-def test_a_resumed_run_goes_on_with_the_turns(turns):
-    whole, settings = (turns(num_boost_round=5, min_parties=2) for _ in range(2))
-    run(whole, app=fails_from(4))
-    with pytest.raises(KeyboardInterrupt):
-        run(settings, app=fails_from(4), dies_before_sending=7)
-    run(resumed(settings), simulated_contexts(settings), app=fails_from(4))
-    assert_same(settings, whole)
