@@ -19,7 +19,6 @@ from fedapp.messages import eini
 from fedapp.runs.local import run_local
 from fedapp.site.store import PART_FILE, part_digest, read_part, write_part
 from fedapp.trees.divided import PARTS, Lookup
-from fedapp.trees.model import check_trees
 from strategies.eini import Eini
 from tests.encrypted import EINI, KINDS_OF_MODELS, encrypted, scored, written
 from tests.federated import summary_of
@@ -153,25 +152,6 @@ def test_ways_through_splits_are_the_answers_that_some_values_give(splits, missi
     tried = [-1.0, 1.0, 1.5, 2.0, 3.0, 5.0, 6.0, *([np.nan] if missing else [])]
     grid = np.array(list(itertools.product(tried, [-1, 1, 3, 5])), dtype=np.float32)
     assert len({tuple(lookup.sides(records, grid, row)) for row in range(len(grid))}) == ways
-
-
-@pytest.mark.parametrize(
-    "lefts",
-    [
-        [1, -1],  # no right child
-        [1, 0, -1],  # a child before its parent
-        [-1, -1],  # two roots
-        [1, 1, -1, -1],  # a node of two parents
-        [3, -1, -1, -1, -1],  # nodes of no parent
-    ],
-)
-def test_nodes_that_are_no_tree_are_told_from_a_tree(lefts):
-    tree = [1, -1, 3, -1, -1]
-    check_trees(np.array([*tree, -1, *tree]), np.array([0, 5, 6, 11]))
-    cases = [(lefts, [0, len(lefts)]), ([*tree, *lefts], [0, 5, 5 + len(lefts)])]
-    for broken, offsets in (*cases, *((tree, ends) for ends in ([0, 4], [0, 0, 5], [1, 5], []))):
-        with pytest.raises(ValueError, match=r"^(lefts|trees) must "):
-            check_trees(np.array(broken), np.array(offsets, dtype=np.int64))
 
 
 # What is refused

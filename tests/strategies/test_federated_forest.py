@@ -33,6 +33,15 @@ from tests.tables import made_columns, write_rows
 from tests.tampering import keep_letters_back, refuses, rewrite_all_letters
 from tests.transcript import arrays_of, listen, predicted_rows, scalars_of
 
+BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
+ACTIVE = "clients.federated_forest.paillier"
+
+
+@pytest.fixture
+def made(settings, tmp_path):
+    """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
+    return encrypted_forest(settings, tmp_path)
+
 
 @pytest.fixture
 def forest(settings, tmp_path):
@@ -54,40 +63,62 @@ def with_categories(objective, n_rows=300):
     return columns
 
 
-def few_weights(objective):
+def with_weights(objective):
     # Deep trees have small nodes, in which columns of two parties tie.
     weights = np.random.default_rng(7).choice([0.0, 0.5, 1.0, 2.5], 200).astype(np.float32)
     return {**made_columns(objective, n_rows=200), "w": weights}
 
 
-PAILLIER = {"own_labels": "paillier", "own_key_bits": 256, "own_insecure_small_key": True}
-OF_TREES = {"own_max_features_per": "tree", "max_bin": 16}
-NAMES = {"own_max_depth": 4, "max_bin": 16, "own_trees": 3}
+def with_ties(objective):
+    """Columns of both parties that tie, values too close to be cut, and missing values."""
+    rng = np.random.default_rng(5)
+    tie = rng.integers(0, 3, 120).astype(np.float64)
+    step = 2.0**-24  # between neighbours of float32 at 0.5; what is at most 1e-7 apart is not cut
+    close = 0.5 + rng.choice([0, 1, 2, 5, 6, 9], 120) * step
+    chain = 0.5 + rng.integers(0, 8, 120) * step
+    gaps = np.where(rng.random(120) < 0.3, np.nan, 1.0)  # nothing but missing or not
+    signal = tie + np.isnan(gaps) + (close > 0.5 + 3 * step) + rng.normal(size=120)
+    columns = {"a": tie, "b": gaps, "c": chain, "d": tie, "e": close, "f": gaps}
+    return {**columns, "y": (signal > 2).astype(int)}
+
+
 LIMITS = {"own_min_samples_split": 20, "own_min_samples_leaf": 5, "own_max_features": 0.5}
-LIMITS |= {"own_min_impurity_decrease": 0.01, "own_max_depth": 6, "max_bin": 16, "weight": "w"}
-GROWN = {  # columns, if not the usual ones; objective, parties, settings
-    "weights and limits": (few_weights, "multi:softprob", 3, LIMITS),
-    "columns of trees": (None, "binary:logistic", 2, OF_TREES),
-    "columns of trees, encrypted": (None, "multi:softprob", 3, {**OF_TREES, **PAILLIER}),
-    "names": (with_categories, "binary:logistic", 2, NAMES),
-    "names of five parties": (with_categories, "multi:softprob", 5, NAMES),
-    "names, encrypted": (with_categories, "reg:squarederror", 2, {**NAMES, **PAILLIER}),
+LIMITS |= {"own_min_impurity_decrease": 0.01, "own_max_depth": 6, "weight": "w"}
+DEEP = {"own_max_depth": 5, "own_max_features": "all"}
+SAME = {  # columns, if not the usual ones; objective, parties, settings
+    "two parties": (None, BINARY, 2, {"own_bootstrap": False}),
+    "entropy": (None, CLASSES, 3, {"own_criterion": "entropy", "own_max_features": "all"}),
+    "least gains": (None, NUMBERS, 3, {"own_min_impurity_decrease": 0.5, "max_bin": 256}),
+    "columns of trees": (None, CLASSES, 2, {"own_max_features_per": "tree"}),
+    "weights and limits": (with_weights, CLASSES, 3, LIMITS),
+    "weights": (with_weights, BINARY, 3, {"weight": "w", "own_max_depth": 7}),
+    "names": (with_categories, NUMBERS, 2, {"own_max_depth": 4}),
+    "names of five parties": (with_categories, CLASSES, 5, {"own_max_depth": 4}),
+    "ties": (with_ties, BINARY, 2, DEEP),
 }
 
 
-@pytest.mark.parametrize(("columns", "objective", "parties", "more"), GROWN.values(), ids=GROWN)
-def test_the_forest_is_that_of_the_joined_table(
-    forest, tmp_path, columns, objective, parties, more
-):
+@pytest.mark.parametrize(("columns", "objective", "parties", "more"), SAME.values(), ids=SAME)
+def test_the_forest_is_that_of_the_joined_table(made, tmp_path, columns, objective, parties, more):
+    """Under encryption the forest, its parts and its scores are those with labels in codes."""
     if columns:
         more = {**more, "data": str(write_rows(tmp_path / "rows.csv", columns(objective)))}
-    run = forest(objective, parties, **more)
-    model, _, _ = pooled(run)
-    assert sum(map(len, model.trees)) > 20
-    assert to_text(joined(run_local(run))) == to_text(model)
-    assert (len(model.sets) > 5) == (columns == with_categories)
+    encrypted = run_local(made(objective, parties, **more))
+    encoded = run_local(made(objective, parties, own_labels="encoded", **more))
+    assert parts_of(encrypted) == parts_of(encoded)
+    told = [
+        [{key: line[key] for key in ("round", "leaves", "train", "valid")} for line in lines]
+        for lines in (lines_of(encrypted.rounds), lines_of(encoded.rounds))
+    ]
+    assert told[0] == told[1]
+    for name in ("metrics", "oob", "importance", "matched_rows", "trees"):
+        assert summary_of(encrypted)[name] == summary_of(encoded)[name]
+    whole = pooled(made(objective, parties, **more))[0]
+    assert to_text(joined(encrypted)) == to_text(whole)
+    assert sum(map(len, whole.trees)) > 4 * len(whole.trees)
+    assert (len(whole.sets) > 5) == (columns == with_categories)
     if "own_max_features_per" in more:
-        used = [{*tree["column"][tree["left"] >= 0].tolist()} for tree in model.trees]
+        used = [{*tree["column"][tree["left"] >= 0].tolist()} for tree in whole.trees]
         assert all(1 <= len(of_tree) <= 2 for of_tree in used)  # the root of 6
         assert len(set().union(*used)) > 2
 
@@ -234,64 +265,6 @@ def test_one_label_alone_is_refused(write_table, sites, forest):
 
 
 # Labels under Paillier
-
-
-@pytest.fixture
-def made(settings, tmp_path):
-    """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
-    return encrypted_forest(settings, tmp_path)
-
-
-ACTIVE = "clients.federated_forest.paillier"
-BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
-
-
-def ties(objective):
-    """Columns of both parties that tie, values too close to be cut, and missing values."""
-    rng = np.random.default_rng(5)
-    tie = rng.integers(0, 3, 120).astype(np.float64)
-    step = 2.0**-24  # between neighbours of float32 at 0.5; what is at most 1e-7 apart is not cut
-    close = 0.5 + rng.choice([0, 1, 2, 5, 6, 9], 120) * step
-    chain = 0.5 + rng.integers(0, 8, 120) * step
-    gaps = np.where(rng.random(120) < 0.3, np.nan, 1.0)  # nothing but missing or not
-    signal = tie + np.isnan(gaps) + (close > 0.5 + 3 * step) + rng.normal(size=120)
-    columns = {"a": tie, "b": gaps, "c": chain, "d": tie, "e": close, "f": gaps}
-    return {**columns, "y": (signal > 2).astype(int)}
-
-
-SAME = {  # columns, if not the usual ones; objective, parties, settings
-    "two parties": (None, BINARY, 2, {"own_bootstrap": False}),
-    "classes": (None, CLASSES, 3, {}),
-    "entropy": (None, CLASSES, 3, {"own_criterion": "entropy", "own_max_features": "all"}),
-    "least leaves": (
-        *(None, NUMBERS, 3),
-        {"own_min_samples_leaf": 7, "own_min_samples_split": 20},
-    ),
-    "least gains": (None, NUMBERS, 3, {"own_min_impurity_decrease": 0.5, "max_bin": 256}),
-    "few weights": (few_weights, BINARY, 3, {"weight": "w", "own_max_depth": 7}),
-    "ties": (ties, BINARY, 2, {"own_max_depth": 5, "own_max_features": "all"}),
-}
-
-
-@pytest.mark.by_default("two parties", "classes", "least gains", "few weights", "ties")
-@pytest.mark.parametrize(("columns", "objective", "parties", "more"), SAME.values(), ids=SAME)
-def test_the_forest_is_that_of_labels_in_codes(made, tmp_path, columns, objective, parties, more):
-    """Under encryption the forest, its parts and its scores are those with labels in codes."""
-    if columns:
-        more = {**more, "data": str(write_rows(tmp_path / "rows.csv", columns(objective)))}
-    encrypted = run_local(made(objective, parties, **more))
-    encoded = run_local(made(objective, parties, own_labels="encoded", **more))
-    assert parts_of(encrypted) == parts_of(encoded)
-    told = [
-        [{key: line[key] for key in ("round", "leaves", "train", "valid")} for line in lines]
-        for lines in (lines_of(encrypted.rounds), lines_of(encoded.rounds))
-    ]
-    assert told[0] == told[1]
-    for name in ("metrics", "oob", "importance", "matched_rows", "trees"):
-        assert summary_of(encrypted)[name] == summary_of(encoded)[name]
-    whole = pooled(made(objective, parties, **more))[0]
-    assert to_text(joined(encrypted)) == to_text(whole)
-    assert sum(map(len, whole.trees)) > 4 * len(whole.trees)
 
 
 def test_a_site_that_wants_its_labels_encrypted_refuses_codes(settings, sites, write_table):
