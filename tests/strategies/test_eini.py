@@ -250,17 +250,14 @@ def test_a_site_refuses_a_small_key_no_guard_and_too_few_parties(settings, sites
         run(settings(**how, **EINI, parties=2), contexts[:2])
     for context in contexts:
         context.node_config["allow-insecure"] = "false"
-    large = {**EINI, "eini__key_bits": 2048, "eini__insecure_small_key": False}
-    for more, rule in (
-        (EINI, "insecure-small-key must be false"),
-        (large, "unguarded must be false"),
-        (
-            {**large, "eini__unguarded": False, "eini__least_possibilities": 999.0},
-            "least-possibilities must be >= 1000",
-        ),
+    rule = r"^bank \(step \d+\): {} must be {}, or allow-insecure true in the node config, got"
+    few = {**EINI, "eini__key_bits": 2048, "eini__insecure_small_key": False}
+    few |= {"eini__unguarded": False, "eini__least_possibilities": 999.0}
+    for more, words in (
+        (EINI, ("insecure-small-key", "false")),
+        (few, ("least-possibilities", ">= 1000")),
     ):
-        rule = rf"^bank \(step \d+\): {rule}, or allow-insecure true in the node config, got"
-        with pytest.raises(PartyError, match=rule):
+        with pytest.raises(PartyError, match=rule.format(*words)):
             run(settings(**how, **more, parties=3), contexts)
 
 

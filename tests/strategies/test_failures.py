@@ -12,7 +12,7 @@ from flwr.app import Error, Message, RecordDict
 import fedapp
 from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
-from fedapp.home import LOCK, home
+from fedapp.home import home
 from fedapp.messages.handshake import GreetReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply
 from fedapp.messages.wire import from_content, from_records, to_content, to_records
@@ -245,8 +245,6 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(
     of_one = sum(line["bytes"] for line in lines if line["step"] == 0) // 3
     counted = sum(line["bytes"] for line in lines) - (2 - n_hellos) * of_one
     assert summary["bytes"]["to_parties"] == counted
-    left = {path.name for path in folder.path.iterdir()} - {LOCK}  # by which writers take turns
-    assert not any(name.startswith(("checkpoint", "failure", ".")) for name in left)
 
 
 @pytest.mark.parametrize("step", [11, LAST])
@@ -300,14 +298,10 @@ def test_a_site_that_has_changed_cannot_go_on(three_rounds, write_table, sites, 
         run(resumed(settings), contexts)
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_folder_that_is_no_run_cannot_go_on(tmp_path, exists):
-    folder = tmp_path / "folder"
-    if exists:
-        folder.mkdir()
+def test_a_folder_that_is_no_run_cannot_go_on(tmp_path):
     with pytest.raises(ConfigError, match=r"^resume must be the folder of a run, got .*folder$"):
-        run(load_settings({"resume": str(folder)}))
-    assert folder.exists() == exists
+        run(load_settings({"resume": str(tmp_path / "folder")}))
+    assert not (tmp_path / "folder").exists()
 
 
 def test_a_run_that_has_ended_does_not_begin_again(three_rounds):
