@@ -21,7 +21,7 @@ from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.differences import model_margins
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site.store import read_part
-from fedapp.trees.calibration import Curve, _grouped, calibrated, fit
+from fedapp.trees.calibration import Curve, calibrated, fit
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import exact_predictions
@@ -257,19 +257,6 @@ def test_steps_of_a_curve_at_sites_are_of_enough_rows(settings, sites, tmp_path)
     summary = run_local(run, sites(bank, shop)).summary
     part = read_part(home() / "sites" / "bank" / summary["model_id"], ActivePart)
     assert 2 <= part.model.curve.n_points <= summary["matched_rows"]["valid"] // 40 < 5
-
-
-def test_groups_of_rows_for_a_curve_have_enough_rows_and_keep_ties_together():
-    rng = np.random.default_rng(0)
-    for least in (2, 7, 100, 300):
-        margins = rng.integers(-20, 20, 250) / 4
-        weights = rng.integers(1, 4, 250).astype(float)
-        hits = weights * rng.integers(0, 2, 250)
-        means, of_groups, positives = _grouped(margins, weights, hits, least)
-        assert (np.diff(means) > 0).all()
-        assert (of_groups.sum(), positives.sum()) == (weights.sum(), hits.sum())
-        ones = np.ones(250)
-        assert _grouped(margins, ones, ones, least)[1].min() >= min(least, 250)
 
 
 # What is refused

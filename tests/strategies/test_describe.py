@@ -39,7 +39,7 @@ from tests.federated import summary_of
 from tests.network import fails_from
 from tests.network import run as run_on_network
 from tests.stored import with_arrays
-from tests.tables import deal_columns, made_columns, write_rows
+from tests.tables import deal_columns, made_columns
 from tests.tampering import rewrite_letters
 from tests.transcript import ORDERED, check_declared, check_no_rows, listen, masked_in
 
@@ -460,24 +460,6 @@ def test_labels_that_come_in_blocks_give_the_same(by_columns, monkeypatch, objec
     blocks = run_local(by_columns(objective))
     assert document_of(blocks) == document_of(whole)
     assert summary_of(blocks)["exchanges"] == summary_of(whole)["exchanges"] + 2 * 3
-
-
-def test_matched_rows_are_described(settings, tmp_path, by_columns):
-    columns = columns_of("binary:logistic")
-    ids = [f"c{row}" for row in range(N_ROWS)]
-    rng, files = np.random.default_rng(2), []
-    for name, mine in (("bank", "aby"), ("shop", "cdef")):
-        rows = rng.permutation(N_ROWS)[:250]
-        table = {"id": ids, **{one: columns[one] for one in mine}}
-        chosen = {key: np.array(values)[rows] for key, values in table.items()}
-        files.append(f"{name}={write_rows(tmp_path / f'{name}.csv', chosen)}")
-    given = {"align": "psi", "data": ",".join(files), "id": "id", "parties": 2}
-    summary = summary_of(folder := run_local(by_columns(**given)))
-    n_rows = summary["matched_rows"]["train"]
-    assert 100 < n_rows < 210
-    columns = document_of(folder)["columns"]
-    assert {sum([one["missing"], *one["counts"]]) for one in columns} == {n_rows}
-    assert [one["name"] for one in columns if one["party"] == "bank"] == ["a", "b", "label"]
 
 
 def test_randomised_labels_are_described(by_columns):

