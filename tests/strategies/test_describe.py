@@ -160,25 +160,6 @@ def test_an_information_value_and_a_stability_index_are_one_formula():
 # Floors
 
 
-@pytest.mark.parametrize("least", [2, 7, 40])
-@SEEDS
-def test_every_value_is_of_a_group_of_rows(seed, least):
-    values, widths, _ = tables(seed)
-    coarse = in_groups(values, widths, least)
-    for place in range(values.shape[1]):
-        column = np.where(np.isnan(coarse[:, place]), np.inf, coarse[:, place])
-        shown, counts = np.unique(column, return_counts=True)
-        assert counts.min() >= min(least, len(values)) or (shown == np.inf).all()
-        there = ~np.isnan(values[:, place])
-        present = np.sort(values[there, place])
-        if not widths[place] and len(present) >= least:  # no group begins before the next
-            assert np.isin(shown[shown < np.inf], present[least - 1 :]).all()
-        if not widths[place]:  # the order stays
-            both = there & (column != np.inf)
-            assert (np.diff(column[both][np.argsort(values[both, place])]) >= 0).all()
-    np.testing.assert_array_equal(in_groups(values, widths, 0), values)
-
-
 @pytest.mark.parametrize("least", [2, 5, 12])
 @SEEDS
 def test_where_labels_are_summed_every_value_has_enough_rows_of_each_class(seed, least):

@@ -25,7 +25,7 @@ from tests.federated import summary_of
 from tests.forests import without_salt
 from tests.letters import letters_sent
 from tests.network import run
-from tests.tables import write_rows
+from tests.tables import deal_columns, made_columns, write_rows
 from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters, rewrite_letters
 from tests.transcript import listen
 
@@ -230,18 +230,11 @@ def test_structures_and_batches_that_do_not_fit_are_refused(
     refuses(rule, encrypted(settings, trained, eini__batch_rows=30))
 
 
-def test_a_site_refuses_a_small_key_no_guard_and_too_few_parties(settings, sites, write_table):
-    tables = {
-        "bank": {"b": None},
-        "shop": {"a": None, "b": None, "y": None, "c": range(40)},
-        "clinic": {"a": None, "y": None},
-    }
-    contexts = sites(
-        *(
-            {"name": name, "data": write_table(name, **own), "label": "y" * (name == "bank")}
-            for name, own in tables.items()
-        )
-    )
+def test_a_site_refuses_a_small_key_no_guard_and_too_few_parties(settings, sites, tmp_path):
+    shares = {"bank": "aby", "shop": "cd", "clinic": "ef"}
+    tables = deal_columns(made_columns("binary:logistic", 60), tmp_path, shares)
+    labels = {"bank": "y", "shop": "", "clinic": ""}
+    contexts = sites(*({"name": n, "data": tables[n], "label": labels[n]} for n in tables))
     given = {"align": "ordered", "federated_forest__trees": 2, "federated_forest__max_depth": 2}
     trained = run(settings(strategy="federated-forest", parties=3, **given), contexts)
     how = {"strategy": "eini", "model": trained.summary["model_id"], "align": "ordered"}
