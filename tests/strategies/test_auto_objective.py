@@ -79,12 +79,11 @@ def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(writ
         tables = write_table("x", y=first * 20), write_table("z", seed=1, y=second * 20)
         data = ",".join(map(str, tables))
         given = settings(data=data, label="y", parties=2, num_boost_round=1, **more)
-        return run_local(given).summary
+        run_local(given)
 
     with pytest.raises(DataError, match="no value in common: 'no', 'yes' at party-1; '0', '1' at"):
         run(["no", "yes"], [0, 1], objective=AUTO)
-    found = run(["no", "yes"], [0, 1], objective="multi:softprob")
-    assert found["objective"] == "multi:softprob"
+    run(["no", "yes"], [0, 1], objective="multi:softprob")
     with pytest.raises(DataError, match=r"differ only in case or spaces, .* in a schema$"):
         run(["no", "yes"], ["NO", "YES"], objective="multi:softprob")
     with pytest.raises(DataError, match=r"the parties have 4: .*'no', 'yes' at party-1; '0', '1'"):

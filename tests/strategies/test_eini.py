@@ -173,42 +173,31 @@ def test_a_structure_that_another_passive_party_sends_is_refused(train, settings
 
     monkeypatch.setattr(client.Passive, "_keep_structure", keep_and_remember)
     rewrite_all_letters(monkeypatch, write_more)
-    with pytest.raises(
-        PartyError, match=r"party-2.*: Structure\.letter must come only from party-1"
-    ):
-        run(encrypted(settings, trained))
+    rule = r"party-2.*: Structure\.letter must come only from party-1"
+    refuses(rule, encrypted(settings, trained))
 
 
 def again(keep):
     return lambda *given: [keep(*given) for _ in range(2)]
 
 
-def with_one_split(keep):
-    def kept(party, part, letter, asked):
-        keep(party, part, replace(letter, records=np.minimum(letter.records, 0)), asked)
-
-    return kept
+def without_letters(begin):
+    return lambda *given: begin(*given)[:0]
 
 
 def with_other(field, change):
-    def wrap(choose):
-        def chosen(party, sender, letter):
-            return choose(party, sender, replace(letter, **{field: change(getattr(letter, field))}))
+    def wrap(read):
+        def changed(party, about, letter, *asked):
+            other = replace(letter, **{field: change(getattr(letter, field))})
+            return read(party, about, other, *asked)
 
-        return chosen
+        return changed
 
     return wrap
 
 
-def without_letters(begin):
-    def nothing(*given):
-        begin(*given)
-        return []
-
-    return nothing
-
-
 OF_MODEL = r"Structure\.lefts must be trees of this model, sent once"
+ONE_SPLIT = with_other("records", lambda records: np.minimum(records, 0))
 NEXT, FEWER_SENT = with_other("first_row", lambda _: 0), with_other("ciphertexts", lambda c: c[:-1])
 
 
@@ -216,7 +205,7 @@ NEXT, FEWER_SENT = with_other("first_row", lambda _: 0), with_other("ciphertexts
     ("role", "method", "fault", "rule"),
     [
         (client.Passive, "_keep_structure", again, OF_MODEL),
-        (client.Passive, "_keep_structure", with_one_split, OF_MODEL),
+        (client.Passive, "_keep_structure", ONE_SPLIT, OF_MODEL),
         (client.Passive, "_choose", NEXT, r"Elements\.first_row must be the next batch's"),
         (client.Passive, "_choose", FEWER_SENT, r"Elements\.ciphertexts must be \d+ for each"),
         (client.Active, "_begin", without_letters, r"Elements\.letter must come after the st"),
