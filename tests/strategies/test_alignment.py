@@ -108,13 +108,9 @@ WARNED = {
 def test_ids_that_number_rows_and_few_matched_rows_are_warned_of(
     vertical, federation, bank, shop, told
 ):
-    warnings = summary_of(run(vertical(num_boost_round=1), federation(bank=bank, shop=shop)))
-    found = [
-        text
-        for text in warnings["warnings"]
-        if "are matched, fewer" in text or "counts the rows" in text
-    ]
-    assert len(found) == len(told)
+    folder = run(vertical(num_boost_round=1), federation(bank=bank, shop=shop))
+    marks, warnings = ("are matched, fewer", "counts the rows"), summary_of(folder)["warnings"]
+    found = [text for text in warnings if any(mark in text for mark in marks)]
     assert all(text.startswith(rule) for text, rule in zip(found, told, strict=True))
 
 

@@ -61,15 +61,6 @@ def test_mods_see_every_message_and_a_kinds_mods_only_its_own(settings, caplog):
     assert model_bytes(folder) == model_bytes(plain)
 
 
-def test_an_error_passes_the_mods_and_goes_back_as_its_text(settings):
-    counting = Counting()
-    app = SiteApp(stores=LiveStores(), mods=[counting, message_size_mod])
-    rule = r"^party-1 \(step 1\): data must be a built-in name, .*, got 'gone.csv'$"
-    with pytest.raises(PartyError, match=rule):
-        run_local(settings(data="gone.csv"), client_app=app)
-    assert counting.seen["query.hello"] == 3
-
-
 def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings):
     def broken(message, context, call_next):
         raise ValueError("a row")
@@ -103,14 +94,6 @@ def test_functions_for_other_kinds_and_a_lifespan_are_called():
     message, context = message_of("query.mine")
     assert not app(message, context).has_error()
     assert called == ["begins", "mine", "ends"]
-
-
-def test_a_function_for_a_kind_that_fedapp_answers_is_refused():
-    with pytest.raises(ValueError, match="'pax_grow' is already registered"):
-
-        @SiteApp().train("pax_grow")
-        def mine(message, context):
-            return message
 
 
 def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users(monkeypatch):

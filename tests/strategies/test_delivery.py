@@ -157,18 +157,19 @@ CASES = {
     "a message is lost": (lambda before: FAST if before else [], {}, (2, RESEND), RESEND + 1),
     "both copies are answered": (
         lambda before: [(5 - LONGEST_POLL, None)] if before else [(LATER, None)],
-        {},
-        *((2, RESEND), LATER - LONGEST_POLL),
+        *({}, (2, RESEND), LATER - LONGEST_POLL),
     ),
     "two answers to one": (lambda before: [*FAST, *FAST], {}, (1, 0.0), 1.0),
-    "reported as lost": (
-        lambda before: FAST if before else [(1.0, max(LOST))],
-        *({}, (2, 1.0 + LONGEST_POLL), 2.0 + LONGEST_POLL),
-    ),
+    **{
+        f"lost by code {code}": (
+            lambda before, code=code: FAST if before else [(1.0, code)],
+            *({}, (2, 1.0 + LONGEST_POLL), 2.0 + LONGEST_POLL),
+        )
+        for code in sorted(LOST)
+    },
     "not connected": (
         lambda before: FAST if before else [(1.0, 5)],
-        {"gone": (0.5, 40.0)},
-        *((2, 40.0), 41.0),
+        *({"gone": (0.5, 40.0)}, (2, 40.0), 41.0),
     ),
 }
 
