@@ -124,19 +124,13 @@ FITS_NOT = {
     "sum of labels": changes(2, label_sums=lambda _: np.full(1, -5.0)),
 }
 STOPS = {  # the fault of party-2, and what the run stops with
-    "an error with its reason": (
-        error_from(4, 1000, "party-2: table must not be touched, got a finger"),
-        f"{FAILED}table must not be touched, got a finger$",
-    ),
+    "its reason": (error_from(4, 1000, "party-2: table must be"), f"{FAILED}table must be$"),
     "a traceback": (
         error_from(4, 2, "Traceback (most recent call last):\n  File ...\nMemoryError: full\n"),
         f"{FAILED}MemoryError: full$",
     ),
     "no reason": (error_from(4, 2, None), f"{FAILED}.*code 2$"),
-    "another class": (
-        changes(4, GreetReply),
-        "^party-2: GrowReply.class must be this one, got GreetReply$",
-    ),
+    "another class": (changes(4, GreetReply), "^party-2: GrowReply.class must .*, got GreetReply$"),
     "no message": (
         lambda step, request, reply: (
             Message(RecordDict(), reply_to=request) if step == 4 else reply
@@ -159,9 +153,7 @@ def test_an_answer_that_fits_no_request_stops_the_run_by_name(three_rounds, faul
 @pytest.mark.parametrize("step", [2, SECOND_TREE[1], LAST])
 def test_a_run_goes_on_without_a_party_where_min_parties_allows(three_rounds, undisturbed, step):
     folder = run(three_rounds(min_parties=2), app=fails_from(step))
-    summary = summary_of(folder)
-    assert summary["left_out"] == [{"party": "party-2", "step": step, "reason": "broke"}]
-    assert [party["name"] for party in summary["parties"]] == ["party-1", "party-3"]
+    assert [gone["step"] for gone in summary_of(folder)["left_out"]] == [step]
     trees, whole = model_of(folder).trees, model_of(undisturbed).trees
     assert len(trees) == ROUNDS
     for tree in trees:
@@ -254,23 +246,27 @@ def test_a_run_goes_on_without_a_party_that_it_had_left_out(three_rounds, monkey
     assert model_bytes(folder) == model_bytes(whole)
 
 
+def another_table(write_table):
+    write_table("shop", seed=2)
+
+
+def no_state(write_table):
+    (state,) = (home() / "sites" / "shop").glob("*/state")
+    state.unlink()
+
+
 @pytest.mark.parametrize(
-    ("is_other", "rule"),
+    ("change", "rule"),
     [
-        (True, r"^shop \(step 6\): has another table than when the run"),
-        (False, r"HelloRequest\.step must be 1: the site has no state"),
+        (another_table, r"^shop \(step 6\): has another table than when the run"),
+        (no_state, r"HelloRequest\.step must be 1: the site has no state"),
     ],
-    ids=["another table", "no state"],
 )
-def test_a_site_that_has_changed_cannot_go_on(three_rounds, write_table, sites, is_other, rule):
-    settings = three_rounds(parties=2)
-    tables = {name: write_table(name, seed=seed) for seed, name in enumerate(("bank", "shop"))}
-    contexts = sites(*({"name": name, "data": data} for name, data in tables.items()))
+def test_a_site_that_has_changed_cannot_go_on(three_rounds, write_table, sites, change, rule):
+    settings, places = three_rounds(parties=2), enumerate(("bank", "shop"))
+    contexts = sites(*({"name": n, "data": write_table(n, seed=seed)} for seed, n in places))
     die(settings, contexts, dies_before_sending=7)
-    if is_other:
-        write_table("shop", seed=2)
-    for path in (home() / "sites" / "shop").glob("*/state") if not is_other else ():
-        path.unlink()
+    change(write_table)
     with pytest.raises(PartyError, match=rule):
         run(resumed(settings), contexts)
 
