@@ -350,16 +350,14 @@ class Colluders:
         plan = planned(self._configs, aggregation="sealed")
         greeting = VerticalHelloRequest(True, 1000, 3, "", False, 0.2, **plan)
         hellos = [self.ask(name, greeting, 1) for name in self._configs]
+        how = {"ordered": False, "test_fraction": 0.2, "valid_fraction": 0.0, "seed": 3}
         self.opening = messages.OpenRequest(
             tuple(self._configs),
             "bank",
             np.stack([one.arrays["box_key"] for one in hellos]),
             np.stack([one.arrays["run_key"] for one in hellos]),
             np.array([one.scalars["n_table"] for one in hellos]),
-            ordered=False,
-            test_fraction=0.2,
-            valid_fraction=0.0,
-            seed=3,
+            **how,
         )
         for name in self._configs:
             self.ask(name, self.opening, 2)

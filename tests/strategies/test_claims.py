@@ -186,34 +186,27 @@ def test_a_simulation_compares_nothing_at_its_sites(settings, caplog):
     assert not warned(caplog)
 
 
-STUMP = {"federated_forest__trees": 1, "federated_forest__max_depth": 1}
+STUMP = {"strategy": "federated-forest", "federated_forest__trees": 1}
+STUMP |= {"federated_forest__max_depth": 1}
 
 
 @pytest.mark.by_default("more1")
-@pytest.mark.parametrize(
-    "more",
-    [{"num_boost_round": 1, "eta": 0.001}, {"strategy": "federated-forest", **STUMP}],
-)
+@pytest.mark.parametrize("more", [{"num_boost_round": 1, "eta": 0.001}, STUMP])
 def test_the_party_with_the_labels_is_warned(vertical, settings, sites, write_table, caplog, more):
     shown = np.random.default_rng(3).normal(size=400).round(2)
     bank = write_table("bank", 400, a=shown, y=(np.abs(shown) > 0.7).astype(int))
     shop = write_table("shop", 400, a=None, b=None, y=None, c=range(400))
-    allowed = "secureboost,federated-forest"
-    contexts = sites(
-        {"name": "bank", "data": bank, "allow": allowed, "allow-export": True},
-        {"name": "shop", "data": shop, "label": "", "allow": allowed, "allow-export": True},
-    )
+    usual = {"allow": "secureboost,federated-forest", "allow-export": True}
+    nodes = {"name": "bank", "data": bank}, {"name": "shop", "data": shop, "label": ""}
+    contexts = sites(*(node | usual for node in nodes))
     given = {"parties": 2, "align": "ordered", "objective": "binary:logistic"}
     run((settings if "strategy" in more else vertical)(**given, **more), contexts)
     assert warned(caplog) == 1
 
 
 def test_baselines_warn_of_a_party_that_does_better_alone():
-    summary = {
-        "objective": "binary:logistic",
-        "rows": {"test": 100},
-        "metrics": {"test": {"auc": 0.8}},
-    }
+    summary = {"objective": "binary:logistic", "rows": {"test": 100}}
+    summary["metrics"] = {"test": {"auc": 0.8}}
     alone = {"a": {"auc": 0.89}, "b": {"auc": 0.91}, "c": {"auc": None}, "d": {}}
     (line,) = worse_than_alone(summary, alone)
     assert line.startswith("test auc is 0.8000, and 0.9100 of b alone: its rows may be of another")
