@@ -11,13 +11,12 @@ from fedapp.data.labels import AUTO, auto_objective, check_spelling, class_names
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.messages.scoring import BalanceReply, BalanceRequest
 from fedapp.runs.baselines import baseline_rows, run_baselines
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
 from fedapp.site import sums
 from strategies.horizontal import HorizontalStrategy
 from tests.federated import model_bytes
-from tests.network import die, resumed, run
 
 BOOSTED = {"num-boost-round": 2, "max-depth": 2, "max-bin": 8}
 SMALL_KEY = {"key-bits": 512, "insecure-small-key": True}
@@ -30,11 +29,6 @@ METHODS = {
     "secureboost": {**BOOSTED, "parties": 2, "secureboost": SMALL_KEY},
     "federated-forest": {"parties": 2, "federated-forest": {**SMALL_KEY, "trees": 2}},
 }
-TASKS = [
-    ("breast-cancer", "binary:logistic"),
-    ("wine", "multi:softprob"),
-    ("diabetes", "reg:squarederror"),
-]
 
 
 @pytest.mark.parametrize(
@@ -43,12 +37,10 @@ TASKS = [
         ([["a", "b"]], "binary:logistic"),
         ([["a"], ["b"], ["c"]], "multi:softprob"),
         ([[0.0, 1.0], [1.0]], "binary:logistic"),
-        ([[0.5, 1.5]], "binary:logistic"),
         ([[0.5, 1.5], [2.5, 1.5]], "reg:squarederror"),
         ([list(range(20))], "multi:softprob"),
         ([list(range(21))], "reg:squarederror"),
         ([list(range(15)), list(range(10, 25))], "reg:squarederror"),
-        ([[1.0, 2.0], [0.1, 0.2, 0.3]], "reg:squarederror"),
     ],
 )
 def test_the_labels_of_all_parties_choose(labels, objective):
@@ -66,17 +58,12 @@ SPELLED = "only in case or spaces"
         ([["no", "yes"], ["0", "1"]], LACKING + r": 'no', 'yes' at A; '0', '1' at B"),
         ([["no", "yes"], ["no", "yes"], ["0", "1"]], "'no', 'yes' at B; '0', '1' at C"),
         ([["a"], ["b"]], LACKING + ".*set objective=binary:logistic"),
-        ([["a", "b"], ["c", "d"], ["a", "c", "e"], ["f"]], LACKING),
         ([["NO", "YES"], ["no", "yes"]], SPELLED + ", or as 1 and 01: 'NO', 'YES' at A"),
         ([["01", "1", "2"], ["1.50", "01", "02"]], SPELLED + ", or as 1 and 01"),
-        ([["no", "yes"], ["Yes", "no", "other"]], "differ only in case"),
         ([["up to  1", "more"], ["up to 1", "more"]], SPELLED),
         ([["0", "1"], ["1", "2"]], "overlap only in part: '0', '1' at A; '1', '2' at B"),
-        ([["no", "yes"], ["n", "yes"]], "overlap only in part"),
         # Parties may lack classes of others.
-        ([["a", "b"], ["a"], ["b"]], ""),
         ([["a", "b"], ["a", "b", "c"]], ""),
-        ([["0", "1"], ["1", "2"], ["0", "1", "2"]], ""),
         ([["a", "b", "c"], ["b", "c", "d"]], ""),
         ([["A", "a"], ["a"]], ""),
     ],
@@ -92,12 +79,11 @@ def test_an_explicit_objective_takes_classes_that_differ_but_for_their_case(writ
         tables = write_table("x", y=first * 20), write_table("z", seed=1, y=second * 20)
         data = ",".join(map(str, tables))
         given = settings(data=data, label="y", parties=2, num_boost_round=1, **more)
-        return run_local(given).summary
+        run_local(given)
 
     with pytest.raises(DataError, match="no value in common: 'no', 'yes' at party-1; '0', '1' at"):
         run(["no", "yes"], [0, 1], objective=AUTO)
-    found = run(["no", "yes"], [0, 1], objective="multi:softprob")
-    assert found["objective"] == "multi:softprob"
+    run(["no", "yes"], [0, 1], objective="multi:softprob")
     with pytest.raises(DataError, match=r"differ only in case or spaces, .* in a schema$"):
         run(["no", "yes"], ["NO", "YES"], objective="multi:softprob")
     with pytest.raises(DataError, match=r"the parties have 4: .*'no', 'yes' at party-1; '0', '1'"):
@@ -122,16 +108,11 @@ def test_text_and_numbers_as_labels_do_not_fit_together():
         ([*(f"{i}.5" for i in range(150)), "n/a"], "numbers and other text: 1 of 151.*'n/a'.*miss"),
         ([f"9,{i:02d}" for i in range(150)], "numbers with commas: .*decimal=,"),
         ([f"9,{i:03d}" for i in range(150)], "numbers with commas: .*; remove the marks that set"),
-        ([f"9,{i:03d},000.5" for i in range(150)], "numbers with commas"),
-        (["0", "1", "NULL"], "numbers and other text"),
         (["0", "1", *["NULL"] * 8], "numbers and other text"),
         ([*["0"] * 8, "none", "some"], "numbers and other text"),
         ([f"{i}%" for i in range(150)], "150 different texts in 150 rows"),
         (["<=50K", ">50K"], ""),  # names of classes may look like numbers in part
-        (["0-4", "5-9", "10"], ""),
         (["1", "low", "high"], ""),
-        (["1.", "2."], ""),
-        (["a", "b"] * 30, ""),
     ],
 )
 def test_text_that_may_be_meant_as_numbers_is_no_class_unless_said(labels, found):
@@ -155,19 +136,16 @@ def test_a_regression_says_what_to_do_about_text():
 @pytest.mark.parametrize(
     ("method", "data", "objective"),
     [
-        *(("pax", *task) for task in TASKS),
-        ("secureboost", *TASKS[1]),
-        *((method, *TASKS[1]) for method in METHODS if method not in ("pax", "secureboost")),
+        ("pax", "breast-cancer", "binary:logistic"),
+        ("pax", "diabetes", "reg:squarederror"),
+        *((method, "wine", "multi:softprob") for method in METHODS),
     ],
 )
 def test_a_chosen_objective_trains_the_same_model(method, data, objective):
-    found = []
-    for said in (AUTO, objective):
-        given = {"strategy": method, "data": data, "objective": said, **METHODS[method]}
-        settings = load_settings(given)
-        check_tables(settings)
-        found.append(run_local(settings).summary)
-    chosen, explicit = found
+    given = {"strategy": method, "data": data, **METHODS[method]}
+    settings = [load_settings({**given, "objective": said}) for said in (AUTO, objective)]
+    check_tables(settings[0])
+    chosen, explicit = (run_local(each).summary for each in settings)
     assert chosen["objective"] == explicit["objective"] == objective
     assert chosen["metrics"] == explicit["metrics"]
     assert "label" in chosen["objective_reason"]
@@ -233,28 +211,6 @@ def test_a_balanced_run_has_the_model_of_its_number(rare, way, monkeypatch):
     plain = run_local(rare(way))
     assert model_bytes(balanced) != model_bytes(plain)
     assert plain.summary["boosting"]["scale_pos_weight"] == 1
-
-
-@pytest.mark.slow
-def test_a_balanced_run_that_is_resumed_keeps_its_number(rare):
-    whole = run_local(rare(scale_pos_weight="balanced"))
-    for step in range(3, whole.summary["exchanges"] - 2):  # of the steps, which greetings are not
-        settings = rare(scale_pos_weight="balanced")
-        die(settings, dies_before_sending=step)
-        folder = run(resumed(settings), simulated_contexts(settings))
-        assert model_bytes(folder) == model_bytes(whole)
-        assert folder.summary["boosting"] == whole.summary["boosting"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["plain", "secure", "cyclic"])
-def test_sites_take_the_number_that_balances_all_their_rows(rare, three, way):
-    given = {"data": "breast-cancer", "label": "", "weight": "", "parties": 3}
-    balanced = run_local(rare(way, **given, scale_pos_weight="balanced"), three())
-    number = balanced.summary["boosting"]["scale_pos_weight"]
-    assert number != 1
-    said = run_local(rare(way, **given, scale_pos_weight=number), three())
-    assert model_bytes(balanced) == model_bytes(said)
 
 
 @pytest.mark.parametrize("way", ["plain", "secureboost"])

@@ -61,15 +61,6 @@ def test_mods_see_every_message_and_a_kinds_mods_only_its_own(settings, caplog):
     assert model_bytes(folder) == model_bytes(plain)
 
 
-def test_an_error_passes_the_mods_and_goes_back_as_its_text(settings):
-    counting = Counting()
-    app = SiteApp(stores=LiveStores(), mods=[counting, message_size_mod])
-    rule = r"^party-1 \(step 1\): data must be a built-in name, .*, got 'gone.csv'$"
-    with pytest.raises(PartyError, match=rule):
-        run_local(settings(data="gone.csv"), client_app=app)
-    assert counting.seen["query.hello"] == 3
-
-
 def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings):
     def broken(message, context, call_next):
         raise ValueError("a row")
@@ -81,16 +72,13 @@ def test_of_an_error_in_a_mod_the_coordinator_gets_its_kind_only(settings):
 
 def message_of(kind):
     context = Context(0, 2, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
-    return Message(RecordDict(), dst_node_id=2, message_type=kind), context
+    message = Message(RecordDict(), dst_node_id=2, message_type=kind)
+    message.metadata.__dict__["_message_id"] = "1"
+    return message, context
 
 
 def test_functions_for_other_kinds_and_a_lifespan_are_called():
     app, called = SiteApp(table=rows, label="y"), list[str]()
-
-    @app.train()
-    def default(message, context):
-        called.append("default")
-        return Message(RecordDict(), reply_to=message)
 
     @app.query("mine")
     def mine(message, context):
@@ -103,19 +91,9 @@ def test_functions_for_other_kinds_and_a_lifespan_are_called():
         yield
         called.append("ends")
 
-    for kind in ("train", "query.mine"):
-        message, context = message_of(kind)
-        message.metadata.__dict__["_message_id"] = "1"
-        assert not app(message, context).has_error()
-    assert called == ["begins", "default", "ends", "begins", "mine", "ends"]
-
-
-def test_a_function_for_a_kind_that_fedapp_answers_is_refused():
-    with pytest.raises(ValueError, match="'pax_grow' is already registered"):
-
-        @SiteApp().train("pax_grow")
-        def mine(message, context):
-            return message
+    message, context = message_of("query.mine")
+    assert not app(message, context).has_error()
+    assert called == ["begins", "mine", "ends"]
 
 
 def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users(monkeypatch):
@@ -131,9 +109,7 @@ def test_a_simulations_process_keeps_the_app_between_messages_and_copies_a_users
 
 
 def test_a_kind_without_a_function_is_refused():
-    message, context = message_of("train.pax_grown")
-    message.metadata.__dict__["_message_id"] = "1"
-    reply = SiteApp(table=rows, label="y")(message, context)
+    reply = SiteApp(table=rows, label="y")(*message_of("train.pax_grown"))
     text = "party-1: message.kind must be known, got 'train.pax_grown'"
     assert (reply.error.code, reply.error.reason) == (REFUSED, text)
 
@@ -143,15 +119,13 @@ def test_a_kind_without_a_function_is_refused():
     [
         (
             {"kind_mods": {"train.pax_grown": []}},
-            r"^kind_mods must name kinds of messages, got 'train\.pax_grown'; did you mean "
-            r"train\.pax_grow\?",
+            r"kind_mods must .*'train\.pax_grown'; did you mean train\.p",
         ),
-        ({"label": "y"}, "^label and id must come with table, got 'y' without$"),
+        ({"label": "y"}, "label and id must come with table, got 'y' without$"),
     ],
-    ids=["a kind that no message has", "a column of no table"],
 )
 def test_what_would_be_ignored_is_refused(given, rule):
-    with pytest.raises(ConfigError, match=rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
         SiteApp(**given)
 
 

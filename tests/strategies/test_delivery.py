@@ -155,29 +155,21 @@ CASES = {
     "nothing is lost": (lambda before: SLOW, {}, (1, 0.0), 2.0),
     "the SuperLink ends twice": (lambda before: SLOW, {"n_broken": 2}, (1, 0.0), 2.0),
     "a message is lost": (lambda before: FAST if before else [], {}, (2, RESEND), RESEND + 1),
-    "the first copy is answered later": (
-        lambda before: [] if before else [(LATER, None)],
-        {},
-        *((2, RESEND), LATER),
-    ),
     "both copies are answered": (
         lambda before: [(5 - LONGEST_POLL, None)] if before else [(LATER, None)],
-        {},
-        *((2, RESEND), LATER - LONGEST_POLL),
+        *({}, (2, RESEND), LATER - LONGEST_POLL),
     ),
     "two answers to one": (lambda before: [*FAST, *FAST], {}, (1, 0.0), 1.0),
     **{
         f"lost by code {code}": (
             lambda before, code=code: FAST if before else [(1.0, code)],
-            {},
-            *((2, 1.0 + LONGEST_POLL), 2.0 + LONGEST_POLL),
+            *({}, (2, 1.0 + LONGEST_POLL), 2.0 + LONGEST_POLL),
         )
         for code in sorted(LOST)
     },
     "not connected": (
         lambda before: FAST if before else [(1.0, 5)],
-        {"gone": (0.5, 40.0)},
-        *((2, 40.0), 41.0),
+        *({"gone": (0.5, 40.0)}, (2, 40.0), 41.0),
     ),
 }
 
@@ -250,7 +242,7 @@ def test_the_deadline_ends_the_exchange_without_the_party_that_is_silent(exchang
     assert len(found.network.sent_at("bank")) <= DEADLINE / LONGEST_POLL + 1
 
 
-@pytest.mark.parametrize("code", [1, 2, 6, 7, 1000, 1001])
+@pytest.mark.parametrize("code", [1, 1001])
 def test_another_error_is_an_answer_without_bytes(exchange, code):
     found = exchange(bank_is(lambda before: [(1.0, code)]))
     assert len(found.network.sent_at("bank")) == 1
@@ -269,16 +261,6 @@ def test_a_message_that_a_grid_refuses_is_offered_again(exchange, monkeypatch):
     found = exchange(bank_is(lambda before: FAST))
     assert sorted(found.replies) == ["bank", "shop"]
     assert [line["seconds"] > 0 for line in found.lines if line["from"] == "server"] == [True] * 2
-
-
-def test_a_ledger_goes_on_where_its_file_ends(tmp_path):
-    for _ in range(2):
-        ledger = Ledger(tmp_path / "ledger.jsonl", 10, 20)
-        ledger.sent(1, "query.hello", "bank", 5)
-        ledger.received(1, "query.hello", "bank", 6)
-        ledger.flush()
-    assert (ledger.to_parties, ledger.to_server) == (15, 26)
-    assert len(ledger.path.read_text().splitlines()) == 4
 
 
 def test_a_node_that_runs_another_projects_clientapp_is_named_as_such():

@@ -10,10 +10,7 @@ from typer.testing import CliRunner
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.messages.inference import ExplainRequest
 from fedapp.runs.local import run_local
-from fedapp.site.policy import check_policy
-from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.divided import ActivePart, open_splits, path_to
 from strategies.eini import Eini
@@ -40,10 +37,8 @@ def train(divided):
 
 def explanations(folder):
     """What each party has of it."""
-    sites = {name: home() / "sites" / name / folder.summary["model_id"] for name in PARTIES}
-    return {
-        name: json.loads((path / "explanation.json").read_text()) for name, path in sites.items()
-    }
+    file = f"{folder.summary['model_id']}/explanation.json"
+    return {name: json.loads((home() / "sites" / name / file).read_text()) for name in PARTIES}
 
 
 def reached_splits(model, row):
@@ -86,17 +81,14 @@ def test_each_party_has_its_thresholds_and_together_they_are_the_rows_way(
     model = joined(folder) if strategy == "federated-forest" else model_of(folder)
     values = np.array(list(made_columns("binary:logistic", n_rows=150).values()))[:-1, int(ROW)]
     every = {
-        (split["column"], split["threshold"], split["side"])
-        for name in PARTIES
-        for split in told[name]
+        (each["column"], each["threshold"], each["side"]) for one in told.values() for each in one
     }
     reached = reached_splits(model, values)
     assert reached == every if way == "interactive" else reached <= every
     # The active party has the score, and leaves where it gets to know them.
     active = found["party-1"]["rows"][ROW]
-    assert all(("side" in each) == ("threshold" in each) for each in active["splits"]) == (
-        way == "eini"
-    )
+    as_told = [("side" in each) == ("threshold" in each) for each in active["splits"]]
+    assert all(as_told) == (way == "eini")
     site = home() / "sites" / "party-1"
     path = site / predicted.summary["model_id"] / "predictions.csv"
     row, score = path.read_text().splitlines()[1 + int(ROW)].split(",")
@@ -156,9 +148,8 @@ def test_rows_of_a_whole_model_are_explained_by_their_ids(settings, tmp_path):
     folder, file = run_local(settings(num_boost_round=1)), tmp_path / "out.csv"
     arguments = ["predict", str(folder.path), "--data", "breast-cancer", "--output", str(file)]
     result = CliRunner().invoke(cli, [*arguments, "--explain", "17,nobody"])
-    assert str(result.exception) == (
-        "--explain must name rows of the table, got 1 others: 'nobody'"
-    )
+    rule = "--explain must name rows of the table, got 1 others: 'nobody'"
+    assert str(result.exception) == rule
     assert CliRunner().invoke(cli, [*arguments, "--explain", "17"]).exit_code == 0
     written = (tmp_path / "out-explanation.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in written] == ['"row"', '"17"']
@@ -168,13 +159,6 @@ def test_rows_of_a_whole_model_are_explained_by_their_ids(settings, tmp_path):
 def test_rows_without_an_id_are_refused(settings, explain):
     with pytest.raises(ConfigError, match="explain must be ids of up to 100 rows, separated by"):
         Eini.section_settings(settings(strategy="eini", model="0" * 16, explain=explain))
-
-
-def test_a_site_explains_in_runs_of_the_methods_it_allows():
-    config = SiteConfig("bank", "rows.csv", allowed=frozenset({"eini"}))
-    check_policy(config, ExplainRequest.kind, "eini")
-    with pytest.raises(ConfigError, match="strategy must be one that the site allows"):
-        check_policy(config, ExplainRequest.kind, "interactive")
 
 
 def test_open_splits_are_those_no_known_split_turns_the_row_away_from():

@@ -1,4 +1,4 @@
-"""Bagging: the model moves by the mean of the parties' steps, and is XGBoost's for one party."""
+"""Bagging moves by the mean of the parties' steps; cyclic training takes turns by name."""
 
 from functools import partial
 
@@ -11,14 +11,12 @@ from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
-from tests.federated import model_of
-from tests.network import fails_from, run
+from tests.federated import lines_of, model_of, summary_of
+from tests.network import fails_from, run, step_of
 from tests.pooled import pooled_booster
 from tests.reference import compare_trees
 from tests.tables import made_columns
 from tests.transcript import arrays_of, listen
-
-OBJECTIVES = ["binary:logistic", "multi:softprob", "reg:squarederror"]
 
 
 @pytest.fixture
@@ -55,8 +53,7 @@ def moved_margins(settings, n_rounds):
     every, whole = np.concatenate(labels), np.concatenate(values)
     ones = np.ones(len(every), np.float32)
     parameters = xgboost_parameters(settings, every, ones, every)
-    n_classes = {"binary:logistic": 2, "multi:softprob": 3}.get(settings.objective, 0)
-    sums = label_sums(settings.objective, every, ones, n_classes)
+    sums = label_sums(settings.objective, every, ones, 3)
     score = base_score(settings.objective, sums, len(every))
     nothing = Ensemble(settings.objective, score, (), (), ())
     margins = np.tile(nothing.base_margin, (len(every), 1))
@@ -72,25 +69,11 @@ def moved_margins(settings, n_rounds):
     return whole, margins
 
 
-@pytest.mark.by_default("multi:softprob")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_margins_move_by_the_mean_of_the_parties_steps(bag, objective):
-    settings = bag(objective, partition="sizes:0.6,0.3,0.1", num_boost_round=3)
+def test_margins_move_by_the_mean_of_the_parties_steps(bag):
+    settings = bag("multi:softprob", partition="sizes:0.6,0.3,0.1", num_boost_round=3)
     values, expected = moved_margins(settings, 3)
     margins = predict_margins(model_of(run_local(settings)), values)
     np.testing.assert_allclose(margins, expected, atol=2e-5)
-
-
-@pytest.mark.by_default("multi:softprob")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_step_of_three_equal_parties_is_no_longer_than_that_of_one(bag, objective):
-    one, three = (
-        model_of(run_local(bag(objective, parties=n, num_boost_round=1, valid_fraction=0.0)))
-        for n in (1, 3)
-    )
-    values = baseline_rows(bag(objective))[0].values
-    steps = [np.abs(predict_margins(m, values) - m.base_margin).mean() for m in (one, three)]
-    assert 0.7 < steps[1] / steps[0] < 1.2
 
 
 def test_a_party_of_one_class_and_one_of_no_weight_train(settings, write_table, sites):
@@ -125,3 +108,54 @@ def test_a_lost_party_is_left_out_and_the_others_weigh_more(bag):
     leaf = int(np.argmax(np.abs(whole.trees[3]["value"])))
     ratio = left.trees[3]["value"][leaf] / whole.trees[3]["value"][leaf]
     assert ratio == pytest.approx(1.5, abs=0.02)
+
+
+# Cyclic training
+
+
+@pytest.fixture
+def turns(made):
+    """Settings of a cyclic run, by its objective."""
+    return partial(made, "cyclic")
+
+
+def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns):
+    _, app = listen(turns("multi:softprob", num_boost_round=4))
+    steps = {}
+    for request, reply in app.of_kind("cyclic_turn"):
+        told, grown = (len(arrays_of(message)["sizes"]) for message in (request, reply))
+        party = request.metadata.dst_node_id
+        steps.setdefault(step_of(request), []).append((party, told, grown))
+    for turn, replies in enumerate(steps[step] for step in sorted(steps)):
+        assert len(replies) == 3
+        assert {told for _, told, _ in replies} == {3 if turn else 0}
+        assert [grown for _, _, grown in sorted(replies)] == [
+            3 if party == turn % 3 else 0 for party in range(3)
+        ]
+
+
+def test_a_tree_is_the_one_its_party_grows_from_the_model_before_it(turns):
+    shorter, whole = (model_of(run_local(turns(num_boost_round=n))) for n in (2, 3))
+    for tree, other in zip(shorter.trees, whole.trees, strict=False):
+        np.testing.assert_array_equal(tree, other)
+    roots = [float(tree["hessian"][0]) for tree in whole.trees]
+    assert 3 * max(roots) < 400 / 4  # a third of the rows, hessians of 1/4 at most
+
+
+def test_the_next_party_takes_the_turn_of_one_that_fails(turns):
+    settings = turns(num_boost_round=4, min_parties=2, valid_fraction=0.0)
+    folder = run(settings, app=fails_from(4))
+    summary = summary_of(folder)
+    assert [gone["party"] for gone in summary["left_out"]] == ["party-2"]
+    assert summary["trees"] == 4
+    assert summary["exchanges"] == 3 + 5 + 1
+    assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3, 4]
+
+
+def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns):
+    # Party-2 fails while party-3 has its turn.
+    settings, whole = turns(num_boost_round=3, min_parties=2), turns(num_boost_round=3)
+    run(settings, app=fails_from(5))
+    run_local(whole)
+    for tree, other in zip(model_of(settings).trees, model_of(whole).trees, strict=True):
+        np.testing.assert_array_equal(tree, other)
