@@ -1,13 +1,11 @@
 """FedXGBllr: its maths against XGBoost and torch, what it sends, and what comes out."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fedapp.errors import DataError, PartyError
-from fedapp.records.document import from_text
+from fedapp.errors import PartyError
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
 from fedapp.trees.stacked import StackedModel
@@ -55,26 +53,6 @@ def test_trees_and_a_base_score_are_sent_once_and_heads_are_averaged_by_rows(sho
 
 
 # What comes out
-
-
-def test_a_model_that_is_broken_is_refused(short):
-    text = (run_local(short()).path / "model.json").read_text()
-    document = json.loads(text)
-    document["weights"].pop()
-    for broken, rule in (
-        ("{}", "got another: model must have format"),
-        (text[:-20], "got JSONDecodeError"),
-        (json.dumps(document), r"weights must be of shape \(\d+,\), got \(\d+,\)"),
-    ):
-        with pytest.raises(DataError, match=f"^model must be JSON.*, {rule}|another: {rule}"):
-            from_text(broken, StackedModel)
-
-
-def test_classes_are_learned(short):
-    more = {"fedxgbllr__trees": 20, "fedxgbllr__epochs": 20, "fedxgbllr__eta": 0.3}
-    folder = run_local(short(data="wine", objective="multi:softprob", **more))
-    assert folder.summary["metrics"]["test"]["accuracy"] > 0.9
-    assert model_of(folder, StackedModel).shape.n_outputs == 3
 
 
 def test_the_round_with_the_lowest_loss_on_validation_rows_is_kept(short):

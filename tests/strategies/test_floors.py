@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 
 from clients import pax
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError
 from fedapp.histograms.bins import digitise
 from fedapp.histograms.groups import cell_starts, group, merge_sketch_bins
 from fedapp.histograms.sketch import sketch_and_code, sketch_cuts
-from fedapp.runs.local import run_local
 from fedapp.site.policy import check_policy
 from fedapp.site.settings import site_config
-from strategies.run import check_read
-from tests.federated import model_bytes, model_of
+from tests.federated import model_of
 from tests.tables import made_columns
 from tests.transcript import arrays_of, listen, scalars_of
 
@@ -109,17 +107,6 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(made, monkey
     assert np.isfinite(folder.summary["metrics"]["test"]["rmse"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
-def test_a_floor_of_one_row_changes_nothing_under_masks(made, objective):
-    more = {"pax__aggregation": "secure", "subsample": 0.8}
-    if objective == "multi:softprob":
-        more |= {"objective": objective, "label": "c"}
-    floors = (0, 1, LEAST)
-    models = [model_bytes(run_local(made(least_bin_rows=least, **more))) for least in floors]
-    assert models[0] == models[1] != models[2]
-
-
 @pytest.mark.parametrize("floor", [0, LEAST])
 def test_both_children_are_asked_for_where_a_party_merges_bins(made, floor):
     """Those of the larger one do not follow: its parent was told in other groups."""
@@ -181,11 +168,3 @@ def test_a_site_with_a_floor_takes_part_where_it_holds(made):
         with pytest.raises(ConfigError, match=rf"^least-bin-rows {rule}{method}$"):
             check_policy(site_config(node, {}), f"train.{kind}", method)
         check_policy(site_config({**node, "least-bin-rows": 0}, {}), f"train.{kind}", method)
-
-
-@pytest.mark.parametrize("method", ["bagging", "secureboost"])
-def test_a_run_whose_method_would_ignore_a_floor_is_refused(made, method):
-    with pytest.raises(FedappError, match="least-bin-rows"):
-        run_local(made(strategy=method, least_bin_rows=5))
-    with pytest.raises(ConfigError, match=f"least-bin-rows .*{method}"):
-        check_read(made(strategy=method, least_bin_rows=5), {"least-bin-rows": 5})

@@ -142,42 +142,6 @@ def test_the_evaluation_function_and_every_aggregation_get_the_model_so_far():
     assert so_far == sorted(so_far)
 
 
-class Counting(Strategy):
-    """A wrapper that changes nothing."""
-
-    def __init__(self, strategy):
-        self.strategy, self.n_messages, self.n_replies = strategy, 0, 0
-
-    def configure_train(self, server_round, arrays, config, grid):
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self.n_messages += len(messages)
-        return messages
-
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        self.n_replies += len(replies)
-        return self.strategy.aggregate_train(server_round, replies)
-
-    def configure_evaluate(self, *given):
-        return self.strategy.configure_evaluate(*given)
-
-    def aggregate_evaluate(self, *given):
-        return self.strategy.aggregate_evaluate(*given)
-
-    def summary(self):
-        self.strategy.summary()
-
-
-def test_a_wrapper_sees_every_message():
-    with grid_of() as grid:
-        inner = PAX(**QUICK)
-        wrapper = Counting(inner)
-        result = wrapper.start(grid, ArrayRecord(), num_rounds=inner.num_rounds)
-    assert wrapper.n_messages == wrapper.n_replies == 2 * inner.state.exchanges
-    with grid_of() as grid:
-        assert text_of(PAX(**QUICK).start(grid)) == text_of(result)
-
-
 @pytest.mark.parametrize(
     ("wrap", "rule"),
     [

@@ -51,17 +51,6 @@ def sparse_columns(objective):
 # What it computes
 
 
-@pytest.mark.by_default("1-reg:squarederror", "3-multi:softprob")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("parties", [1, 2, 3, 5])
-def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(make, objective, parties):
-    plain = make(objective, parties=parties)
-    folder = run_local(plain)
-    assert_pooled(plain, folder)
-    masked = run_local(make(objective, parties=parties, own_aggregation="secure"))
-    assert model_bytes(masked) == model_bytes(folder)
-
-
 @pytest.mark.by_default("secure-reg:squarederror")
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])

@@ -1,14 +1,12 @@
 """One tree a round for all classes in SecureBoost: XGBoost's ``multi_output_tree``."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xgboost
 from pyarrow import csv, table
 
-from clients.secureboost.round import draw_rows
 from fedapp.api import load as load_run
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.errors import ConfigError, DataError, PartyError
@@ -16,16 +14,13 @@ from fedapp.records.document import from_text, to_text
 from fedapp.report.tree import first_tree, tree_html
 from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF, Ensemble, importance
-from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stock_xgboost import stock_ensemble
-from strategies.run import check_read
 from tests.encrypted import scored
 from tests.federated import model_bytes, model_of
 from tests.letters import letters_sent
 from tests.pooled import Pooled
 from tests.random_tables import differences, random_column
-from tests.reference import compare_trees
 from tests.tables import made_columns, write_rows
 from tests.transcript import listen
 
@@ -96,39 +91,6 @@ def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, seed):
     matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
     ours = predict_margins(model, values)
     np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
-
-
-def drawn_booster(run, model):
-    """XGBoost on the gradients of the rows that the run has drawn in each round."""
-    whole, n_rounds = Pooled(run), iter(range(99))
-    labels, weights = whole.labels[whole.train], whole.weights[whole.train]
-    section = run.sections["secureboost"]
-    names = {name.replace("-", "_"): value for name, value in section.items()}
-    how = SimpleNamespace(**names, subsample=run.subsample, num_parallel_tree=1)
-
-    def objective(margins, _):
-        pairs = gradients("multi:softprob", margins, labels, weights)
-        rng = np.random.default_rng([run.seed, next(n_rounds), 1])
-        drawn = draw_rows(pairs, how, rng)
-        return drawn[..., 0], drawn[..., 1]
-
-    matrix = whole.matrix(whole.values)
-    matrix.set_base_margin(np.tile(model.base_margin, (len(labels), 1)))
-    parameters = {**whole.parameters, "subsample": 1.0}
-    return xgboost.train(parameters, matrix, run.num_boost_round, obj=objective)
-
-
-@pytest.mark.by_default("more1")
-@pytest.mark.parametrize(
-    "more", [{"subsample": 0.6}, {"secureboost__goss": True, "secureboost__top_rate": 0.4}]
-)
-def test_drawn_rows_grow_the_tree_of_their_gradients(made, more):
-    run = made(**more, num_boost_round=3)
-    model = model_of(run_local(run))
-    booster = drawn_booster(run, model)
-    agreement = compare_trees(model, booster)
-    assert (agreement.n_trees, agreement.differing) == (3, 0)
-    assert agreement.leaf_error < 1e-6
 
 
 # What is sent
@@ -230,13 +192,6 @@ REFUSED = [
 def test_settings_that_do_not_fit_are_refused(made, more, rule):
     with pytest.raises(ConfigError, match=f"^{rule}"):
         run_local(made(**more))
-
-
-@pytest.mark.parametrize("method", ["pax", "bagging"])
-def test_other_methods_name_the_one_that_has_it(made, method):
-    rule = f"multi-strategy must be omitted for {method}, .*; read by secureboost$"
-    with pytest.raises(ConfigError, match=rule):
-        check_read(made().model_copy(update={"strategy": method}), {"multi-strategy"})
 
 
 def test_columns_of_categories_are_refused_as_by_xgboost(made, tmp_path):

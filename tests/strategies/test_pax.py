@@ -1,20 +1,12 @@
 """PAX as a whole: what it sends, how often, and what comes out."""
 
-import json
-
 import numpy as np
 import pytest
 
-from fedapp.conversation import Checkpoint, Parties, SavedModel
 from fedapp.errors import ConfigError
-from fedapp.home import LOCK
-from fedapp.messages import pax
-from fedapp.messages import scoring as booster
-from fedapp.messages.handshake import HelloReply
 from fedapp.run_folder import Checkpoints
 from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF
-from strategies.pax import PAX
 from strategies.pax_sums import share_bins
 from tests.federated import lines_of, model_bytes, model_of, summary_of
 from tests.transcript import arrays_of, listen, scalars_of
@@ -48,77 +40,6 @@ def test_classification_keeps_the_finest_resolution_and_regression_the_coarsest(
     parties = {"partition": "sizes:0.75,0.25", "parties": 2}
     run_local(settings(data=data, objective=objective, max_bin=40, **parties))
     assert states[0].boosting.cuts.widths.max() == n_bins  # of a column, after the fusion
-
-
-def test_the_conversation_runs_on_replies_given_by_hand(settings):
-    """Two rows of one column at two parties, one tree of one level, computed on paper."""
-    run = settings(
-        parties=2,
-        num_boost_round=1,
-        max_depth=1,
-        eta=1.0,
-        valid_fraction=0.0,
-        max_bin=4,
-        min_child_weight=0.0,
-        pax__bins="equal",
-    )
-    strategy = PAX.of_run(run)
-    hellos = {
-        name: HelloReply(
-            *(2, 0, 0, ("x",), ("0", "1"), "", "", 0.0, 0.0, (), np.empty(0, np.int32), (), (), ()),
-            name=name,
-            simulated=True,
-            fingerprint="0" * 32,
-            notes=(),
-        )
-        for name in ("a", "b")
-    }
-    talk = strategy.conversation(Parties(hellos), None)
-    exchange = next(talk)
-    assert {type(request) for request in exchange.requests.values()} == {pax.SketchRequest}
-    exchange = talk.send({"a": _sketch(1.0, 2.0, 0.0), "b": _sketch(2.0, 3.0, 2.0)})
-    request = exchange.requests["a"]
-    assert (request.level, request.base_margin, request.wanted_nodes.tolist()) == (0, [0.0], [0])
-    # Gradients at margin 0 are -1/2 and 1/2, hessians 1/4; labels are 0 at a, 1 at b.
-    event = talk.send({"a": _grow([0.5, 0.5]), "b": _grow([-0.5, -0.5])})
-    assert isinstance(event, Checkpoint)
-    assert isinstance(next(talk), Checkpoint)
-    assert isinstance(next(talk), SavedModel)
-    exchange = next(talk)
-    assert {type(request) for request in exchange.requests.values()} == {booster.EvaluateRequest}
-    model = json.loads(exchange.requests["a"].model.tobytes())
-    tree = model["trees"][0]
-    # x < 2: G = 1/2, H = 1/4; x >= 2: G = -1/2, H = 3/4.
-    assert tree["threshold"][0] == 2.0
-    np.testing.assert_allclose(tree["value"][1:], [-0.5 / 1.25, 0.5 / 1.75], rtol=1e-6)
-    assert tree["left"] == [1, LEAF, LEAF]
-
-
-def _sketch(low, high, label_sum):
-    return pax.SketchReply(
-        label_sums=np.array([label_sum]),
-        weight_sum=2.0,
-        unseen=np.empty(0, np.int64),
-        representatives=np.float32([low, high]),
-        masses=np.ones(2, np.float32),
-        offsets=np.array([0, 2]),
-        maxima=np.float32([high]),
-    )
-
-
-def _grow(gradients):
-    histogram = np.array([[[gradient, 0.25] for gradient in gradients]])
-    sums = np.array([2.0, 1.0])
-    scores = np.array([[1.0, 0.0], [0.0, 1.0]])
-    return pax.GrowReply(
-        histogram,
-        np.zeros((1, 1), np.int32),
-        histogram.sum(axis=1),
-        sums,
-        scores,
-        np.zeros(2),
-        np.zeros((2, 2)),
-    )
 
 
 DEFAULT = {"early_stopping_rounds": "auto", "valid_fraction": 0.5, "test_fraction": 0.0}
@@ -183,12 +104,6 @@ def test_a_tree_splits_only_the_columns_it_drew_and_sums_the_rows_it_drew(settin
     assert 0.35 * whole < trees[0]["hessian"][0] < 0.65 * whole
 
 
-@pytest.mark.parametrize("partition", ["dirichlet:0.3", "sizes:0.91,0.086,0.004"])
-def test_every_partition_trains(settings, partition):
-    summary = summary_of(run_local(settings(partition=partition, num_boost_round=5)))
-    assert summary["metrics"]["test"]["auc"] > 0.9
-
-
 def test_whole_sizes_hold_back_rows_beside_them(settings):
     run = settings(partition="sizes:200,100,13", test_fraction=0.2, valid_fraction=0.1)
     assert [party["rows"] for party in summary_of(run_local(run))["parties"]] == [200, 100, 13]
@@ -200,9 +115,3 @@ def test_text_classes_are_named_in_the_model(settings, write_table):
     folder = run_local(settings(data=str(data), label="y", parties=2))
     assert model_of(folder).classes == ("bad", "good")
     assert summary_of(folder)["metrics"]["train"]["accuracy"] > 0.95
-
-
-def test_a_finished_run_keeps_no_checkpoint(settings):
-    names = {path.name for path in run_local(settings()).path.iterdir()}
-    lines = {"columns.json", "ledger.jsonl", "rounds.jsonl", "summary.json"}
-    assert names == {LOCK, "config.toml", "model.json", "model.xgb.json", "started", *lines}

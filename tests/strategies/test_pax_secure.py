@@ -4,33 +4,23 @@ import numpy as np
 import pytest
 
 from clients.handshake import look
-from fedapp.data.datasets import read_source
-from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages import handshake
-from fedapp.run_folder import Checkpoints
 from fedapp.runs.local import run_local
 from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.federated import lines_of, model_bytes, model_of, summary_of
-from tests.tables import made_columns, write_rows
+from tests.tables import made_columns
 from tests.transcript import label_ranges, listen, masked_in, scalars_of
 
 
 @pytest.fixture
-def made(settings, tmp_path):
+def made(made):
     """``made(objective, **overrides)``: a short run under masks, on rows with missing values."""
-
-    def make(objective="binary:logistic", **more):
-        data = more.get("data") or tmp_path / f"{objective[:5]}.csv"
-        if not more.get("data") and not data.exists():
-            write_rows(data, made_columns(objective))
-        given = {"label": "y", "objective": objective, "max_depth": 3, **more, "data": str(data)}
-        return settings(**{"pax__aggregation": "secure", "max_bin": 32, **given})
-
-    return make
+    usual = {"pax__aggregation": "secure", "max_bin": 32}
+    return lambda objective="binary:logistic", **more: made("pax", objective, **{**usual, **more})
 
 
 # Nothing changes but who sees what
@@ -52,50 +42,22 @@ def assert_same_trees(found, expected):
         assert own["left"][0] != LEAF
 
 
-def sized(objective):
-    """Columns with labels of any size, or of those that an objective takes."""
-    columns = made_columns("reg:squarederror")
-    sizes = np.exp(columns["y"] / 30) + 0.01
-    labels = {"count:poisson": np.round(sizes), "reg:logistic": sizes / sizes.max()}
-    labels["binary:hinge"] = (sizes > np.quantile(sizes, 0.6)).astype(int)
-    return {**columns, "y": labels.get(objective, sizes)}
-
-
-def weighted(objective):
-    columns, rng = made_columns(objective), np.random.default_rng(4)
-    columns["c"] = rng.choice(["oslo", "rome", "bonn", "york", "lima"], 400)
-    columns["w"] = rng.uniform(0, 3, 400).round(3)
-    columns["w"][::17] = 0
-    return columns
-
-
-DEEP = {"num_boost_round": 4, "max_depth": 5}
 DRAWN = {"colsample_bytree": 0.7, "colsample_bynode": 0.8, "pax__bins": "equal"}
 DRAWN |= {"monotone_constraints": "a:1", "interaction_constraints": "[a,b,c],[d,e,f]"}
-PLAIN = {  # columns, if not the usual ones; objective; settings
-    "classes": (None, "multi:softprob", DEEP),
-    "numbers": (None, "reg:squarederror", DEEP),
-    "draws and constraints": (None, "binary:logistic", DRAWN),
-    "weights and names": (weighted, "binary:logistic", {"weight": "w", "max_depth": 4}),
-    **{
-        objective: (sized, objective, {})
-        for objective in (
-            *("binary:hinge", "reg:tweedie", "reg:squaredlogerror", "count:poisson"),
-            *("reg:gamma", "reg:logistic", "reg:pseudohubererror"),
-        )
-    },
-}
 
 
-@pytest.mark.by_default("classes", "draws*", "weights*", "binary:hinge")
-@pytest.mark.parametrize(("columns", "objective", "more"), PLAIN.values(), ids=PLAIN)
-def test_columns_of_few_values_give_the_trees_of_plain_sums(
-    made, tmp_path, columns, objective, more
-):
+@pytest.mark.parametrize(
+    "more", [DRAWN, {"weight": "w", "max_depth": 4}], ids=["drawn", "weights and names"]
+)
+def test_columns_of_few_values_give_the_trees_of_plain_sums(made, more):
     """Sums have no order: the model is, byte for byte, that of one party with all rows."""
-    more = {"max_bin": 64, **more}
-    if columns:
-        more["data"] = str(write_rows(tmp_path / "rows.csv", columns(objective)))
+    objective, more = "binary:logistic", {"max_bin": 64, **more}
+    if "weight" in more:
+        columns, rng = made_columns(objective), np.random.default_rng(4)
+        columns["c"] = rng.choice(["oslo", "rome", "bonn", "york", "lima"], 400)
+        columns["w"] = rng.uniform(0, 3, 400).round(3)
+        columns["w"][::17] = 0
+        more["columns"] = columns
     alone, three = (run_local(made(objective, parties=n, **more)) for n in (1, 3))
     plain = run_local(made(objective, parties=1, pax__aggregation="plain", **more))
     assert model_bytes(alone) == model_bytes(three)
@@ -106,35 +68,6 @@ def test_columns_of_few_values_give_the_trees_of_plain_sums(
         assert found == pytest.approx(expected[subset], rel=1e-6, abs=1e-6)
     rounds = [lines_of(each.rounds)[-1]["valid"] for each in (three, plain)]
     assert rounds[0] == pytest.approx(rounds[1], rel=1e-6, abs=1e-6)
-
-
-def test_real_rows_give_the_trees_of_plain_sums_with_the_same_cuts(
-    real_data, made, tmp_path, monkeypatch
-):
-    """Where values are those that their bins begin with, plain sums have no other cuts."""
-    objective, data = "reg:squarederror", "space-ga"
-    more = {"num_boost_round": 5, "max_depth": 5, "max_bin": 64, "valid_fraction": 0.0}
-    states, save = [], Checkpoints.save
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", lambda *given: states.append(given[2]) or save(*given))
-        found = run_local(made(objective, data=data, label="", **more))
-    cuts = states[0].boosting.cuts
-    table = read_source(data, Roles())
-    columns = {}
-    for place, name in enumerate(table.columns):
-        values, own = table.values[:, place], cuts.column(place)
-        begins = np.append(np.float32(-1e30), own[:-1]).astype(np.float64)
-        codes = np.minimum(np.searchsorted(own, values, side="right"), len(own) - 1)
-        columns[f"x{name}"] = np.where(np.isnan(values), np.nan, begins[codes])
-    path = write_rows(tmp_path / "begins.csv", {**columns, "y": table.labels})
-    plain = made(objective, data=str(path), parties=1, pax__aggregation="plain", **more)
-    assert_same_trees(model_of(found), model_of(run_local(plain)))
-
-
-def test_more_rounds_end_in_the_model_of_all_at_once(made):
-    first = run_local(made(num_boost_round=1))
-    more = run_local(made(num_boost_round=2, init_model=str(first.path)))
-    assert model_bytes(more) == model_bytes(run_local(made(num_boost_round=3)))
 
 
 # What is sent
@@ -188,13 +121,6 @@ def test_what_cannot_be_summed_is_refused(made, monkeypatch, objective, more, ru
 def test_two_parties_are_told_what_each_sees(made):
     warnings = summary_of(run_local(made(parties=2)))["warnings"]
     assert any("hides little among 2" in text for text in warnings)
-
-
-def test_sites_with_tables_of_their_own_train(made, three):
-    run_settings = made(objective="auto", data="breast-cancer", parties=3)
-    folder = run_local(run_settings, three(bank={"least-parties": 3}))
-    assert summary_of(folder)["trees"] == 2
-    assert model_of(folder).objective == "binary:logistic"
 
 
 def test_a_site_with_least_parties_rounds_whatever_it_is_asked(write_table):

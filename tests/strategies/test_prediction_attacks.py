@@ -15,7 +15,6 @@ from fedapp.messages.inference import Questions
 from fedapp.run_folder import RunFolder
 from fedapp.site.store import read_part
 from fedapp.trees.divided import NONE, PARTS
-from tests.encrypted import written
 from tests.federated import summary_of
 from tests.network import run
 from tests.tables import write_rows
@@ -222,25 +221,3 @@ def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
     )
     match = r"^shop \(step \d+\): Totals\.ciphertexts must be sums of leaves .* got \d+ of 160 rows"
     refuses(match, settings(strategy="eini", **given), contexts)
-
-
-@pytest.mark.slow
-def test_a_model_that_lost_its_last_rounds_and_went_on_is_walked_as_it_is(settings, tmp_path):
-    """Splits of lost rounds stay in a passive party's part, beside those of the rounds after."""
-    rng = np.random.default_rng(1)
-    columns = rng.normal(size=(6, 200)).round(2)
-    label = (columns.sum(axis=0) + 4 * rng.normal(size=200) > 0).astype(int)
-    data = write_rows(tmp_path / "rows.csv", dict(zip("abcdefy", [*columns, label], strict=True)))
-    given = {"data": str(data), "label": "y", "parties": 3, "align": "ordered", **KEYS}
-    grown = {"strategy": "secureboost", "max_depth": 4, "num_boost_round": 8, "eta": 0.8}
-    cut = run(settings(**given, **grown, early_stopping_rounds=2))
-    assert summary_of(cut)["best_round"] < 7
-    again = run(settings(**given, **{**grown, "num_boost_round": 2}, init_model=str(cut.path)))
-    model = summary_of(again)["model_id"]
-    part = read_part(home() / "sites" / "party-2" / model, *PARTS)
-    assert len(part.nesting.under) == part.lookup.n_records
-    found = []
-    for strategy in ("interactive", "eini"):
-        predicts = settings(strategy=strategy, model=model, eini__unguarded=True, **given)
-        found.append(written(summary_of(run(predicts))))
-    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)

@@ -1,7 +1,6 @@
 """PAX that promises an epsilon for each row."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ from fedapp.run_files import read_run
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
-from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Noise, add_noise, check_leaves
 from fedapp.trees.losses import LOSSES, PLAIN
@@ -96,26 +94,6 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, told, 
 def test_noise_that_hides_leaves_is_warned_of(made):
     summary = run_local(made(privacy__epsilon=2.0, max_depth=6, num_boost_round=8)).summary
     assert any("the noise of each leaf counts as" in text for text in summary["warnings"])
-
-
-@pytest.mark.parametrize(
-    ("objective", "more"),
-    [
-        ("reg:tweedie", {}),
-        ("reg:squaredlogerror", {"weight": "w", "drop_columns": ""}),
-        ("reg:pseudohubererror", {"huber_slope": 20.0, "privacy__epsilon": 100_000.0}),
-    ],
-)
-def test_objectives_of_measures_train(made, objective, more):
-    columns = made_columns("reg:squarederror", 400)
-    if objective != "reg:pseudohubererror":
-        columns["y"] = np.round(np.exp(columns["y"] / 30)) + 1
-    columns["w"] = np.random.default_rng(4).uniform(0, 3, 400).round(3)
-    folder = run_local(made(objective, columns, **{"drop_columns": "w", **more}))
-    assert model_of(folder).n_outputs == 1
-    if objective == "reg:pseudohubererror":  # whose errors are scored up to the largest label
-        scores = folder.summary["metrics"]["test"]
-        assert scores["rmse"] > scores["mae"] > 5
 
 
 # Noise, once
@@ -205,16 +183,6 @@ def test_noise_beyond_64_bits_and_sums_beyond_the_schedule_are_refused(store, no
     with pytest.raises(ProtocolError, match=rule):
         add_noise("bank", store, REQUEST, ZEROS, [Noise(*noise)])
     assert not account_of(store).noise_key
-
-
-@pytest.mark.parametrize("n_parties", [2, 3, 5])
-def test_a_partys_part_of_the_noise_is_for_the_parties_of_the_roster(store, n_parties):
-    terms = budget_for(1.0, 1e-5, 2, n_parties)
-    promise = SimpleNamespace(
-        epsilon=1.0, delta=1e-5, multiplier=terms.multiplier, n_rounds=2, clip=0.0
-    )
-    sums.check_budget(SiteConfig("bank", "rows.csv"), store, REQUEST, promise, 1000, n_parties)
-    assert sums.budget_of(store) == terms
 
 
 def test_nothing_leaves_without_noise_once_it_is_promised(store):

@@ -7,8 +7,6 @@ import pytest
 import xgboost
 
 from clients.secureboost.round import draw_rows
-from fedapp.data.read import read_frame
-from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF
@@ -17,66 +15,21 @@ from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.xgboost import typed_columns
 from strategies.secureboost import SecureBoost
-from tests.claims import claims
 from tests.federated import lines_of, model_of
 from tests.pooled import Pooled, assert_xgboosts, splits_of
-from tests.tables import made_columns, write_rows
 from tests.texts import adult, kddcup
-from tests.trees.test_exactness import PENALTIES
-
-CLAIMS = {  # objectives of claims, and their settings
-    "count:poisson": {},
-    "reg:gamma": {},
-    "reg:tweedie": {"tweedie_variance_power": 1.3},
-    "reg:logistic": {"max_delta_step": 0.3},
-    "reg:squaredlogerror": {},
-    "reg:pseudohubererror": {"huber_slope": 0.5},
-    "binary:hinge": {},
-}
 
 
 @pytest.fixture
-def made(vertical, tmp_path):
-    """``vertical`` with a small table of an objective, which may have weights."""
-
-    def make(objective="binary:logistic", parties=2, **more):
-        columns = made_columns("reg:squarederror" if objective in CLAIMS else objective)
-        if objective in CLAIMS:
-            values = np.stack([columns[name] for name in "abcdef"], axis=1)
-            columns["y"] = claims(objective, values)
-        if "weight" in more:
-            rng = np.random.default_rng(7)
-            columns["w"] = rng.choice([0.0, 0.5, 1.0, 2.5], len(columns["y"]))
-        data = write_rows(tmp_path / "made.csv", columns)
-        given = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, **more}
-        return vertical(data=str(data), label="y", objective=objective, parties=parties, **given)
-
-    return make
+def made(made):
+    """``made(objective, **overrides)``: a run of three rounds on a small table."""
+    usual = {"num_boost_round": 3, "max_bin": 16}
+    return lambda objective="binary:logistic", **more: made(
+        "secureboost", objective, **{**usual, **more}
+    )
 
 
 # The same trees
-
-EXACT = {
-    "classes of three parties": ("multi:softprob", {"parties": 3}),
-    "penalties": ("binary:logistic", PENALTIES),
-    "weights": ("multi:softprob", {"weight": "w"}),
-    "positive rows": ("binary:logistic", {"scale_pos_weight": 3.0}),
-    "steps": ("multi:softprob", {"max_delta_step": 0.4, "alpha": 0.2}),
-    "constraints": (
-        "reg:squarederror",
-        {"monotone_constraints": "a:1,b:-1", "interaction_constraints": "[a,b,c,f],[d,e]"},
-    ),
-    **{objective: (objective, more) for objective, more in CLAIMS.items()},
-}
-
-
-@pytest.mark.by_default(
-    "classes of three parties", "penalties", "weights", "constraints", "reg:tweedie", "binary:hinge"
-)
-@pytest.mark.parametrize(("objective", "more"), EXACT.values(), ids=EXACT)
-def test_the_joined_model_is_xgboosts_on_the_joined_table(made, objective, more):
-    run = made(objective, **more)
-    assert_xgboosts(run_local(run), Pooled(run))
 
 
 @pytest.mark.by_default("adult-*")
@@ -169,19 +122,6 @@ def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out():
     assert rest.sum() == 100
     # Ke et al. 2017, Algorithm 2: the sampled others stand for all of them, by (1 - a) / b.
     np.testing.assert_allclose(drawn[rest], pairs[rest] * 8, rtol=1e-6)
-
-
-def first_rows(source, n_rows, target, drop=""):
-    """The first rows of a table, as CSV."""
-    from pyarrow import csv
-
-    frame = read_frame(source, Roles()).slice(0, n_rows)
-    csv.write_csv(frame.drop_columns([drop]) if drop else frame, target)
-    return str(target)
-
-
-CREDIT = ("give-me-some-credit.csv.gz", "SeriousDlqin2yrs", "unnamed-1")
-DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
 
 
 def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made):

@@ -14,8 +14,7 @@ from fedapp.runs.local import run_local, simulated_contexts
 from tests.contract.methods import METHODS
 from tests.federated import lines_of, model_bytes, summary_of
 from tests.letters import letters_sent
-from tests.network import die, resumed, run
-from tests.tables import made_columns, write_rows
+from tests.network import die, fails_from, resumed, run
 from tests.tampering import FALSE, keep_letters_back, refuses
 from tests.transcript import Listener, check_declared, check_no_rows
 
@@ -32,14 +31,10 @@ def small_blocks(monkeypatch):
 
 
 @pytest.fixture
-def made(vertical, tmp_path):
+def made(made):
     def make(objective="binary:logistic", **more):
-        data = write_rows(tmp_path / "made.csv", made_columns(objective, N_ROWS))
-        n_runs = len(list(tmp_path.glob("run-*")))
-        (folder := tmp_path / f"run-{n_runs}").mkdir()
-        given = {"secureboost__key_bits": KEY_BITS, "num_boost_round": 2, "max_depth": 2}
-        own = {"run_dir": str(folder), "data": str(data), "label": "y", "objective": objective}
-        return vertical(**{**given, **own, "max_bin": 8, **more})
+        usual = {"secureboost__key_bits": KEY_BITS, "max_depth": 2, "max_bin": 8}
+        return made("secureboost", objective, N_ROWS, **{**usual, **more})
 
     return make
 
@@ -148,6 +143,12 @@ def test_a_block_of_another_round_stops_the_run(made, small_blocks, monkeypatch)
 
     monkeypatch.setattr(Active, "send_on", of_next)
     refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", made())
+
+
+def test_no_run_goes_on_without_the_active_party(made, monkeypatch):
+    monkeypatch.setattr("tests.network.NODE", 2)
+    app = fails_from(9, reason="party-1: broke")
+    refuses(r"^party-1 \(step \d+\): broke$", made(parties=3, min_parties=2), app=app)
 
 
 def test_blocks_give_any_run_of_ciphertexts_in_order():
