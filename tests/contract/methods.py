@@ -22,12 +22,12 @@ from fedapp.trees.linear import LinearModel, predict_linear, standardised
 from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
-from tests.federated import summary_of
+from tests.federated import model_bytes, summary_of
 from tests.forests import joined, parts_of, pooled
 from tests.pooled import Pooled, assert_xgboosts, pooled_booster, tables_of
 from tests.reference import compare_trees
 from tests.row_forests import assert_pooled
-from tests.transcript import predicted_rows
+from tests.transcript import ORDERED, predicted_rows
 
 # What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.
 ROUNDS = 2
@@ -36,10 +36,6 @@ HELLO = {"query.greet", "query.hello"}
 SCORES = "evaluate.scoring_scores"
 ROW_STEPS = "sketch", "cells", "split"
 MASKED = {*HELLO, "query.secure_keys"}
-ORDERED = {
-    *("query.greet", "query.vertical_hello"),
-    *(f"query.alignment_{step}" for step in ("open", "match", "order")),
-}
 
 
 @dataclass(frozen=True)
@@ -85,10 +81,6 @@ class Method:
 def own(section, **values):
     """Settings of a method's own section."""
     return {f"{section}__{name}": value for name, value in values.items()}
-
-
-def model_bytes(folder):
-    return (folder.path / "model.json").read_bytes()
 
 
 # References
@@ -184,11 +176,6 @@ def is_the_joined_forest(settings, folder):
     assert to_text(joined(folder)) == to_text(model)
 
 
-def is_the_pooled_forest(settings, folder):
-    """The forest is that of the same draws from all rows, in one place."""
-    assert_pooled(settings, folder)
-
-
 def predicts_as_the_joined_forest(settings, folder):
     """The scores are those of the joined forest."""
     model = joined(RunFolder(Path(settings.run_dir).parent / "trained"))
@@ -276,7 +263,7 @@ METHODS = {
         "horizontal-forest",
         {*HELLO, SCORES} | {f"train.horizontal_forest_{step}" for step in ROW_STEPS},
         lambda parties, depth: 3 + 2 * depth + 1,
-        is_the_pooled_forest,
+        assert_pooled,
         own("horizontal_forest", trees=4, bins="equal"),
         depth="horizontal_forest__max_depth",
         may_lose=True,
@@ -286,7 +273,7 @@ METHODS = {
         {*MASKED, "evaluate.scoring_sums"}
         | {f"train.horizontal_forest_{step}" for step in ("open", "count", "sums", "scores")},
         lambda parties, depth: 3 + 4 + 2 * depth + 1,
-        is_the_pooled_forest,
+        assert_pooled,
         own("horizontal_forest", trees=4, aggregation="secure"),
         depth="horizontal_forest__max_depth",
     ),

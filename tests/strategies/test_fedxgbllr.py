@@ -1,7 +1,5 @@
 """FedXGBllr: its maths against XGBoost and torch, what it sends, and what comes out."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from fedapp.errors import PartyError
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
 from fedapp.trees.stacked import StackedModel
-from strategies.common_table import parties_without_class
 from tests.federated import lines_of, model_of, summary_of
 from tests.network import fails_from, run
 from tests.transcript import Listener, arrays_of, scalars_of
@@ -76,16 +73,6 @@ def test_a_party_with_one_class_takes_part(short, sites, write_table):
     warning, few = summary["warnings"]
     assert "validation rows are of the rarer class" in few
     assert warning.startswith("no training row of class '0' at b: trees and heads of such a party ")
-
-
-def test_classes_are_named_with_the_parties_that_do_not_train_them():
-    def hello(classes, untrained=""):
-        return SimpleNamespace(classes=tuple(classes), untrained=tuple(untrained))
-
-    parties = {"bank": hello("abd", "d"), "shop": hello("bcd", "d"), "post": hello("abc", "b")}
-    found = parties_without_class(parties, "abcd")
-    assert found == {"a": ("shop",), "b": ("post",), "c": ("bank",)}  # d is trained nowhere
-    assert parties_without_class({"bank": hello("ab"), "shop": hello("ab")}, "ab") == {}
 
 
 def test_parties_that_stop_early_have_fewer_trees(short, sites, write_table):

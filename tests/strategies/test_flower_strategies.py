@@ -188,11 +188,7 @@ def test_arguments_that_cannot_be_served_are_refused(start, given, expected):
 def test_too_few_rounds_are_refused_before_anything_is_sent(name, share):
     strategy = getattr(strategies, name)(**METHODS[name][0])
     n_rounds = max(1, int(share * strategy.num_rounds))  # Flower's loop does nothing without one
-    for wrapper in (
-        strategy,
-        Counting(strategy),
-        DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 2),
-    ):
+    for wrapper in (strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 2)):
         with pytest.raises(ConfigError, match=rf"^num_rounds .*strategy.num_rounds.*{n_rounds};"):
             Strategy.start(wrapper, NO_GRID, ArrayRecord(), num_rounds=n_rounds)
 

@@ -33,31 +33,21 @@ def make(made):
     return of
 
 
-def sparse_columns(objective):
-    """Columns most of which are the same in most nodes, and one of categories."""
+# What it computes
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
+    make, aggregation
+):
+    """Most columns are the same in most nodes, and one has categories."""
     rng = np.random.default_rng(2)
     values = (rng.random((240, 9)) < 0.08).astype(float)
     kinds = rng.integers(0, 5, 240)
     signal = values @ np.arange(1, 10) + kinds % 2 + rng.normal(0, 0.5, 240)
-    labels = {
-        "binary:logistic": (signal > 2).astype(int),
-        "multi:softprob": np.digitize(signal, [1, 3]),
-        "reg:squarederror": signal.round(3),
-    }[objective]
-    names = [f"k{kind}" for kind in kinds]
-    return {**dict(zip("abcdefghi", values.T, strict=True)), "kind": names, "y": labels}
-
-
-# What it computes
-
-
-@pytest.mark.by_default("secure-reg:squarederror")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
-    make, objective, aggregation
-):
-    columns = sparse_columns(objective)
+    columns = {**dict(zip("abcdefghi", values.T, strict=True)), "kind": [f"k{k}" for k in kinds]}
+    columns["y"] = signal.round(3)
+    objective = "reg:squarederror"
     given = make(objective, columns, own_aggregation=aggregation, own_max_features=0.1)
     found = run_local(given)
     model = assert_pooled(given, found)

@@ -8,7 +8,6 @@ import pytest
 
 import strategies.vertical
 from fedapp.errors import PartyError
-from fedapp.messages import inference as messages
 from fedapp.messages.vertical import OpenRequest
 from fedapp.runs.local import run_local
 from fedapp.trees.cells import compress, decompress
@@ -18,13 +17,7 @@ from tests.forests import part_of
 from tests.letters import letters_sent
 from tests.tables import made_columns, write_rows
 from tests.tampering import rewrite_letters
-from tests.transcript import ALIGNED, check_declared, listen
-
-KINDS = {
-    **ALIGNED,
-    "evaluate.one_round_walk": (messages.CellsRequest, messages.CellsReply),
-    "evaluate.one_round_intersect": (messages.IntersectRequest, messages.IntersectReply),
-}
+from tests.transcript import listen
 
 
 @pytest.fixture
@@ -33,10 +26,9 @@ def train(divided):
     return partial(divided, "federated-forest", federated_forest__max_depth=4)
 
 
-def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_only(train, settings):
+def test_cells_go_to_the_active_party_only(train, settings):
     trained, made = train(parties=3, align="psi")
-    folder, app = listen(inference(settings, trained, strategy="one-round", align="psi"))
-    check_declared(app, KINDS)
+    _, app = listen(inference(settings, trained, strategy="one-round", align="psi"))
     letters = letters_sent(app)
     cells = {(one.sender, one.receiver) for one in letters if one.name == "Cells"}
     assert cells == {("party-2", "party-1"), ("party-3", "party-1")}
@@ -44,17 +36,14 @@ def test_messages_have_their_declared_fields_and_cells_go_to_the_active_party_on
         (sent,) = [one["cells"] for one in letters if (one.name, one.sender) == ("Cells", name)]
         n_splits = len(part_of(name, made.summary["model_id"])["lookup"]["columns"])
         assert 0 < len(sent) < 0.9 * 2 * n_splits * 300 / 8
-    assert folder.summary["matched_rows"] == {"predicted": 300}
 
 
 # Boosted models
 
 WAYS = {
-    "two classes": {},
     "three classes, three parties": {"objective": "multi:softprob", "parties": 3},
     "more than 64 leaves": {"max_depth": 7, "min_child_weight": 0.0, "num_boost_round": 2},
     "rounds lost by early stopping": {"num_boost_round": 12, "early_stopping_rounds": 3, "eta": 1},
-    "numbers": {"objective": "reg:squarederror", "secureboost__first_trees": 1},
 }
 
 

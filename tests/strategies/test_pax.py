@@ -102,16 +102,3 @@ def test_a_tree_splits_only_the_columns_it_drew_and_sums_the_rows_it_drew(settin
     assert len(set().union(*used)) > 3
     whole = model_of(run_local(settings())).trees[0]["hessian"][0]
     assert 0.35 * whole < trees[0]["hessian"][0] < 0.65 * whole
-
-
-def test_whole_sizes_hold_back_rows_beside_them(settings):
-    run = settings(partition="sizes:200,100,13", test_fraction=0.2, valid_fraction=0.1)
-    assert [party["rows"] for party in summary_of(run_local(run))["parties"]] == [200, 100, 13]
-
-
-def test_text_classes_are_named_in_the_model(settings, write_table):
-    labels = ["good" if row % 2 else "bad" for row in range(60)]
-    data = write_table(n_rows=60, a=[row % 2 for row in range(60)], y=labels)
-    folder = run_local(settings(data=str(data), label="y", parties=2))
-    assert model_of(folder).classes == ("bad", "good")
-    assert summary_of(folder)["metrics"]["train"]["accuracy"] > 0.95

@@ -8,7 +8,6 @@ from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF
 from fedapp.trees.rounds import Sampling
 from tests.federated import model_of, summary_of
-from tests.network import run
 from tests.tables import made_columns, write_rows
 from tests.tampering import refuses
 
@@ -77,17 +76,6 @@ def test_tables_of_which_no_model_can_be_are_refused_by_their_owner(
     write_table("bank", 60, id=IDS, **columns)
     other = {**shop(**of_shop), **({"label": "y"} if "y" in of_shop else {})}
     refuses(match, vertical(objective=objective or BINARY), sites({**bank, **node}, other))
-
-
-@pytest.mark.by_default("missing")
-@pytest.mark.parametrize("constant", [[3.5] * 60, [""] * 60], ids=["constant", "missing"])
-def test_a_passive_party_without_a_useful_split_adds_none(vertical, sites, bank, shop, constant):
-    contexts = sites({**bank, "allow-export": True}, {**shop(c=constant), "allow-export": True})
-    model = model_of(run(vertical(max_depth=3), contexts))
-    columns = np.concatenate([tree["column"][tree["left"] != LEAF] for tree in model.trees])
-    assert model.columns == ("a", "b", "c")
-    assert len(columns)
-    assert 2 not in columns
 
 
 def test_a_round_may_draw_no_column_of_a_passive_party(vertical, tmp_path):
@@ -181,7 +169,6 @@ def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
             N_TRAIN,
             "up to 8 sums a class of each bin",
         ),
-        ({"max_depth": 3}, {}, N_TRAIN, ""),
         ({}, {}, N_TRAIN + 1, ""),
         ({"secureboost__first_trees": 1}, {}, N_TRAIN, ""),
     ],

@@ -1,14 +1,11 @@
 """SecureBoost whose encrypted gradients fill more than one message."""
 
-from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from clients.secureboost import active as secureboost_active
 from clients.secureboost.active import Active
-from clients.secureboost.passive import blocks_of
 from fedapp.messages import secureboost as messages
 from fedapp.runs.local import run_local, simulated_contexts
 from tests.contract.methods import METHODS
@@ -74,18 +71,6 @@ def test_gradients_in_several_messages_make_the_same_model(
     assert got - {"CommonRows", "OrderDigest", "Partition"} == {
         *("PublicKey", "EncryptedGradients", "MoreGradients", "Splits")
     }
-    if more:
-        return
-    n_train, n_receivers = summary_of(folder)["matched_rows"]["train"], parties - 1
-    n_layouts = 2 if objective == "multi:softprob" else 1
-    rows = BLOCK_ROWS // n_receivers
-    n_blocks = -(-n_train * n_layouts // rows)
-    assert len(asked) == 2 * (n_blocks - 1)
-    last = n_train * n_layouts - rows * (n_blocks - 1)
-    sizes = [len(one["ciphertexts"]) for one in letters if one.name.endswith("Gradients")]
-    assert Counter(sizes) == Counter(
-        {rows: 2 * n_receivers * (n_blocks - 1), last: 2 * n_receivers}
-    )
 
 
 # What goes wrong in between
@@ -149,12 +134,3 @@ def test_no_run_goes_on_without_the_active_party(made, monkeypatch):
     monkeypatch.setattr("tests.network.NODE", 2)
     app = fails_from(9, reason="party-1: broke")
     refuses(r"^party-1 \(step \d+\): broke$", made(parties=3, min_parties=2), app=app)
-
-
-def test_blocks_give_any_run_of_ciphertexts_in_order():
-    rows = np.arange(20, dtype=np.uint8).reshape(10, 2)
-    blocks = tuple(np.split(rows, [4, 8]))
-    for first in range(11):
-        for last in range(first, 11):
-            found = [*blocks_of(blocks, first, last), rows[:0]]
-            np.testing.assert_array_equal(np.concatenate(found), rows[first:last])

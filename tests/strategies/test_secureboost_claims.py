@@ -8,8 +8,6 @@ from clients.secureboost.passive import Passive
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
-from tests.federated import summary_of
-from tests.network import run
 from tests.tables import write_rows
 from tests.tampering import refuses
 
@@ -65,52 +63,26 @@ def of_children(side):
     return lie
 
 
-CLASSES = {"objective": "multi:softprob"}
-ONE_TREE = {**CLASSES, "multi_strategy": "multi_output_tree"}
+ONE_TREE = {"objective": "multi:softprob", "multi_strategy": "multi_output_tree"}
 LIES = {
     "in the last level": (by_label, NOISE, {"max_depth": 1}),
-    "above the last level": (by_label, NOISE, {}),
     "as missing rows": (missing_by_label, NOISE, {}),
     "of categories": (category_by_label, KIND, {}),
     "of the smaller child": (of_children(SMALLER), NOISE, {}),
     "of the larger child, by difference": (of_children(LARGER), NOISE, {}),
-    "of trees by class": (by_label, NOISE, CLASSES),
     "of a tree of all classes": (
         *(by_label, NOISE),
         {**ONE_TREE, "drop_columns": "kind", "columns": "sizes:1,3"},
     ),
     "of parallel trees": (by_label, NOISE, {"num_parallel_tree": 2, "subsample": 0.6}),
-    "of drawn rows": (by_label, NOISE, {"secureboost__goss": True}),
-    "of leaves by gain": (by_label, NOISE, {"grow_policy": "lossguide", "max_leaves": 3}),
-    "of objectives without bounds": (by_label, NOISE, {"objective": "count:poisson"}),
-    "of several passive parties": (by_label, NOISE, {"parties": 3, "columns": "sizes:1,3,1"}),
 }
 
 
-@pytest.mark.by_default(
-    "in the last level",
-    "as missing rows",
-    "of categories",
-    "of the smaller child",
-    "of the larger child, by difference",
-    "of a tree of all classes",
-    "of parallel trees",
-)
 @pytest.mark.parametrize(("lie", "column", "more"), LIES.values(), ids=LIES)
 def test_a_split_by_sums_of_other_rows_is_refused(made, monkeypatch, lie, column, more):
     sum_otherwise(monkeypatch, lie)
     rule = f"must be of rows with the sums that were claimed of column {column + 1} in round 1"
     refuses(f"^party-2.*: Partition.bits {rule}: other sums show labels$", made(**more))
-
-
-def test_a_lie_that_is_not_chosen_is_not_seen(made, monkeypatch):
-    """The module of its messages says so."""
-
-    def turned_round(codes, widths):
-        codes[:, NOISE] = codes[::-1, NOISE].copy()
-
-    sum_otherwise(monkeypatch, turned_round)
-    assert summary_of(run(made(max_depth=1)))["trees"] == 2
 
 
 def sum_otherwise(patch, lie):
@@ -164,56 +136,3 @@ def test_sums_that_no_rows_have_are_refused(made, monkeypatch, wrap, column):
     monkeypatch.setattr(passive, "pack_sums", wrap(passive.pack_sums))
     rule = f"must be sums that rows of the nodes can have, got others of column {column + 1}"
     refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", made(max_depth=1))
-
-
-# Honest sums
-
-
-SIZED = "reg:squarederror"
-HONEST = {  # objective and settings
-    "draws": ("count:poisson", {"subsample": 0.5, "weight": "w"}),
-    "goss": (SIZED, {"secureboost__goss": True, "weight": "w"}),
-    "parallel trees": (
-        "binary:logistic",
-        {"num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.5},
-    ),
-    "leaves by gain": (
-        "reg:absoluteerror",
-        {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0, "weight": "w"},
-    ),
-    # rounds in which a party has none of its columns drawn
-    "few columns": (
-        "binary:logistic",
-        {"colsample_bytree": 0.3, "secureboost__first_trees": 1, "weight": "w"},
-    ),
-    "no limits": (SIZED, {"min_child_weight": 0.0, "reg_lambda": 0.0, "max_depth": 5}),
-    "drawn labels": ("binary:logistic", {"label_epsilon": 1.0}),
-    "margins": ("count:poisson", {"base_margin": "m", "weight": "w"}),
-}
-
-
-@pytest.mark.by_default("few columns-0")
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("objective", "more"), HONEST.values(), ids=HONEST)
-def test_honest_sums_are_never_refused(vertical, write_table, objective, more, seed):
-    rng = np.random.default_rng(seed)
-    n_rows = int(rng.integers(60, 300))
-    holes = np.where(rng.random(n_rows) < 0.4, "", rng.normal(size=n_rows).round(1).astype(str))
-    columns = {
-        "holes": holes,
-        "kind": np.where(rng.random(n_rows) < 0.2, "", rng.choice(list("uvwxyz"), n_rows)),
-        "ties": rng.integers(0, 3, n_rows),
-        "large": rng.normal(size=n_rows) * 1e30,
-    }
-    of_rows = {
-        "w": rng.choice([0.0, 1e-30, 1e-3, 1.0, 700.0, 1e6], n_rows),
-        "m": rng.choice([-80.0, 0.0, 1e-9, 30.0], n_rows),
-    }
-    columns |= {name: of_rows[name] for name in of_rows if name in more.values()}
-    sizes = rng.choice([1e-12, 1.0, 3e7], n_rows) * rng.normal(size=n_rows)
-    labels = {"count:poisson": rng.poisson(3, n_rows), "binary:logistic": None}
-    if (label := labels.get(objective, sizes)) is not None:
-        columns["y"] = label
-    data = write_table(n_rows=n_rows, seed=seed, **columns)
-    given = {"data": str(data), "label": "y", "parties": 3, "objective": objective, "max_bin": 8}
-    run(vertical(**{**given, "num_boost_round": 4, "max_depth": 4, **more}))

@@ -8,8 +8,6 @@ import pytest
 from clients.secureboost.joint import ConfiguredConstraints, check_bins, joint_constraints
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
-from fedapp.site.policy import check_policy
-from fedapp.site.settings import SiteConfig
 from fedapp.trees.model import LEAF
 from tests.federated import model_of
 from tests.network import run
@@ -43,27 +41,6 @@ def joined(monotone, interactions, owned, text=()):
     }
     directions, groups = joint_constraints(wanted, letters)
     return directions.tolist(), groups
-
-
-@pytest.mark.parametrize(
-    ("wanted", "owned", "expected"),
-    [
-        # names of the run config become columns of all parties
-        (
-            ("age:-1,rate:1", "[age,rate],[sex]"),
-            {"a": held([1, -1, 0]), "b": held([-1, 0, -1])},
-            ([0, -1, 1], ((1, 2), (0,))),
-        ),
-        # owners hold columns under their own numbers
-        (
-            ("", ""),
-            {"a": held([], [], {0, 1}), "b": held([], [-1], {0})},
-            ([0, 0, -1], ((0, 1), (2,))),
-        ),
-    ],
-)
-def test_constraints_of_all_are_put_together(wanted, owned, expected):
-    assert joined(*wanted, owned) == expected
 
 
 @pytest.mark.parametrize(
@@ -161,12 +138,3 @@ def test_an_owner_that_hides_its_names_does_not_confirm_one(
     with pytest.raises(PartyError, match=rule) as caught:
         run(vertical(**given), sites(bank, {**shop, **node}))
     assert "secret" not in str(caught.value)
-
-
-def test_a_method_that_would_not_hold_a_sites_columns_is_refused():
-    allowed = frozenset({"secureboost", "interactive", "pax"})
-    config = SiteConfig("bank", "rows.csv", allowed=allowed, monotone_constraints="a:1")
-    check_policy(config, "train.secureboost_setup", "secureboost")
-    check_policy(config, "evaluate.interactive_rows", "interactive")
-    with pytest.raises(ConfigError, match=r"must be empty in the node config, .*, got pax$"):
-        check_policy(config, "train.pax_grow", "pax")

@@ -9,7 +9,6 @@ import pytest
 
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import standing as messages
 from fedapp.run_folder import Silent
 from fedapp.runs.local import site_contexts
 from fedapp.runs.session import activate
@@ -24,12 +23,6 @@ from tests.serve.standing import sites_in
 from tests.tampering import rewrite_letters
 from tests.transcript import ALIGNED, check_declared, listen
 
-KINDS = {
-    **ALIGNED,
-    "evaluate.standing_prepare": (messages.PrepareRequest, messages.PrepareReply),
-    "evaluate.standing_store": (messages.StoreRequest, messages.StoreReply),
-    "evaluate.standing_switch": (messages.SwitchRequest, messages.SwitchReply),
-}
 FEW = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
 
 
@@ -49,7 +42,9 @@ def heard(sites, model, **settings):
 
 def test_the_coordinator_sees_sizes_and_the_services_name_and_files_are_their_owners(sites):
     summary, app = heard(sites, sites.train(**FEW))
-    check_declared(app, KINDS)
+    check_declared(
+        app, ALIGNED | {f"evaluate.standing_{step}" for step in ("prepare", "store", "switch")}
+    )
     assert (summary["service"], summary["standing_rows"]) == (
         SERVICE,
         len(ids_of("bank", current("bank")[0])),

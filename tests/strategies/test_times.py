@@ -14,8 +14,8 @@ from fedapp.data.labels import check_events
 from fedapp.errors import ConfigError, DataError, DivergedError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
 from fedapp.messages.pax import GrowRequest
-from fedapp.metrics import binning_errors, pooled, scores, statistics
-from fedapp.metrics.survival import Cells, cell_scores
+from fedapp.metrics import scores, statistics
+from fedapp.metrics.survival import cell_scores
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, load_settings
@@ -121,29 +121,6 @@ def test_concordance_counts_all_pairs(rows):
     labels = np.where(events, times, -times).astype(np.float64)
     arrays = labels, margins.astype(np.float64), weights.astype(np.float64)
     assert concordance(*arrays) == pytest.approx(counted(*arrays), nan_ok=True)
-
-
-@given(draw.integers(0, 10**6), draw.sampled_from([2, 512, 4096]), draw.sampled_from([AFT, COX]))
-def test_concordance_of_cells_is_within_its_error(seed, n_bins, objective):
-    rng = np.random.default_rng(seed)
-    times = np.exp(rng.normal(0, rng.uniform(0.1, 4), 80)).astype(np.float32)
-    labels = times * rng.choice(np.float32([-1, 1]), 80)
-    margins = (np.log(times) * rng.uniform(-1, 1) + rng.normal(0, 1, 80)).astype(np.float32)
-    rows = margins[:, None], labels, np.ones(80, np.float32)
-    extra = ("aft-nloglik@normal:1",) if objective == AFT else ()
-    divided = Cells.of_rows(times[:50].astype(float), margins[20:].astype(float), n_bins)
-    first, second = (
-        statistics(objective, *(each[half] for each in rows), n_bins, extra=extra, cells=divided)
-        for half in (slice(30), slice(30, None))
-    )
-    total, exact = first + second, pooled(objective, *rows, extra)
-    found, error = scores(objective, total, extra), binning_errors(objective, total)["c-index"]
-    assert np.isnan(error) or abs(found["c-index"] - exact["c-index"]) <= error + 1e-9
-    assert {name: found[name] for name in extra} == pytest.approx({n: exact[n] for n in extra})
-    later = margins if objective == AFT else -margins  # hazards fall
-    assert exact["c-index"] == concordance(
-        *(each.astype(float) for each in (labels, later)), rows[2]
-    )
 
 
 def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties():
