@@ -23,10 +23,9 @@ from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
 from tests.federated import model_bytes, summary_of
-from tests.forests import joined, parts_of, pooled
+from tests.forests import assert_pooled, joined, parts_of, pooled
 from tests.pooled import Pooled, assert_xgboosts, pooled_booster, tables_of
 from tests.reference import compare_trees
-from tests.row_forests import assert_pooled
 from tests.transcript import ORDERED, predicted_rows
 
 # What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.

@@ -30,7 +30,7 @@ from tests.contract.objectives import (
     one_row_trees,
 )
 from tests.federated import model_bytes, model_of
-from tests.strategies.test_pax_secure import assert_same_trees
+from tests.strategies.test_pax import assert_same_trees
 from tests.tables import csv_columns, write_rows
 
 MASKED = {"pax__aggregation": "secure"}

@@ -13,8 +13,8 @@ from fedapp.trees.forest.summed import CellLayout
 from strategies import horizontal_forest
 from strategies.horizontal_forest import check_cells
 from tests.federated import model_bytes, model_of, summary_of
+from tests.forests import assert_pooled
 from tests.network import fails_from, run
-from tests.row_forests import assert_pooled
 from tests.tables import made_columns
 
 OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")

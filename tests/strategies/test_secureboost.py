@@ -1,5 +1,6 @@
 """SecureBoost: XGBoost's own trees over columns of several parties, under encryption."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,17 +8,23 @@ import pytest
 import xgboost
 
 from clients.secureboost.round import draw_rows
-from fedapp.errors import ConfigError
+from fedapp.api import load as load_run
+from fedapp.crypto.packing import grouped_layouts
+from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.records.document import from_text, to_text
+from fedapp.report.tree import first_tree, tree_html
 from fedapp.runs.local import run_local
-from fedapp.trees.model import LEAF
+from fedapp.trees.model import LEAF, Ensemble, importance
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.rounds import Sampling
-from fedapp.trees.sets import NO_SET, category_counts
-from fedapp.trees.xgboost import typed_columns
+from fedapp.trees.stock_xgboost import stock_ensemble
 from strategies.secureboost import SecureBoost
-from tests.federated import lines_of, model_of
-from tests.pooled import Pooled, assert_xgboosts, splits_of
-from tests.texts import adult, kddcup
+from tests.encrypted import scored
+from tests.federated import lines_of, model_bytes, model_of
+from tests.letters import letters_sent
+from tests.pooled import Pooled, assert_xgboosts
+from tests.random_tables import differences, random_case
+from tests.tables import made_columns, write_rows
+from tests.transcript import listen
 
 
 @pytest.fixture
@@ -30,34 +37,6 @@ def made(made):
 
 
 # The same trees
-
-
-@pytest.mark.by_default("adult-*")
-@pytest.mark.parametrize(
-    ("write", "label", "objective", "n_rows", "parties"),
-    [
-        (adult, "income", "binary:logistic", 800, 3),
-        (kddcup, "label", "multi:softprob", 400, 2),
-    ],
-)
-def test_columns_of_text_are_split_as_by_xgboost(
-    vertical, real_data, tmp_path, write, label, objective, n_rows, parties
-):
-    given = {"data": str(write(tmp_path, real_data, n_rows)), "label": label, "parties": parties}
-    given |= {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "max_cat_to_onehot": 10}
-    run = vertical(objective=objective, columns="random", seed=1, **given)
-    folder, whole = run_local(run), Pooled(run)
-    assert_xgboosts(folder, whole)
-    model = model_of(folder)
-    splits = splits_of(model)
-    owners = whole.owners(splits["column"])
-    assert (owners[splits["set"] != NO_SET] > 0).any()  # some at passive parties
-    matrix = xgboost.DMatrix(
-        whole.values, **typed_columns(category_counts(model.categories, len(model.columns)))
-    )
-    theirs = whole.booster().predict(matrix, output_margin=True)
-    margins = predict_margins(model, whole.values).reshape(theirs.shape)
-    np.testing.assert_allclose(margins, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_the_joined_model_is_xgboosts_on_files_of_two_parties(real_data, vertical):
@@ -82,16 +61,6 @@ def test_first_trees_of_the_active_party_alone_and_later_ones_are_xgboosts(made)
 
 
 # Rows and columns that are drawn
-
-
-def test_a_tree_splits_none_but_the_columns_drawn_for_it(made):
-    run = made("multi:softprob", colsample_bytree=0.5)
-    model = model_of(run_local(run))
-    drawn = [Sampling(run.seed, 0.5).columns(round_id, 3, 6) for round_id in range(3)]
-    for tree, allowed in zip(model.trees, np.concatenate(drawn), strict=True):
-        columns = tree["column"][tree["left"] != LEAF]
-        assert len(columns)
-        assert allowed[columns].all()
 
 
 def test_a_round_counts_none_but_the_rows_drawn_for_it(made):
@@ -129,3 +98,157 @@ def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made):
     rule = "^secureboost.first-trees must be at most early-stopping-rounds where that is set, got 4"
     with pytest.raises(ConfigError, match=rule):
         SecureBoost.section_settings(made(**more))
+
+
+# One tree a round for all classes: XGBoost's ``multi_output_tree``
+
+
+ONE_TREE = {"multi_strategy": "multi_output_tree", "objective": "multi:softprob"}
+
+
+@pytest.fixture
+def one_tree(made):
+    """Settings of a run of two rounds on a small table with three classes."""
+    small = {"n_rows": 240, "num_boost_round": 2, "max_bin": 8, "secureboost__key_bits": 256}
+    return lambda **more: made(**{**small, **ONE_TREE, **more})
+
+
+# Seeds of three classes, without categories and constraints
+@pytest.mark.parametrize("seed", [1002, 1023, 1037, 1079, 1107, 1121, 1135, 1149])
+def test_random_tables_grow_xgboosts_trees_of_all_classes(vertical, tmp_path, seed):
+    by_gain = {"grow-policy": "lossguide", "max-leaves": 4} if seed % 2 else {}
+    keys = {"secureboost.key-bits": [256, 512][seed % 4 // 2]}
+    case = random_case(tmp_path / "random.csv", seed, "secureboost")
+    run = vertical(**{**case, **ONE_TREE, **by_gain, **keys})
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    model = model_of(folder)
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    values = np.random.default_rng(seed).normal(2, 4, (99, len(model.columns))).astype(np.float32)
+    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
+    ours = predict_margins(model, values)
+    np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
+
+
+def test_a_node_is_summed_once_for_all_classes(one_tree):
+    _, app = listen(one_tree(num_boost_round=1))
+    letters = {}
+    for letter in letters_sent(app):
+        letters.setdefault(letter.name, []).append(letter)
+    (key,), (bins,) = letters["PublicKey"], letters["ColumnBins"]
+    assert key["n_outputs"] == 3
+    layouts = grouped_layouts(256, key["most_rows"], 3)
+    assert [layout.n_outputs for layout in layouts] == [2, 1]
+    n_nodes = [len(letter["missing"]) for letter in letters["EncryptedSums"]]
+    assert n_nodes == [1, 1, 2]
+    for nodes, letter in zip(n_nodes, letters["EncryptedSums"], strict=True):
+        n_sums = nodes * int(bins["widths"].sum())
+        expected = sum(layout.n_plaintexts(n_sums) for layout in layouts)
+        assert len(letter["ciphertexts"]) == expected
+    assert not any(letter["trees"].any() for letter in letters["Splits"])
+
+
+@pytest.fixture
+def trained(one_tree, trained_once):
+    """A run by gain, whose parts have splits that the model drops."""
+    run = one_tree(grow_policy="lossguide", max_leaves=5, max_depth=0)
+    return run, trained_once(run)
+
+
+def test_a_document_of_one_tree_is_read_back_to_the_bit(trained):
+    text = (trained[1].path / "model.json").read_text()
+    model = from_text(text, Ensemble)
+    assert to_text(model) == text
+    assert all(tree["value"].shape == (len(tree), 3) for tree in model.trees)
+    document = json.loads(text)
+    other = {**document, "multi_strategy": "one_output_per_tree"}
+    with pytest.raises(DataError, match=r"(trees must be|value must have|weight must have)"):
+        from_text(json.dumps(other), Ensemble)
+    document["trees"][0]["value"] = [row[:2] for row in document["trees"][0]["value"]]
+    with pytest.raises(DataError, match="value must have 3 numbers a node with multi_output_tree"):
+        from_text(json.dumps(document), Ensemble)
+
+
+@pytest.mark.by_default("one-round")
+@pytest.mark.parametrize("way", ["one-round", "interactive", "eini"])
+def test_parts_predict_what_the_model_does(trained, settings, way):
+    run, folder = trained
+    expected = load_run(folder.path).predict_proba(run.data)
+    np.testing.assert_allclose(scored(settings, run, way), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_continues_the_model(one_tree):
+    first = run_local(one_tree(num_boost_round=1))
+    second = run_local(one_tree(num_boost_round=1, init_model=str(first.path)))
+    assert model_bytes(second) == model_bytes(run_local(one_tree(num_boost_round=2)))
+    other = one_tree(init_model=str(first.path), multi_strategy="one_output_per_tree")
+    with pytest.raises(PartyError, match="multi-strategy of init-model must be the run's at party"):
+        run_local(other)
+
+
+def test_onnx_predicts_what_one_tree_does(trained):
+    ort = pytest.importorskip("onnxruntime")
+    folder = trained[1]
+    model = model_of(folder)
+    values = np.random.default_rng(2).normal(20, 9, (50, 6)).astype(np.float32)
+    session = ort.InferenceSession(load_run(folder.path).to_onnx())
+    _, ours = session.run(None, {"rows": values})
+    margins = predict_margins(model, values)
+    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(ours, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
+
+
+def test_a_report_draws_the_largest_class_of_each_leaf(trained):
+    model = model_of(trained[1])
+    assert importance(model)["total_gain"]
+    drawn = first_tree(model)
+    leaf = int(np.flatnonzero(model.trees[0]["left"] == LEAF)[0])
+    values = model.trees[0]["value"][leaf]
+    best = int(np.argmax(values))
+    assert drawn.leaf(leaf)[0] == f"{model.classes[best]}: {values[best]:+.4g}"
+    assert "the margins of all classes" in tree_html(drawn)
+
+
+REFUSED = [
+    ({"objective": "binary:logistic"}, "multi-strategy must be one_output_per_tree for binary:log"),
+    ({"multi_strategy": "both"}, "multi-strategy must be one of 'one_output_per_tree' or"),
+    ({"monotone_constraints": "a:1"}, "monotone-constraints must be empty with multi-strategy"),
+    ({"interaction_constraints": "[a,b]"}, "interaction-constraints must be empty with multi-str"),
+]
+
+
+@pytest.mark.parametrize(("more", "rule"), REFUSED)
+def test_settings_that_do_not_fit_one_tree_are_refused(one_tree, more, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        run_local(one_tree(**more))
+
+
+def test_columns_of_categories_are_refused_as_by_xgboost(one_tree, tmp_path):
+    columns = made_columns("multi:softprob", n_rows=100)
+    kinds = [f"k{number % 4}" for number in range(100)]
+    data = write_rows(tmp_path / "kinds.csv", {"kind": kinds, **columns})
+    rule = "columns must be numbers with multi-strategy=multi_output_tree, .* categories at party"
+    with pytest.raises(PartyError, match=rule):
+        run_local(one_tree(data=str(data)))
+
+
+def test_a_model_of_xgboost_with_vectors_is_refused_by_name(one_tree):
+    run = Ensemble("multi:softprob", np.zeros(3, np.float32), tuple("abcdef"), tuple("012"), ())
+    rule = "multi_strategy of init-model must be 'one_output_per_tree', got 'multi_output_tree'"
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        stock_ensemble(bytes(Pooled(one_tree()).booster().save_raw("json")), run, print)
+
+
+def test_parties_refuse_one_tree_of_one_output(one_tree, monkeypatch):
+    monkeypatch.setattr("fedapp.settings.check_settings", lambda *_: None)  # as no server would
+    rule = "multi_strategy must be one_output_per_tree with binary:logistic, which has one output"
+    with pytest.raises(PartyError, match=rule):
+        run_local(one_tree(objective="binary:logistic"))
+
+
+def test_a_document_of_one_output_has_no_vectors():
+    scores = np.full(1, 0.5, np.float32)
+    how = {"multi_strategy": "multi_output_tree"}
+    model = Ensemble("binary:logistic", scores, ("a",), ("0", "1"), (), **how)
+    with pytest.raises(DataError, match="multi_strategy must be one_output_per_tree with one"):
+        from_text(to_text(model), Ensemble)
