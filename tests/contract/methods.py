@@ -50,7 +50,6 @@ class Method:
     trained : the method whose model it predicts with; none for a method that trains.
     depth : the setting that limits a tree's levels.
     keeps_divided : whether its model is divided among the parties, and nothing else has it.
-    exports : whether stock XGBoost loads the model.
     may_lose : whether a run may go on without a party.
     stops_early : whether early stopping cuts the model back to its best round.
     counts_all : whether the bytes of its rounds are those of the run; else some are of no round.
@@ -64,7 +63,6 @@ class Method:
     trained: str = ""
     depth: str = "max_depth"
     keeps_divided: bool = False
-    exports: bool = False
     may_lose: bool = False
     stops_early: bool = False
     counts_all: bool = False
@@ -185,7 +183,7 @@ def predicts_as_the_joined_forest(settings, folder):
     assert summary_of(folder)["matched_rows"] == {"predicted": len(values)}
 
 
-BOOSTED = dict.fromkeys(("exports", "may_lose", "stops_early", "counts_all"), True)
+BOOSTED = dict.fromkeys(("may_lose", "stops_early", "counts_all"), True)
 PREDICTED = {
     "is_vertical": True,
     "equals_pooled": predicts_as_the_joined_forest,
@@ -207,7 +205,6 @@ METHODS = {
         lambda parties, depth: 3 + 4 + ROUNDS * depth + 1,
         is_that_of_one_party,
         {"pax__aggregation": "secure"},
-        exports=True,
         stops_early=True,
         counts_all=True,
     ),
@@ -218,7 +215,6 @@ METHODS = {
         lambda parties, depth: 3 + 4 + ROUNDS + 1,
         is_that_of_one_party,
         {"pax__aggregation": "secure", "privacy__epsilon": 20.0, "privacy__clip": 8.0},
-        exports=True,
     ),
     "fedxgbllr": Method(
         "fedxgbllr",
@@ -288,7 +284,6 @@ METHODS = {
             "max_bin": 16,
             **own("secureboost", **SMALL_KEY),
         },
-        exports=True,
         stops_early=True,
         is_vertical=True,
     ),

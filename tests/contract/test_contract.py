@@ -426,8 +426,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("strategy", "name", "value", "rule"), REFUSED)
 def test_a_value_that_a_method_does_not_take_is_refused(settings, strategy, name, value, rule):
-    model = {"model": "0" * 16} if strategy == "interactive" else {}
-    given = settings(strategy=strategy, **model, **{f"{strategy}.{name}": value})
+    given = settings(strategy=strategy, **{f"{strategy}.{name}": value})
     with pytest.raises(ConfigError) as caught:
         all_strategies()[strategy].section_settings(given)
     assert str(caught.value).startswith(f"{strategy}.{name} {rule}")

@@ -3,7 +3,6 @@
 import inspect
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,13 +16,12 @@ from flwr.serverapp.strategy import (
 )
 
 import strategies
-from fedapp.errors import ConfigError, StoppedError
+from fedapp.errors import ConfigError
 from fedapp.records.document import from_text
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble
 from strategies import PAX
-from strategies.drive import Callbacks
 
 NO_GRID = SimpleNamespace(send_and_receive=None)  # cannot be called
 QUICK = {"num_boost_round": 2, "max_depth": 2}
@@ -265,18 +263,3 @@ def test_all_nodes_take_part_unless_their_number_is_given(n_parties):
     for wrong in (1, 5):
         with grid_of(n_parties) as grid, pytest.raises(ConfigError, match=r"^parties must be "):
             PAX(**QUICK, parties=wrong).start(grid)
-
-
-def test_callbacks_follow_a_run_and_stop_it():
-    class Stopping(Callbacks):
-        rounds: ClassVar[list[int]] = []
-
-        def end_round(self, line):
-            self.rounds.append(line["round"])
-            return line["round"] < 2
-
-    strategy = PAX(num_boost_round=5, max_depth=1)
-    strategy.callbacks = Stopping()
-    with grid_of() as grid, pytest.raises(StoppedError, match="stopped after round 2"):
-        strategy.start(grid)
-    assert Stopping.rounds == [1, 2]

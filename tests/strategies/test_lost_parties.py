@@ -20,19 +20,11 @@ DEPTH = 3
 
 
 @pytest.fixture
-def made(settings, tmp_path):
+def made(made):
     """``made(**overrides)``: a run of four parties of which one may be lost."""
-
-    def make(**more):
-        columns = made_columns("binary:logistic")
-        data = tmp_path / "rows.csv"
-        if not data.exists():
-            write_rows(data, {name: column[:160] for name, column in columns.items()})
-        given = {"data": str(data), "label": "y", "parties": 4, "min_parties": 3, "max_bin": 16}
-        given |= {"max_depth": DEPTH, "subsample": 1.0, "pax__aggregation": "secure"}
-        return settings(**given | more)
-
-    return make
+    columns = {name: column[:160] for name, column in made_columns("binary:logistic").items()}
+    usual = {"columns": columns, "parties": 4, "min_parties": 3, "max_bin": 16, "max_depth": DEPTH}
+    return lambda **more: made(**{**usual, "pax__aggregation": "secure", **more})
 
 
 def go_on(settings, app=None):

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chi2
 
 from fedapp import metrics
-from fedapp.crypto.noise import KEY_BYTES, Budget, budget_for
+from fedapp.crypto.noise import KEY_BYTES, Budget
 from fedapp.errors import ConfigError, FedappError, ProtocolError
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import CLEAR, make_consistent
@@ -36,12 +36,6 @@ from tests.messages.declared import example
 from tests.network import die, resumed, run
 from tests.tables import made_columns
 
-LOSS_OF = {
-    "binary:logistic": {"auc", "logloss"},
-    "multi:softprob": {"accuracy"},
-    "reg:squarederror": {"rmse"},
-}
-
 
 @pytest.fixture
 def made(made):
@@ -60,18 +54,15 @@ def made(made):
 # A run
 
 
-@pytest.mark.by_default("multi:softprob")
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, told, objective):
-    folder = run_local(made(objective, num_boost_round=3))
+def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, told):
+    folder = run_local(made("multi:softprob", num_boost_round=3))
     summary, model = folder.summary, model_of(folder)
     assert summary["exchanges"] == 2 + 1 + 4 + 3 + 1
     assert len(model.trees) == 3 * model.n_outputs
     assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
     assert summary["metrics"]["train"] == summary["metrics"]["by_party"] == {}
-    assert summary["metrics"]["test"].keys() >= LOSS_OF[objective]
-    for line in lines_of(folder.rounds):
-        assert line["train"] == line["valid"] == {}
+    assert "accuracy" in summary["metrics"]["test"]
+    assert all(line["train"] == line["valid"] == {} for line in lines_of(folder.rounds))
     assert any("are never split" in text for text in summary["warnings"])
     card = model_card(read_run(folder.path))
     assert "## Privacy\n\n- promised: epsilon 20, delta 1e-05\n" in card
@@ -330,11 +321,10 @@ def test_scores_of_noise_alone_are_numbers(objective):
 
 REFUSED = [
     ({"pax__aggregation": "plain"}, r"pax\.aggregation must be secure with privacy\.epsilon"),
-    ({"early_stopping_rounds": 3}, r"early-stopping-rounds must be 0 with privacy\.epsilon"),
     ({"init_model": "x"}, r"init-model must be empty with privacy\.epsilon"),
-    ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
+    ({"early_stopping_rounds": 3}, r"early-stopping-rounds must be 0 with privacy\.epsilon"),
     ({"least_bin_rows": 3}, r"least-bin-rows must be 0 with privacy\.epsilon"),
-    ({"gamma": 1.0}, r"gamma must be 0\.0 with privacy\.epsilon"),
+    ({"subsample": 0.5}, r"subsample must be 1\.0 with privacy\.epsilon"),
     ({"monotone_constraints": "a:1"}, r"monotone-constraints must be empty with privacy"),
     ({"min_parties": 2}, r"min-parties must be 0 with privacy\.epsilon: the noise of every"),
     ({"parties": 1}, r"parties must be >= 2 with privacy\.epsilon"),
@@ -355,33 +345,9 @@ def test_what_cannot_be_kept_is_refused(made, given, rule):
         run_local(made(**given))
 
 
-def less_noise(*given):
-    found = budget_for(*given)
-    return replace(found, multiplier=found.multiplier * 0.9)
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "false", "rule"),
-    [
-        ("pax", "budget_for", less_noise, "multiplier must be of more noise to keep epsilon 20"),
-        (
-            "pax_dp",
-            "exchange_keys",
-            lambda parties: exchange_keys(parties, 2),
-            "threshold must be 0, for the noise of all parties",
-        ),
-    ],
-)
-def test_a_site_refuses_less_noise_than_promised(made, monkeypatch, module, name, false, rule):
-    monkeypatch.setattr(f"strategies.{module}.{name}", false)
-    with pytest.raises(FedappError, match=rule):
+def test_a_site_refuses_noise_that_may_lack_a_partys(made, monkeypatch):
+    monkeypatch.setattr(
+        "strategies.pax_dp.exchange_keys", lambda parties: exchange_keys(parties, 2)
+    )
+    with pytest.raises(FedappError, match="threshold must be 0, for the noise of all parties"):
         run_local(made())
-
-
-def test_a_site_refuses_a_second_run_beyond_its_total_epsilon(made, three):
-    given = {"privacy__epsilon": 30.0, "num_boost_round": 1, "max_depth": 1}
-    run_local(made(**given), three(bank={"run-epsilon": 30}))
-    rule = r"^bank \(step 1\): privacy\.epsilon must come to <= 30 in all runs on one table"
-    with pytest.raises(FedappError, match=rf"{rule} \(total-"):
-        run_local(made(**given), three(bank={"run-epsilon": 30}))
-    run_local(made(**given), three(bank={"run-epsilon": 30, "total-epsilon": 50}))

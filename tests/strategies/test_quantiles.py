@@ -90,13 +90,6 @@ def test_a_median_is_multiplied_and_divided_by_the_weight_as_xgboost_does():
     assert as_base_score(QUANTILE, median, 3.0).tolist() == [median]
 
 
-def test_leaves_are_quantiles_of_their_rows():
-    leaves, residuals = np.array([1, 2, 1, 2, 1]), np.float32([5, 1, 3, 9, 4])
-    assert leaf_quantiles(leaves, residuals, None, 0.5, 4).tolist() == [0, 4, 5, 0]
-    weights = np.float32([1, 1, 3, 2, 1])
-    assert leaf_quantiles(leaves, residuals, weights, 0.5, 3).tolist() == [0, 3, 9]
-
-
 @pytest.mark.by_default("secureboost-quantile", "pax-quantile")
 @BOTH
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])

@@ -227,7 +227,6 @@ def joined(monotone, interactions, owned, text=()):
 @pytest.mark.parametrize(
     ("monotone", "owned", "rule"),
     [
-        ("z:1", {"a": held([-1]), "b": held([-1])}, "got z of no party that shares its names"),
         ("z:1", {"a": held([0]), "b": held([0])}, "got z of a, b; an owner that does not"),
         ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "of z must match the node config"),
     ],

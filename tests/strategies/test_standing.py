@@ -31,17 +31,12 @@ def sites(tmp_path):
     return sites_in(tmp_path, "binary:logistic", 3)
 
 
-def heard(sites, model, **settings):
-    """An activation with all its messages."""
-    contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
-    given = {"strategy": "standing", "model": model, "parties": 3, "standing.service": SERVICE}
-    place = {"run-dir": str(sites.folder / f"heard-{len(settings)}")}
-    folder, app = listen(load_settings({**given, **place, **settings}), contexts)
-    return summary_of(folder), app
-
-
 def test_the_coordinator_sees_sizes_and_the_services_name_and_files_are_their_owners(sites):
-    summary, app = heard(sites, sites.train(**FEW))
+    given = {"strategy": "standing", "model": sites.train(**FEW), "parties": 3}
+    given |= {"standing.service": SERVICE, "run-dir": str(sites.folder / "heard")}
+    contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
+    folder, app = listen(load_settings(given), contexts)
+    summary = summary_of(folder)
     check_declared(
         app, ALIGNED | {f"evaluate.standing_{step}" for step in ("prepare", "store", "switch")}
     )

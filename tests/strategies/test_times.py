@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -169,16 +170,12 @@ def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(caplog):
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_an_interrupted_run_scores_times_as_a_whole_one(settings, tmp_path, aggregation):
     """Where times and margins are divided is part of the run's state."""
-
-    def made(name):
-        (folder := tmp_path / name).mkdir()
-        how = {"pax__aggregation": aggregation, "run_dir": str(folder), "num_boost_round": 3}
-        return CASES["aft"].run(settings, tmp_path, parties=3, valid_fraction=0.2, **how)
-
-    whole = network.run(made("whole"))
+    how = {"pax__aggregation": aggregation, "num_boost_round": 3, "valid_fraction": 0.2}
+    made = partial(CASES["aft"].run, settings, tmp_path, parties=3, **how)
+    whole = network.run(made())
     last = max(line["step"] for line in lines_of(whole.ledger))
     for step in (last, last - 2):
-        network.die(run := made(f"dies-{step}"), dies_before_reading=step)
+        network.die(run := made(), dies_before_reading=step)
         folder = network.run(network.resumed(run), simulated_contexts(run))
         assert folder.summary["metrics"] == whole.summary["metrics"]
         assert folder.rounds.read_text().count("c-index") == 6
