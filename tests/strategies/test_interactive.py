@@ -4,7 +4,6 @@ import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from shutil import copytree
 
 import numpy as np
 import pytest
@@ -13,21 +12,16 @@ import strategies.vertical
 from fedapp.crypto.packing import SumLayout
 from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.errors import PartyError
-from fedapp.home import home
 from fedapp.messages.eini import Structure, Totals
 from fedapp.messages.inference import Questions
 from fedapp.messages.vertical import OpenRequest
-from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.site.store import read_part
 from fedapp.trees.cells import compress, decompress
-from fedapp.trees.divided import PARTS
-from tests.encrypted import EINI, SMALL_KEY, inference, read_scores, scored, written
+from tests.encrypted import EINI, inference, read_scores, scored, written
 from tests.federated import model_of, summary_of
-from tests.forests import part_of
+from tests.forests import part_of, read_part_of
 from tests.letters import letters_sent, raw_of
-from tests.network import run
 from tests.tables import made_columns, write_rows
 from tests.tampering import refuses, rewrite_all_letters, rewrite_letters, set_last_bit
 from tests.transcript import listen
@@ -209,36 +203,13 @@ N_ROWS = 160
 
 
 @pytest.fixture(params=["secureboost", "federated-forest"])
-def model(request, settings, sites, tmp_path_factory):
-    """Two sites with a divided model, settings of a run on their rows, and how the shop's splits
-    are nested; the model is trained for the first test that asks."""
-    folder = tmp_path_factory.getbasetemp() / f"attacked-{request.param}"
-    (folder / "home").mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(6)
-    columns = rng.normal(size=(5, N_ROWS)).round(2)
-    label = {"y": (columns.sum(axis=0) + rng.normal(size=N_ROWS) > 0).astype(int)}
-    tables = {"bank": dict(zip("ab", columns, strict=False)) | label}
-    tables["shop"] = dict(zip("cde", columns[2:], strict=True))
-    contexts = sites(
-        *(
-            {"name": name, "data": write_rows(folder / f"{name}.csv", table), "min-rows": 20}
-            | {"label": "y" if name == "bank" else ""}
-            for name, table in tables.items()
-        )
-    )
-    forest = {"federated_forest__trees": 4, "federated_forest__max_depth": 4}
-    grown = {"num_boost_round": 4, "max_depth": 4, **forest, **SMALL_KEY}
-    given = {"parties": 2, "align": "ordered", "valid_fraction": 0.0, "test_fraction": 0.0}
-    trained = RunFolder(folder / "run")
-    if not trained.path.exists():
-        run_dir = str(trained.path)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FEDAPP_HOME", str(folder / "home"))
-            run(settings(strategy=request.param, run_dir=run_dir, **given, **grown), contexts)
-    copytree(folder / "home", home())
-    given |= {"model": summary_of(trained)["model_id"], **SMALL_KEY, **EINI}
-    part = read_part(home() / "sites" / "shop" / given["model"], *PARTS)
-    return contexts, given, part.nesting
+def model(request, divided, settings):
+    """Makes settings of a prediction by a divided model; and how party-2's splits are nested."""
+    grown = {"num_boost_round": 4, "max_depth": 4}
+    grown |= {"federated_forest__trees": 4, "federated_forest__max_depth": 4}
+    trained, folder = divided(request.param, n_rows=N_ROWS, **grown)
+    predicts = partial(inference, settings, trained, align="ordered", **EINI)
+    return predicts, read_part_of("party-2", summary_of(folder)["model_id"]).nesting
 
 
 def rewrite_first(monkeypatch, kind, *changes):
@@ -287,8 +258,8 @@ def a_row_twice(nesting, letter):
         (lambda nesting, letter, first: first, 1),  # once more
     ],
 )
-def test_rows_that_are_not_at_a_split_are_not_answered(model, settings, monkeypatch, change, place):
-    contexts, given, nesting = model
+def test_rows_that_are_not_at_a_split_are_not_answered(model, monkeypatch, change, place):
+    predicts, nesting = model
     seen = []
 
     def changed(letter):
@@ -296,8 +267,10 @@ def test_rows_that_are_not_at_a_split_are_not_answered(model, settings, monkeypa
         return change(nesting, letter, *seen[:place])
 
     rewrite_first(monkeypatch, Questions, *[lambda letter: seen.append(letter)] * place, changed)
-    match = r"^bank \(step \d+\): Questions\.rows must be where the answers led them, each once a "
-    refuses(match + "letter and tree$", settings(strategy="interactive", **given), contexts)
+    match = (
+        r"^party-1 \(step \d+\): Questions\.rows must be where the answers led them, each once a "
+    )
+    refuses(match + "letter and tree$", predicts())
 
 
 # Fed-EINI
@@ -315,11 +288,11 @@ def a_tree_a_split(letter):
     )
 
 
-def test_a_structure_that_was_not_trained_is_refused(model, settings, monkeypatch):
-    contexts, given, _ = model
+def test_a_structure_that_was_not_trained_is_refused(model, monkeypatch):
+    predicts, _ = model
     rewrite_first(monkeypatch, Structure, a_tree_a_split)
-    match = r"^bank \(step \d+\): Structure\.records must be those of whole trees, nested as when "
-    refuses(match + "shop trained them$", settings(strategy="eini", **given), contexts)
+    rule = r"Structure\.records must be those of whole trees, nested as when party-2 trained them$"
+    refuses(rf"^party-1 \(step \d+\): {rule}", predicts(strategy="eini"))
 
 
 def shifted(letter, structure, by):
@@ -340,10 +313,10 @@ def shifted(letter, structure, by):
 @pytest.mark.by_default("secureboost-0.5", "federated-forest--0.5")
 @pytest.mark.parametrize("part", [0.5, -0.5])
 def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
-    model, settings, monkeypatch, part
+    model, monkeypatch, part
 ):
     """By half of the largest leaf; before, only sums that no row at all can have were refused."""
-    contexts, given, _ = model
+    predicts, _ = model
     structures = list[Structure]()
 
     def changed(letter):
@@ -355,5 +328,5 @@ def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
     rewrite_all_letters(
         monkeypatch, lambda sender, letters: [(to, changed(each)) for to, each in letters]
     )
-    match = r"^shop \(step \d+\): Totals\.ciphertexts must be sums of leaves .* got \d+ of 160 rows"
-    refuses(match, settings(strategy="eini", **given), contexts)
+    rule = r"Totals\.ciphertexts must be sums of leaves .* got \d+ of 160 rows"
+    refuses(rf"^party-2 \(step \d+\): {rule}", predicts(strategy="eini"))
