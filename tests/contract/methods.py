@@ -86,11 +86,8 @@ def own(section, **values):
 def is_xgboosts_for_one_party(settings, folder):
     """Of one party that has all rows the trees are XGBoost's."""
     alone = alone_of(settings, subsample=1.0)
-    check_trees(load(run_local(alone).path / "model.json", Ensemble), pooled_booster(alone))
-
-
-def check_trees(model, booster):
-    found = compare_trees(model, booster)
+    model = load(run_local(alone).path / "model.json", Ensemble)
+    found = compare_trees(model, pooled_booster(alone))
     assert (found.differing, found.n_trees) == (0, len(model.trees))
     assert found.n_nodes > 2 * found.n_trees
     assert found.leaf_error <= 1e-6
@@ -130,13 +127,6 @@ def scores_as_scikit_learn(settings, folder):
     update = {"sections": {**settings.sections, "fedavg-linear": section}}
     run = settings.model_copy(update={**update, "run_dir": settings.run_dir + "-long"})
     model = from_text(model_text(run_local(run).path / "model.json"), LinearModel)
-    ours, theirs = scikit_learn_scores(run, model)
-    for name in {"logloss", "mlogloss", "rmse"} & set(ours):
-        assert ours[name] <= theirs[name] * 1.01
-
-
-def scikit_learn_scores(settings, model):
-    """Scores of a model on the rows it was trained on, and of scikit-learn's."""
     values, truth = train_rows(settings)
     inputs, ones = standardised(values, model.means, model.scales), np.ones(len(values), np.float32)
     if settings.objective == "reg:squarederror":
@@ -145,9 +135,10 @@ def scikit_learn_scores(settings, model):
         l2 = settings.sections["fedavg-linear"]["l2"]
         logistic = LogisticRegression(C=1 / (float(l2) * len(values)), max_iter=3000)
         margins = logistic.fit(inputs, truth).decision_function(inputs)
-    theirs = margins.reshape(len(values), -1).astype(np.float32)
-    ours = predict_linear(model, values)
-    return tuple(metrics.pooled(settings.objective, found, truth, ones) for found in (ours, theirs))
+    found = predict_linear(model, values), margins.reshape(len(values), -1).astype(np.float32)
+    ours, theirs = (metrics.pooled(settings.objective, each, truth, ones) for each in found)
+    for name in {"logloss", "mlogloss", "rmse"} & set(ours):
+        assert ours[name] <= theirs[name] * 1.01
 
 
 def train_rows(settings):

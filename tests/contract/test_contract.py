@@ -9,7 +9,7 @@ import pytest
 
 from fedapp.data.datasets import read_source
 from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, FedappError, PartyError
+from fedapp.errors import ConfigError, PartyError
 from fedapp.home import LOCK, home
 from fedapp.messages.methods import all_methods
 from fedapp.records.codec import Array, fields_of
@@ -438,13 +438,3 @@ def test_a_value_that_a_method_does_not_take_is_refused(settings, strategy, name
 def test_a_prediction_without_a_model_is_refused(settings, strategy):
     with pytest.raises(ConfigError, match="model must be the id of a trained model"):
         all_strategies()[strategy].section_settings(settings(strategy=strategy))
-
-
-@trains
-def test_more_parties_than_rows_and_one_for_columns_of_several_are_refused(made, name):
-    settings = made(name)
-    data = Path(settings.data)
-    data.write_text("\n".join(data.read_text().splitlines()[:3]) + "\n")
-    with pytest.raises(FedappError, match=r"parties|rows"):
-        run_local(made(name, parties=1) if METHODS[name].is_vertical else settings)
-    assert not list(data.parent.glob("run-*/model.json"))

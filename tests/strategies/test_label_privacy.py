@@ -128,7 +128,6 @@ def test_ranges_that_are_none_are_refused(text):
 @pytest.mark.parametrize(
     ("labels", "objective", "bounds", "rule"),
     [
-        ("reg:squarederror", "reg:squarederror", "", "must be low,high, as 0,100, got none"),
         ("binary:logistic", "reg:squarederror", "", "must be low,high, as 0,100, got none"),
         ("binary:logistic", "binary:logistic", "0,1", "must be empty for binary:logistic in the"),
     ],

@@ -209,42 +209,25 @@ def held(named, directions=[], *groups):  # noqa: B006
     )
 
 
-# Put together
-
-
-def joined(monotone, interactions, owned, text=()):
-    wanted, widths = ConfiguredConstraints.of(monotone, interactions), {"a": 2, "b": 1}
+@pytest.mark.parametrize(
+    ("monotone", "owned", "text", "rule"),
+    [
+        ("z:1", {"a": held([0]), "b": held([0])}, "", "got z of a, b; an owner that does not"),
+        ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "", "of z must match the node config"),
+        ("", {"a": held([], [0, 1]), "b": held([])}, "b", "must be empty where a column has categ"),
+    ],
+)
+def test_constraints_that_cannot_be_held_are_refused(monotone, owned, text, rule):
     letters = {
         name: replace(
-            letter, widths=np.full(widths[name], 4), categorical=np.full(1, name in text, np.uint8)
+            letter,
+            widths=np.full({"a": 2, "b": 1}[name], 4),
+            categorical=np.full(1, name == text, np.uint8),
         )
         for name, letter in owned.items()
     }
-    directions, groups = joint_constraints(wanted, letters)
-    return directions.tolist(), groups
-
-
-@pytest.mark.parametrize(
-    ("monotone", "owned", "rule"),
-    [
-        ("z:1", {"a": held([0]), "b": held([0])}, "got z of a, b; an owner that does not"),
-        ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "of z must match the node config"),
-    ],
-)
-def test_names_that_cannot_be_held_are_refused(monotone, owned, rule):
     with pytest.raises(ConfigError, match=rule):
-        joined(monotone, "", owned)
-
-
-def test_directions_beside_anybodys_categories_are_refused():
-    owned = {"a": held([], [0, 1]), "b": held([])}
-    with pytest.raises(ConfigError, match="must be empty where a column has categories"):
-        joined("", "", owned, ("b",))
-    free = {"a": held([], [], {0, 1}), "b": held([])}
-    assert joined("", "", free, ("b",)) == ([], ((0, 1),))
-
-
-# Told
+        joint_constraints(ConfiguredConstraints.of(monotone, ""), letters)
 
 
 def letter(**changed):

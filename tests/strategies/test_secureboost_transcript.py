@@ -44,10 +44,6 @@ class Recorded:
     parts: dict  # of the model, by party
 
     @property
-    def ids(self):
-        return [name for table in self.whole.tables[:1] for name in table.ids.tolist()]
-
-    @property
     def model(self):
         return from_document({"format": FORMAT, **self.parts["bank"]["model"]}, Ensemble)
 
@@ -159,7 +155,7 @@ def test_the_server_and_passive_parties_see_nothing_that_follows_from_the_labels
 @pytest.mark.by_default("server", "bank", "clinic")
 @pytest.mark.parametrize("name", ["server", *PARTIES])
 def test_nobody_sees_an_id_or_a_name_value_or_threshold_of_a_party(recorded, name):
-    secrets = {row_id.encode() for row_id in recorded.ids}
+    secrets = {row_id.encode() for row_id in recorded.whole.tables[0].ids.tolist()}
     for other in [party for party in PARTIES if party != name]:
         secrets |= {column.encode() for column in COLUMNS[other]}
         secrets |= recorded.thresholds(other) | recorded.values(other)

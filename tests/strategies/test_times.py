@@ -11,8 +11,7 @@ import xgboost
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from fedapp.data.labels import check_events
-from fedapp.errors import ConfigError, DataError, DivergedError, FedappError, PartyError
+from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
 from fedapp.messages.pax import GrowRequest
 from fedapp.metrics import scores, statistics
@@ -75,13 +74,6 @@ def test_the_server_knows_how_large_sums_of_few_rows_may_be(gradient, hessian, f
 def test_the_size_of_a_time_has_no_sign():
     assert measures(AFT, np.float32([-2, 3])).tolist() == [2, 3]
     assert measures("reg:squarederror", np.float32([-2, 3])).tolist() == [-2, 3]
-
-
-def test_events_are_counted_in_training_rows():
-    check_events(AFT, np.array([0.5]))
-    check_events("reg:squarederror", np.array([0.0]))
-    with pytest.raises(DataError, match="got only censored times"):
-        check_events(AFT, np.array([0.0]))
 
 
 def test_an_event_column_without_times_is_refused(vertical, tmp_path):
