@@ -16,15 +16,11 @@ SMALL_KEY = {f"secureboost__{name}": value for name, value in SMALL.items()}
 EINI = {f"eini__{name}": value for name, value in {**SMALL, "unguarded": True}.items()}
 
 
-def inference_of(trained):
-    """What every run has that predicts the rows a model was trained on."""
-    model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
-    return {"data": trained.data, "parties": trained.parties, "model": model}
-
-
 def inference(settings, trained, **more):
     """Settings of a run that predicts the rows the model was trained on, interactively."""
-    return settings(**{"strategy": "interactive", **inference_of(trained), **more})
+    model = summary_of(RunFolder(Path(trained.run_dir)))["model_id"]
+    given = {"data": trained.data, "parties": trained.parties, "model": model}
+    return settings(**{"strategy": "interactive", **given, **more})
 
 
 def encrypted(settings, trained, **more):

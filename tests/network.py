@@ -11,7 +11,6 @@ from fedapp.client_app import SiteApp
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import load_settings
 from strategies.run import train
-from tests.federated import lines_of
 
 NODE = 3  # party-2
 
@@ -121,11 +120,6 @@ def die(settings, contexts=None, **how):
 def one_of_each_kind(kinds):
     """The last step of each kind of message in a run."""
     return sorted({kind: step for step, kind in kinds.items()}.values())
-
-
-def kinds_of_steps(folder):
-    """What was asked at each step of a run."""
-    return {line["step"]: line["type"] for line in lines_of(folder.ledger)}
 
 
 def resumed(settings):

@@ -6,9 +6,8 @@ import numpy as np
 
 from fedapp.client_app import SiteApp
 from fedapp.home import home
-from fedapp.messages import handshake, vertical
 from fedapp.messages.fields import Reply, Request
-from fedapp.messages.vertical import Parcels, SentReply
+from fedapp.messages.vertical import Parcels
 from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.site.mail import Session, session_secret
@@ -16,17 +15,12 @@ from fedapp.site.store import Store
 from strategies.run import train
 from tests.federated import summary_of
 
-# How a run of vertical parties opens: kinds of messages and their classes, without and with psi.
+# How a run of vertical parties opens, without and with psi.
 ORDERED = {
-    "query.greet": (handshake.GreetRequest, handshake.GreetReply),
-    "query.vertical_hello": (vertical.VerticalHelloRequest, vertical.VerticalHelloReply),
-    "query.alignment_open": (vertical.OpenRequest, SentReply),
-    "query.alignment_match": (vertical.MatchRequest, vertical.MatchReply),
-    "query.alignment_order": (vertical.OrderRequest, SentReply),
+    *("query.greet", "query.vertical_hello"),
+    *(f"query.alignment_{step}" for step in ("open", "match", "order")),
 }
-ALIGNED = {**ORDERED, "query.alignment_mask": (vertical.MaskRequest, SentReply)}
-
-
+ALIGNED = {*ORDERED, "query.alignment_mask"}
 HEAD = {"format", "model-id", "step", "checkpoint", "attempt", "gap", "method"}
 
 
@@ -99,12 +93,6 @@ def masked_in(app):
     return [one["masked"] for one in told if "masked" in one]
 
 
-def label_ranges(app):
-    """Sizes of the labels that replies to ``hello`` tell."""
-    told = [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
-    return {abs(one[name]) for one in told for name in ("label_low", "label_high")}
-
-
 def rewrite(message, **arrays):
     """Put other arrays in the place of fields of a message, as a relay could."""
     envelope, content = from_records(message.content, "sender")
@@ -117,7 +105,7 @@ def check_declared(app, kinds):
     """Messages of all these kinds were sent, with the fields of their classes and nothing else."""
     requests = {one.kind: one for one in declared(Request) if hasattr(one, "kind")}
     replies = list(declared(Reply))
-    assert {kind for kind, _, _ in app.heard} == set(kinds)
+    assert {kind for kind, _, _ in app.heard} == kinds
     for kind, *pair in app.heard:
         contents = [from_records(message.content, "sender")[1] for message in pair]
         named = [one for one in replies if one.wire_name == contents[1].name]

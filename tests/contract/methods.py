@@ -22,12 +22,11 @@ from fedapp.trees.linear import LinearModel, predict_linear, standardised
 from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
-from tests.federated import summary_of
-from tests.forests import joined, parts_of, pooled
+from tests.federated import model_bytes, summary_of
+from tests.forests import assert_pooled, joined, parts_of, pooled
 from tests.pooled import Pooled, assert_xgboosts, pooled_booster, tables_of
 from tests.reference import compare_trees
-from tests.row_forests import assert_pooled
-from tests.transcript import predicted_rows
+from tests.transcript import ORDERED, predicted_rows
 
 # What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.
 ROUNDS = 2
@@ -36,10 +35,6 @@ HELLO = {"query.greet", "query.hello"}
 SCORES = "evaluate.scoring_scores"
 ROW_STEPS = "sketch", "cells", "split"
 MASKED = {*HELLO, "query.secure_keys"}
-ORDERED = {
-    *("query.greet", "query.vertical_hello"),
-    *(f"query.alignment_{step}" for step in ("open", "match", "order")),
-}
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,6 @@ class Method:
     trained : the method whose model it predicts with; none for a method that trains.
     depth : the setting that limits a tree's levels.
     keeps_divided : whether its model is divided among the parties, and nothing else has it.
-    exports : whether stock XGBoost loads the model.
     may_lose : whether a run may go on without a party.
     stops_early : whether early stopping cuts the model back to its best round.
     counts_all : whether the bytes of its rounds are those of the run; else some are of no round.
@@ -69,7 +63,6 @@ class Method:
     trained: str = ""
     depth: str = "max_depth"
     keeps_divided: bool = False
-    exports: bool = False
     may_lose: bool = False
     stops_early: bool = False
     counts_all: bool = False
@@ -87,21 +80,14 @@ def own(section, **values):
     return {f"{section}__{name}": value for name, value in values.items()}
 
 
-def model_bytes(folder):
-    return (folder.path / "model.json").read_bytes()
-
-
 # References
 
 
 def is_xgboosts_for_one_party(settings, folder):
     """Of one party that has all rows the trees are XGBoost's."""
     alone = alone_of(settings, subsample=1.0)
-    check_trees(load(run_local(alone).path / "model.json", Ensemble), pooled_booster(alone))
-
-
-def check_trees(model, booster):
-    found = compare_trees(model, booster)
+    model = load(run_local(alone).path / "model.json", Ensemble)
+    found = compare_trees(model, pooled_booster(alone))
     assert (found.differing, found.n_trees) == (0, len(model.trees))
     assert found.n_nodes > 2 * found.n_trees
     assert found.leaf_error <= 1e-6
@@ -141,13 +127,6 @@ def scores_as_scikit_learn(settings, folder):
     update = {"sections": {**settings.sections, "fedavg-linear": section}}
     run = settings.model_copy(update={**update, "run_dir": settings.run_dir + "-long"})
     model = from_text(model_text(run_local(run).path / "model.json"), LinearModel)
-    ours, theirs = scikit_learn_scores(run, model)
-    for name in {"logloss", "mlogloss", "rmse"} & set(ours):
-        assert ours[name] <= theirs[name] * 1.01
-
-
-def scikit_learn_scores(settings, model):
-    """Scores of a model on the rows it was trained on, and of scikit-learn's."""
     values, truth = train_rows(settings)
     inputs, ones = standardised(values, model.means, model.scales), np.ones(len(values), np.float32)
     if settings.objective == "reg:squarederror":
@@ -156,9 +135,10 @@ def scikit_learn_scores(settings, model):
         l2 = settings.sections["fedavg-linear"]["l2"]
         logistic = LogisticRegression(C=1 / (float(l2) * len(values)), max_iter=3000)
         margins = logistic.fit(inputs, truth).decision_function(inputs)
-    theirs = margins.reshape(len(values), -1).astype(np.float32)
-    ours = predict_linear(model, values)
-    return tuple(metrics.pooled(settings.objective, found, truth, ones) for found in (ours, theirs))
+    found = predict_linear(model, values), margins.reshape(len(values), -1).astype(np.float32)
+    ours, theirs = (metrics.pooled(settings.objective, each, truth, ones) for each in found)
+    for name in {"logloss", "mlogloss", "rmse"} & set(ours):
+        assert ours[name] <= theirs[name] * 1.01
 
 
 def train_rows(settings):
@@ -184,11 +164,6 @@ def is_the_joined_forest(settings, folder):
     assert to_text(joined(folder)) == to_text(model)
 
 
-def is_the_pooled_forest(settings, folder):
-    """The forest is that of the same draws from all rows, in one place."""
-    assert_pooled(settings, folder)
-
-
 def predicts_as_the_joined_forest(settings, folder):
     """The scores are those of the joined forest."""
     model = joined(RunFolder(Path(settings.run_dir).parent / "trained"))
@@ -199,7 +174,7 @@ def predicts_as_the_joined_forest(settings, folder):
     assert summary_of(folder)["matched_rows"] == {"predicted": len(values)}
 
 
-BOOSTED = dict.fromkeys(("exports", "may_lose", "stops_early", "counts_all"), True)
+BOOSTED = dict.fromkeys(("may_lose", "stops_early", "counts_all"), True)
 PREDICTED = {
     "is_vertical": True,
     "equals_pooled": predicts_as_the_joined_forest,
@@ -221,7 +196,6 @@ METHODS = {
         lambda parties, depth: 3 + 4 + ROUNDS * depth + 1,
         is_that_of_one_party,
         {"pax__aggregation": "secure"},
-        exports=True,
         stops_early=True,
         counts_all=True,
     ),
@@ -232,7 +206,6 @@ METHODS = {
         lambda parties, depth: 3 + 4 + ROUNDS + 1,
         is_that_of_one_party,
         {"pax__aggregation": "secure", "privacy__epsilon": 20.0, "privacy__clip": 8.0},
-        exports=True,
     ),
     "fedxgbllr": Method(
         "fedxgbllr",
@@ -276,7 +249,7 @@ METHODS = {
         "horizontal-forest",
         {*HELLO, SCORES} | {f"train.horizontal_forest_{step}" for step in ROW_STEPS},
         lambda parties, depth: 3 + 2 * depth + 1,
-        is_the_pooled_forest,
+        assert_pooled,
         own("horizontal_forest", trees=4, bins="equal"),
         depth="horizontal_forest__max_depth",
         may_lose=True,
@@ -286,7 +259,7 @@ METHODS = {
         {*MASKED, "evaluate.scoring_sums"}
         | {f"train.horizontal_forest_{step}" for step in ("open", "count", "sums", "scores")},
         lambda parties, depth: 3 + 4 + 2 * depth + 1,
-        is_the_pooled_forest,
+        assert_pooled,
         own("horizontal_forest", trees=4, aggregation="secure"),
         depth="horizontal_forest__max_depth",
     ),
@@ -302,7 +275,6 @@ METHODS = {
             "max_bin": 16,
             **own("secureboost", **SMALL_KEY),
         },
-        exports=True,
         stops_early=True,
         is_vertical=True,
     ),

@@ -1,26 +1,17 @@
 """What every objective of ``objectives`` must do, in PAX, in SecureBoost and at sites."""
 
 import json
-from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 import xgboost
-from typer.testing import CliRunner
 
-from fedapp.commands import cli
 from fedapp.errors import ConfigError, FedappError, PartyError
-from fedapp.messages.handshake import HelloRequest
-from fedapp.messages.secureboost import SetupRequest
 from fedapp.metrics import pooled
-from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import load_settings
-from fedapp.site.policy import check_event, check_message
-from fedapp.site.settings import SiteConfig
-from fedapp.site.table import common_order
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.objective import exact_predictions, gradients, row_bounds
 from fedapp.trees.predict import predict_margins
@@ -31,18 +22,15 @@ from tests.contract.objectives import (
     CASES,
     COX,
     LEVELS,
-    MEDIAN,
     NDCG,
     PAIRWISE,
     QUANTILE,
     arrays_of,
     federation,
-    has_xgboosts_trees,
     one_row_trees,
 )
-from tests.federated import lines_of, model_bytes, model_of
-from tests.messages.declared import example
-from tests.strategies.test_pax_secure import assert_same_trees
+from tests.federated import model_bytes, model_of
+from tests.strategies.test_pax import assert_same_trees
 from tests.tables import csv_columns, write_rows
 
 MASKED = {"pax__aggregation": "secure"}
@@ -143,26 +131,6 @@ def test_secureboost_grows_xgboosts_trees_and_xgboost_predicts_alike(vertical, t
         assert config[group][parameter] == value
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-@pytest.mark.parametrize("name", ["ndcg", "median", "quantile"])
-def test_a_run_stops_at_xgboosts_best_round(vertical, tmp_path, strategy, name):
-    how = {"num_boost_round": 40, "early_stopping_rounds": 2, "eta": 1.0, "valid_fraction": 0.3}
-    how |= {"strategy": strategy, "parties": {"pax": 1, "secureboost": 2}[strategy]}
-    run = CASES[name].run(vertical, tmp_path, **how, columns="even")
-    folder = run_local(run)
-    booster = train_boosted(run, baseline_rows(run)[0]).booster  # up to its best round
-    assert 0 < folder.summary["best_round"] == booster.num_boosted_rounds() < 38
-    if name == "ndcg":
-        CASES[name].judge(run, folder)
-    else:
-        has_xgboosts_trees(run, folder)
-    scores = [line["valid"][CASES[name].metric] for line in lines_of(folder.rounds)]
-    assert len(scores) == folder.summary["best_round"] + 2
-    best = (max if name == "ndcg" else min)(scores)
-    assert best == pytest.approx(folder.summary["metrics"]["valid"][CASES[name].metric])
-
-
 @pytest.mark.by_default("quantile-pax")
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 @pytest.mark.parametrize("name", ["aft, weighted", "ndcg", "median", "quantile"])
@@ -173,10 +141,6 @@ def test_a_continued_model_is_that_of_one_run(vertical, tmp_path, strategy, name
     for file in ("model.json", "model.xgb.json") if strategy == "pax" else ("",):
         more = {"num_boost_round": 1, "init_model": str(begun.path / file)}
         assert_same_trees(model_of(run_local(make(**more))), model_of(whole))
-    if name.startswith("aft"):
-        rule = "parameters of init-model must be the run's"
-        with pytest.raises((ConfigError, PartyError), match=rule):
-            run_local(make(aft_loss_distribution="normal", **more))
 
 
 # Scores of new rows
@@ -189,31 +153,10 @@ def test_new_rows_are_scored_where_the_table_has_all_of_a_label(settings, tmp_pa
     folder = run_local(case.run(settings, tmp_path, parties=3))
     new = case.write(tmp_path / "new.csv", seed=9)
     scored = predict_table(folder.path, str(new), "", output)
-    assert scored.scores == pytest.approx(case.score(arrays_of(new), predicted_in(output)[:, 1]))
+    predicted = np.loadtxt(output, delimiter=",", skiprows=1, usecols=1)
+    assert scored.scores == pytest.approx(case.score(arrays_of(new), predicted))
     without = write_rows(tmp_path / "without.csv", csv_columns(new, drop=case.extra))
     assert predict_table(folder.path, str(without), "", output).scores == {}
-
-
-@pytest.mark.by_default("ndcg")
-@pytest.mark.parametrize("name", ["aft", "ndcg"])
-def test_parties_score_new_rows_of_a_divided_model(vertical, tmp_path, name):
-    how = {"allow_export": False, "columns": "even", "num_boost_round": 2}
-    run = CASES[name].run(vertical, tmp_path, **how)
-    folder, output = run_local(run), tmp_path / "predictions.csv"
-    words = ["predict", str(folder.path), "--data", run.data, "--output", str(output), "--json"]
-    done = CliRunner().invoke(cli, words)
-    assert done.exit_code == 0, done.exception
-    lines = predicted_in(output)
-    # As ties count in their order, that of the parties.
-    lines = lines[common_order(list(map(str, range(len(lines)))), run.seed)]
-    columns = arrays_of(CASES[name].write(tmp_path / "again.csv"))
-    columns = {key: values[lines[:, 0].astype(int)] for key, values in columns.items()}
-    due = CASES[name].score(columns, lines[:, 1])
-    assert json.loads(done.stdout)["scores"] == pytest.approx(due, abs=1e-6)
-
-
-def predicted_in(output):
-    return np.loadtxt(output, delimiter=",", skiprows=1, quotechar=chr(34))
 
 
 # Sites
@@ -231,67 +174,11 @@ def test_sites_train_the_model_of_a_simulation(vertical, sites, tmp_path, strate
     assert model_bytes(run_local(vertical(**how, **simulated))) == model_bytes(deployed)
 
 
-@pytest.mark.parametrize(
-    ("name", "objective", "node", "rule"),
-    [
-        ("aft", "reg:squarederror", {}, "must be survival:aft or .* for (bank|shop)"),
-        ("cox", COX, {"share-risk-sums": False}, "must be another for shop, whose node config"),
-        ("quantile", QUANTILE, {"weight": "w", "drop-columns": "id"}, "weight must be empty at sh"),
-    ],
-)
-def test_a_site_refuses_a_run_that_its_node_config_does_not_fit(
-    vertical, sites, tmp_path, name, objective, node, rule
-):
-    _, _, nodes = federation(CASES[name], "pax", tmp_path)
-    nodes[1] |= node
-    with pytest.raises(PartyError, match=rule):
-        run_local(vertical(strategy="pax", objective=objective), sites(*nodes))
-
-
-EVENT, QID, RUN = {"event": "died"}, {"qid": "query"}, (HelloRequest, "pax")
-NO_TIMES = "objective must be survival:aft or .* for bank"
-NO_RANKS = "objective must be rank:ndcg or .* for bank.*got auto"
-NO_SUMS = "objective must be one whose leaves are sums at b"
-DRAWN = {"label_epsilon": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("site", "objective", "message", "rule"),
-    [
-        (EVENT, AFT, RUN, ""),
-        (EVENT, "auto", RUN, NO_TIMES),
-        (EVENT, "reg:squarederror", RUN, NO_TIMES),
-        (EVENT | DRAWN, AFT, RUN, "label-epsilon must be 0 in the node config of bank"),
-        (EVENT | {"weight": "w"}, COX, RUN, "weight must be empty at bank for survival:cox"),
-        (QID, NDCG, RUN, ""),
-        (QID, "auto", RUN, NO_RANKS),
-        ({}, PAIRWISE, RUN, "qid must name the column of queries at bank for rank:p"),
-        (QID | {"weight": "w"}, NDCG, RUN, "weight must be empty at bank for rank:ndcg"),
-        ({"label": ""}, NDCG, RUN, ""),  # a passive party
-        ({}, MEDIAN, RUN, ""),
-        ({"weight": "w"}, MEDIAN, RUN, "weight must be"),
-        ({"least_bin_rows": 5}, MEDIAN, RUN, "least-bin-rows must be"),
-        ({}, MEDIAN, (SetupRequest, "secureboost"), ""),
-        (
-            DRAWN,
-            MEDIAN,
-            (SetupRequest, "secureboost"),
-            "label-epsilon must be 0 in the node config of ba",
-        ),
-        *(
-            ({}, MEDIAN, (SetupRequest, method), NO_SUMS)
-            for method in ("bagging", "federated-forest")
-        ),
-        *(({}, MEDIAN, (SetupRequest, method), NO_SUMS) for method in ("horizontal-forest", "")),
-    ],
-)
-def test_a_site_checks_that_an_objective_fits_its_columns(site, objective, message, rule):
-    usual = {"name": "bank", "data": "a.csv", "label": "y", "simulated": True}
-    config, (request, method) = SiteConfig(**{**usual, **site}), message
-    with pytest.raises(ConfigError, match=rule) if rule else nullcontext():
-        check_event(config, objective)
-        asked = request(**{**example(request), "objective": objective})
-        check_message(config, asked, "bank", method)
+def test_a_site_that_does_not_share_sums_at_risk_refuses_their_objective(vertical, sites, tmp_path):
+    _, _, nodes = federation(CASES["cox"], "pax", tmp_path)
+    nodes[1] |= {"share-risk-sums": False}
+    with pytest.raises(PartyError, match="must be another for shop, whose node config"):
+        run_local(vertical(strategy="pax", objective=COX), sites(*nodes))
 
 
 # Refusals
@@ -301,25 +188,20 @@ PLACES = "eval-metric must name the number of the first ranks"
 REFUSED = {
     AFT: [
         ({"objective": "reg:gamma"}, DUE + "reg:gamma"),
-        ({"objective": "auto"}, DUE + " with auto"),
         ({"aft-loss-distribution": "cauchy"}, "must be one of 'normal', 'logistic' or 'extreme'"),
         ({"aft-loss-distribution-scale": 0}, "aft-loss-distribution-scale must be > 0"),
         ({"eval-metric": "aft-nloglik"}, "name the run's distribution and scale, as aft-nloglik@n"),
         ({"eval-metric": "rmse"}, "eval-metric must be one or several of aft-nloglik, c-index"),
-        ({"label-epsilon": 1.0}, "label-epsilon must be 0 for survival:aft"),
     ],
     COX: [
         ({"weight": "w"}, "weight must be empty for survival:cox, in which all rows count alike"),
         ({"label-epsilon": 1.0}, "label-epsilon must be 0 for survival:cox"),
-        ({"eval-metric": "aft-nloglik"}, "eval-metric must be one or several of c-index for surv"),
     ],
     NDCG: [
         ({"objective": "reg:gamma"}, "qid must be empty unless rows are ranked, .*with reg:gamma"),
-        ({"objective": "auto"}, "qid must be empty unless rows are ranked, .*with auto"),
         ({"objective": "rank:map"}, "objective .*ranking is not supported; nearest is rank:nd"),
         ({"weight": "w"}, "weight must be empty for rank:ndcg, in which all queries count alike"),
         ({"label-epsilon": 1.0}, "label-epsilon must be 0 for rank:ndcg"),
-        ({"eval-metric": "rmse"}, "eval-metric must be one or several of ndcg for rank:ndcg"),
         ({"eval-metric": "ndcg@0"}, PLACES + " .*ndcg@10"),
         ({"eval-metric": "ndcg@2.5"}, PLACES),
         ({"eval-metric": "ndcg-"}, "eval-metric must be one or several of ndcg"),
@@ -341,7 +223,8 @@ REFUSED = {
     ("objective", "more", "rule"), [(key, *row) for key, rows in REFUSED.items() for row in rows]
 )
 def test_settings_that_do_not_fit_are_refused(objective, more, rule):
-    roles = {AFT: EVENT, COX: EVENT, NDCG: QID, QUANTILE: {"strategy": "secureboost"}}[objective]
+    event, qid = {"event": "died"}, {"qid": "query"}
+    roles = {AFT: event, COX: event, NDCG: qid, QUANTILE: {"strategy": "secureboost"}}[objective]
     with pytest.raises(ConfigError, match=rule):
         load_settings({"label": "y", **roles, "objective": objective, **more})
 
@@ -359,16 +242,11 @@ QUANTILES = ": leaves are quantiles of residuals, which are single rows' values:
 @pytest.mark.parametrize(
     ("name", "how", "rule"),
     [
-        *((name, {"strategy": other}, OTHER) for name in ("aft", "cox") for other in OTHERS),
-        *((name, {"strategy": other}, OTHER) for name in ("ndcg", "pairwise") for other in OTHERS),
-        *(("median", {"strategy": other}, OTHER + QUANTILES) for other in OTHERS),
+        *((name, {"strategy": other}, OTHER) for name in ("cox", "ndcg") for other in OTHERS),
         *(("quantile", {"strategy": other}, OTHER + QUANTILES) for other in OTHERS),
         *((name, NO_NOISE, OF_ROWS) for name in ("aft", "ndcg", "quantile")),
         *((name, DRAWS, GOSS) for name in ("median", "quantile")),
-        ("quantile", {"weight": "w"}, "weight must be empty at party-1 for reg:quantileer"),
-        ("quantile", {"least_bin_rows": 5}, "least-bin-rows must be 0 at party-1 for reg:quan"),
         ("quantile", NO_LOSS, "min-parties must be 0 with pax.aggregation=secure and reg"),
-        ("quantile", {"monotone_constraints": "a:1"}, "monotone-constraints must be empty for reg"),
     ],
 )
 def test_runs_that_do_not_fit_an_objective_are_refused(settings, tmp_path, name, how, rule):

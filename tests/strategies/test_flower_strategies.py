@@ -3,7 +3,6 @@
 import inspect
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,13 +16,12 @@ from flwr.serverapp.strategy import (
 )
 
 import strategies
-from fedapp.errors import ConfigError, StoppedError
+from fedapp.errors import ConfigError
 from fedapp.records.document import from_text
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
 from fedapp.trees.model import Ensemble
 from strategies import PAX
-from strategies.drive import Callbacks
 
 NO_GRID = SimpleNamespace(send_and_receive=None)  # cannot be called
 QUICK = {"num_boost_round": 2, "max_depth": 2}
@@ -142,42 +140,6 @@ def test_the_evaluation_function_and_every_aggregation_get_the_model_so_far():
     assert so_far == sorted(so_far)
 
 
-class Counting(Strategy):
-    """A wrapper that changes nothing."""
-
-    def __init__(self, strategy):
-        self.strategy, self.n_messages, self.n_replies = strategy, 0, 0
-
-    def configure_train(self, server_round, arrays, config, grid):
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self.n_messages += len(messages)
-        return messages
-
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        self.n_replies += len(replies)
-        return self.strategy.aggregate_train(server_round, replies)
-
-    def configure_evaluate(self, *given):
-        return self.strategy.configure_evaluate(*given)
-
-    def aggregate_evaluate(self, *given):
-        return self.strategy.aggregate_evaluate(*given)
-
-    def summary(self):
-        self.strategy.summary()
-
-
-def test_a_wrapper_sees_every_message():
-    with grid_of() as grid:
-        inner = PAX(**QUICK)
-        wrapper = Counting(inner)
-        result = wrapper.start(grid, ArrayRecord(), num_rounds=inner.num_rounds)
-    assert wrapper.n_messages == wrapper.n_replies == 2 * inner.state.exchanges
-    with grid_of() as grid:
-        assert text_of(PAX(**QUICK).start(grid)) == text_of(result)
-
-
 @pytest.mark.parametrize(
     ("wrap", "rule"),
     [
@@ -224,11 +186,7 @@ def test_arguments_that_cannot_be_served_are_refused(start, given, expected):
 def test_too_few_rounds_are_refused_before_anything_is_sent(name, share):
     strategy = getattr(strategies, name)(**METHODS[name][0])
     n_rounds = max(1, int(share * strategy.num_rounds))  # Flower's loop does nothing without one
-    for wrapper in (
-        strategy,
-        Counting(strategy),
-        DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 2),
-    ):
+    for wrapper in (strategy, DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 2)):
         with pytest.raises(ConfigError, match=rf"^num_rounds .*strategy.num_rounds.*{n_rounds};"):
             Strategy.start(wrapper, NO_GRID, ArrayRecord(), num_rounds=n_rounds)
 
@@ -305,18 +263,3 @@ def test_all_nodes_take_part_unless_their_number_is_given(n_parties):
     for wrong in (1, 5):
         with grid_of(n_parties) as grid, pytest.raises(ConfigError, match=r"^parties must be "):
             PAX(**QUICK, parties=wrong).start(grid)
-
-
-def test_callbacks_follow_a_run_and_stop_it():
-    class Stopping(Callbacks):
-        rounds: ClassVar[list[int]] = []
-
-        def end_round(self, line):
-            self.rounds.append(line["round"])
-            return line["round"] < 2
-
-    strategy = PAX(num_boost_round=5, max_depth=1)
-    strategy.callbacks = Stopping()
-    with grid_of() as grid, pytest.raises(StoppedError, match="stopped after round 2"):
-        strategy.start(grid)
-    assert Stopping.rounds == [1, 2]

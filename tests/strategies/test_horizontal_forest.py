@@ -12,12 +12,10 @@ from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.summed import CellLayout
 from strategies import horizontal_forest
 from strategies.horizontal_forest import check_cells
-from tests.federated import model_bytes, model_of, summary_of
+from tests.federated import model_of, summary_of
+from tests.forests import assert_pooled
 from tests.network import fails_from, run
-from tests.row_forests import assert_pooled
 from tests.tables import made_columns
-
-OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 
 
 @pytest.fixture
@@ -33,42 +31,21 @@ def make(made):
     return of
 
 
-def sparse_columns(objective):
-    """Columns most of which are the same in most nodes, and one of categories."""
+# What it computes
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
+    make, aggregation
+):
+    """Most columns are the same in most nodes, and one has categories."""
     rng = np.random.default_rng(2)
     values = (rng.random((240, 9)) < 0.08).astype(float)
     kinds = rng.integers(0, 5, 240)
     signal = values @ np.arange(1, 10) + kinds % 2 + rng.normal(0, 0.5, 240)
-    labels = {
-        "binary:logistic": (signal > 2).astype(int),
-        "multi:softprob": np.digitize(signal, [1, 3]),
-        "reg:squarederror": signal.round(3),
-    }[objective]
-    names = [f"k{kind}" for kind in kinds]
-    return {**dict(zip("abcdefghi", values.T, strict=True)), "kind": names, "y": labels}
-
-
-# What it computes
-
-
-@pytest.mark.by_default("1-reg:squarederror", "3-multi:softprob")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("parties", [1, 2, 3, 5])
-def test_the_forest_is_that_of_the_pooled_rows_and_under_masks_the_same(make, objective, parties):
-    plain = make(objective, parties=parties)
-    folder = run_local(plain)
-    assert_pooled(plain, folder)
-    masked = run_local(make(objective, parties=parties, own_aggregation="secure"))
-    assert model_bytes(masked) == model_bytes(folder)
-
-
-@pytest.mark.by_default("secure-reg:squarederror")
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_place(
-    make, objective, aggregation
-):
-    columns = sparse_columns(objective)
+    columns = {**dict(zip("abcdefghi", values.T, strict=True)), "kind": [f"k{k}" for k in kinds]}
+    columns["y"] = signal.round(3)
+    objective = "reg:squarederror"
     given = make(objective, columns, own_aggregation=aggregation, own_max_features=0.1)
     found = run_local(given)
     model = assert_pooled(given, found)
@@ -81,6 +58,7 @@ def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_pla
     "own",
     [
         {"own_criterion": "entropy"},
+        {"own_aggregation": "secure"},
         {"own_min_samples_split": 30, "own_max_features": "all"},
         {"own_min_samples_leaf": 12, "own_bootstrap": False},
         {"own_min_impurity_decrease": 0.01, "own_max_features": 0.5},
@@ -88,7 +66,8 @@ def test_where_drawn_columns_are_the_same_in_a_node_the_next_one_takes_their_pla
         {"own_trees": 1, "own_max_features": 1.0, "own_bootstrap": False, "weight": "w"},
     ],
 )
-def test_rules_of_splits_are_those_of_the_pooled_forest(make, own):
+def test_rules_of_splits_are_those_of_the_pooled_forest(make, monkeypatch, own):
+    monkeypatch.setattr(horizontal_forest, "PART_CELLS", 60)  # a level is asked for in parts
     columns = made_columns("multi:softprob", 240)
     if "weight" in own:
         columns["w"] = np.random.default_rng(0).integers(0, 5, 240) / 4
@@ -96,19 +75,6 @@ def test_rules_of_splits_are_those_of_the_pooled_forest(make, own):
     model = assert_pooled(given, run_local(given))
     used = [{*tree["column"][tree["left"] >= 0].tolist()} for tree in model.trees]
     assert own.get("own_max_features_per") != "tree" or all(len(each) <= 2 for each in used)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_with_few_bins_the_masked_forest_does_not_depend_on_who_has_which_rows(
-    make, monkeypatch, objective
-):
-    own = {"own_aggregation": "secure", "own_bootstrap": False, "max_bin": 6}
-    splits = {"parties": 1}, {"parties": 3}, {"parties": 2, "partition": "sizes:120,53"}
-    models = {model_bytes(run_local(make(objective, **own, **more))) for more in splits}
-    monkeypatch.setattr(horizontal_forest, "PART_CELLS", 60)  # a level is asked for in parts
-    models.add(model_bytes(run_local(make(objective, **own))))
-    assert len(models) == 1
 
 
 def test_trees_end_at_their_depth_where_a_party_is_lost_under_masks(make):

@@ -1,53 +1,34 @@
-"""Interactive inference: the predictions of the joined model, though nobody has it."""
+"""Interactive inference: predictions of the joined model, and attacks on predictions."""
 
-import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedapp.commands import cli
-from fedapp.data.read import load_table
-from fedapp.data.schema import Roles
+from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.errors import PartyError
-from fedapp.home import home
-from fedapp.messages import inference as messages
-from fedapp.run_folder import RunFolder
+from fedapp.messages.eini import Structure, Totals
+from fedapp.messages.inference import Questions
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.site.store import PART_FILE
-from fedapp.trees.model import LEAF
-from fedapp.trees.objective import transform
-from fedapp.trees.predict import goes_left, predict_margins
-from fedapp.trees.queue import without_padding
-from tests.encrypted import inference, read_scores, scored, written
+from tests.encrypted import EINI, inference, read_scores, scored, written
 from tests.federated import model_of, summary_of
-from tests.forests import joined, part_of, read_part_of
+from tests.forests import read_part_of
 from tests.letters import raw_of
-from tests.pooled import Pooled
-from tests.random_tables import differences
-from tests.stored import seal
 from tests.tables import made_columns, write_rows
-from tests.tampering import rewrite_letters, set_last_bit
-from tests.transcript import ALIGNED, check_declared, listen
-
-KINDS = {
-    **ALIGNED,
-    "evaluate.interactive_walk": (messages.WalkRequest, messages.WalkReply),
-    "evaluate.interactive_answer": (messages.AnswerRequest, messages.AnswerReply),
-}
+from tests.tampering import refuses, rewrite_all_letters, rewrite_letters, set_last_bit
+from tests.transcript import listen
 
 
-@pytest.mark.by_default("multi:softprob-3-interactive")
-@pytest.mark.parametrize("way", ["interactive", "eini"])
+@pytest.mark.by_default("multi:softprob-3")
 @pytest.mark.parametrize(
     ("objective", "parties"),
     [("binary:logistic", 2), ("multi:softprob", 3), ("reg:squarederror", 2)],
 )
-def test_predictions_are_those_of_the_joined_model(
-    divided, settings, tmp_path, objective, parties, way
-):
+def test_predictions_are_those_of_the_joined_model(divided, settings, tmp_path, objective, parties):
     columns = made_columns(objective, 300)
     columns["town"] = np.random.default_rng(0).choice(["Oslo", "Rome", "Bern", ""], 300)
     tens = np.nan_to_num(columns["a"], nan=40.0).astype(int) // 10
@@ -58,98 +39,35 @@ def test_predictions_are_those_of_the_joined_model(
     assert len(model_of(folder).sets) > 0
     predict_table(folder.path, data, "", tmp_path / "joined.csv")
     due = read_scores(tmp_path / "joined.csv")
-    np.testing.assert_allclose(scored(settings, trained, way), due, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scored(settings, trained), due, rtol=1e-5, atol=1e-6)
 
 
-def test_no_prediction_leaves_the_active_party_which_asks_max_depth_times(divided, settings):
+def test_no_prediction_leaves_the_active_party(divided, settings):
     trained, _ = divided()
     folder, app = listen(inference(settings, trained, align="psi"))
-    check_declared(app, KINDS)
-    assert folder.summary["matched_rows"] == {"predicted": 300}
-    assert len(app.of_kind("interactive_answer")) <= trained.max_depth + 1  # the last: forget
-    n_opening = 2 + 2 + 2  # greeting, hello, alignment of two parties
-    assert folder.summary["exchanges"] <= n_opening + 2 + 2 * trained.max_depth
     scores = written(folder.summary)[:, 0].astype(np.float32)
     sent = [raw_of(message) for _, *messages in app.heard for message in messages]
     assert not any(scores[:3].tobytes() in data for data in sent)
     assert "probability" not in (folder.path / "summary.json").read_text()
 
 
-def n_asked(trees, values, n_own, at_once):
-    """Passive splits on the longest path of each lot of trees, summed: a question each."""
-    longest = []
-    for tree in trees:
-        nodes, passive = np.zeros(len(values), int), np.zeros(len(values), int)
-        while (rows := np.flatnonzero(tree["left"][nodes] != LEAF)).size:
-            at = tree[nodes[rows]]
-            passive[rows] += at["column"] >= n_own
-            cells = values[rows, at["column"]]
-            nodes[rows] = at["left"] + ~goes_left(cells, at["threshold"], at["default_left"])
-        longest.append(int(passive.max()))
-    lots = [longest[first:][:at_once] for first in range(0, len(longest), at_once)]
-    return sum(map(max, lots))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["secureboost", "federated-forest"])
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
-def test_trees_at_once_change_exchanges_and_no_prediction(divided, settings, strategy, objective):
-    trained, folder = divided(strategy, objective, columns="random", allow_export=True)
-    trees = (joined(folder) if strategy == "federated-forest" else model_of(folder)).trees
-    n_own = len(part_of("party-1", summary_of(folder)["model_id"])["columns"])
-    found = {}
-    for at_once in (0, 1, 2, 100):
-        own = {"columns": "random", "align": "ordered", "interactive__trees_at_once": at_once}
-        summary = summary_of(run_local(inference(settings, trained, **own)))
-        found[at_once] = written(summary)
-        n_questions = n_asked(trees, Pooled(trained).values, n_own, at_once or len(trees))
-        assert summary["exchanges"] == 5 + 2 + 2 * n_questions
-    for predictions in found.values():
-        np.testing.assert_array_equal(predictions, found[0])
-
-
-@pytest.mark.slow
-def test_the_command_predicts_a_new_table_read_as_that_of_the_training(
-    divided, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    made, _ = divided()
-    lines = Path(made.data).read_text().replace(".", "#").replace(",", ";").replace("#", ",")
-    rows = [f"{line};c{row}" for row, line in enumerate(lines.splitlines()[1:])]
-    for name, written_rows in (("own", rows), ("new", rows[:39])):
-        Path(f"{name}.csv").write_text("\n".join(written_rows) + "\n")
-    table = {"header": False, "decimal": ",", "label": "f7", "id": "f8"}
-    _, folder = divided(data=str(tmp_path / "own.csv"), max_depth=2, **table)
-    words = ["predict", str(folder.path), "--data", "new.csv", "--id", "f8"]
-    slowly = ["--output", "scores.csv", "-cinteractive.trees-at-once=1"]
-    result = CliRunner().invoke(cli, [*words, *slowly])
-    assert result.exit_code == 0, result.output
-    assert "39 rows written to scores.csv" in result.output
-    found = [line.split(",") for line in Path("scores.csv").read_text().splitlines()]
-    assert [name.strip('"') for name in found[0]] == ["f8", "probability_1"]
-    assert [row[0].strip('"') for row in found[1:]] == [f"c{number}" for number in range(39)]
+def test_trees_at_once_change_exchanges_and_no_prediction(divided, settings):
+    trained, _ = divided("federated-forest", columns="random")
+    own = {"columns": "random", "align": "ordered"}
+    found = [
+        run_local(inference(settings, trained, **own, interactive__trees_at_once=n)).summary
+        for n in (0, 1, 100)
+    ]
+    together, one_by_one, more = (summary["exchanges"] for summary in found)
+    assert together == more < one_by_one
+    for summary in found:
+        np.testing.assert_array_equal(written(summary), written(found[0]))
 
 
 def test_a_table_without_a_column_of_the_model_is_refused(divided, settings):
     trained, _ = divided()
     with pytest.raises(PartyError, match=r"^party-1 \(step 1\): table must have the model's"):
         run_local(inference(settings, trained, data="diabetes"))
-
-
-@pytest.mark.parametrize("change", [("0", "1"), ("{", ""), ("columns", "volumes"), "format"])
-def test_a_part_that_was_changed_on_the_disk_is_not_read(divided, settings, change):
-    trained, folder = divided()
-    site = home() / "sites" / "party-2" / folder.summary["model_id"]
-    text = (site / PART_FILE).read_text()
-    rule = "model's part must be as fedapp wrote it, got a file that was"
-    if change == "format":
-        columns = json.loads(text)["columns"]
-        seal(site, {"format": 1, "columns": columns, "records": [[0, 0.5, 1]]})
-        rule = "model must be JSON .*, got another: format must be 3 .*, got 1"
-    else:
-        (site / PART_FILE).write_text(text.replace(*change, 1))
-    with pytest.raises(PartyError, match=rf"^party-2 \(step 1\): {rule}"):
-        run_local(inference(settings, trained))
 
 
 def test_bits_of_rows_that_were_not_asked_about_are_refused_by_the_senders_name(
@@ -176,46 +94,137 @@ def test_one_row_can_be_predicted_and_none_is_refused(divided, settings, tmp_pat
         run_local(run)
 
 
-# Leaves limited by gain: parts have splits that the model drops
-
-BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 0}
+# Attacks from the seat of a party that breaks the rules; all refused
 
 
-def trained(vertical, tmp_path, objective, **more):
-    """Settings of a finished run."""
-    # Deep splits gain more than those above them: labels are by the parity of three columns.
-    rng = np.random.default_rng(1)
-    values = rng.integers(0, 6, (240, 4))
-    odd = (values[:, :3] > 2).sum(axis=1) % 2
-    labels = {"binary:logistic": odd, "multi:softprob": odd + 2 * (values[:, 3] > 3)}[objective]
-    columns = dict(zip("abcd", values.T, strict=True))
-    data = write_rows(tmp_path / "rows.csv", {**columns, "y": labels})
-    given = {"data": str(data), "label": "y", "objective": objective, "num_boost_round": 4}
-    run = vertical(**{**given, "min_child_weight": 0.5, "columns": "even", **BY_GAIN, **more})
-    run_local(run)
-    return run
+N_ROWS = 160
 
 
-@pytest.mark.by_default("binary:logistic")
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob"])
-def test_parts_predict_what_the_model_without_dropped_splits_does(
-    vertical, settings, tmp_path, objective
+@pytest.fixture(params=["secureboost", "federated-forest"])
+def model(request, divided, settings):
+    """Makes settings of a prediction by a divided model; and how party-2's splits are nested."""
+    grown = {"num_boost_round": 4, "max_depth": 4}
+    grown |= {"federated_forest__trees": 4, "federated_forest__max_depth": 4}
+    trained, folder = divided(request.param, n_rows=N_ROWS, **grown)
+    predicts = partial(inference, settings, trained, align="ordered", **EINI)
+    return predicts, read_part_of("party-2", summary_of(folder)["model_id"]).nesting
+
+
+def rewrite_first(monkeypatch, kind, *changes):
+    """Change the first letters of a class, one by one; a change that returns nothing looks on."""
+    left = list(changes)
+
+    def write(sender, letters):
+        return [
+            (to, (left and isinstance(each, kind) and left.pop(0)(each)) or each)
+            for to, each in letters
+        ]
+
+    rewrite_all_letters(monkeypatch, write)
+
+
+# Interactive
+
+
+def asks(*pairs):
+    """Questions about rows at some records."""
+    sizes = np.array([len(rows) for _, rows in pairs], dtype=np.int64)
+    rows = np.concatenate([rows for _, rows in pairs]).astype(np.int32)
+    return Questions(np.array([record for record, _ in pairs], dtype=np.int64), sizes, rows)
+
+
+def pairs_of(letter):
+    rows = np.split(letter.rows, np.cumsum(letter.sizes)[:-1])
+    return list(zip(letter.records.tolist(), rows, strict=True))
+
+
+def all_splits(nesting, letter):
+    """Every row at every split."""
+    return asks(*((record, np.arange(N_ROWS)) for record in range(len(nesting.trees))))
+
+
+def a_row_twice(nesting, letter):
+    (record, rows), *more = pairs_of(letter)
+    return asks((record, rows), *more, (record, rows[:1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (all_splits, 0),
+        (a_row_twice, 0),
+        (lambda nesting, letter, first: first, 1),  # once more
+    ],
+)
+def test_rows_that_are_not_at_a_split_are_not_answered(model, monkeypatch, change, place):
+    predicts, nesting = model
+    seen = []
+
+    def changed(letter):
+        seen.append(letter)
+        return change(nesting, letter, *seen[:place])
+
+    rewrite_first(monkeypatch, Questions, *[lambda letter: seen.append(letter)] * place, changed)
+    match = (
+        r"^party-1 \(step \d+\): Questions\.rows must be where the answers led them, each once a "
+    )
+    refuses(match + "letter and tree$", predicts())
+
+
+# Fed-EINI
+
+
+def a_tree_a_split(letter):
+    """Weights of powers of two in such trees show every side of every row."""
+    records = letter.records[letter.records >= 0]
+    return replace(
+        letter,
+        n_terms=len(records),
+        ends=3 * np.arange(1, len(records) + 1),
+        lefts=np.tile([1, -1, -1], len(records)),
+        records=np.stack((records, *np.full((2, len(records)), -1)), axis=1).ravel(),
+    )
+
+
+def test_a_structure_that_was_not_trained_is_refused(model, monkeypatch):
+    predicts, _ = model
+    rewrite_first(monkeypatch, Structure, a_tree_a_split)
+    rule = r"Structure\.records must be those of whole trees, nested as when party-2 trained them$"
+    refuses(rf"^party-1 \(step \d+\): {rule}", predicts(strategy="eini"))
+
+
+def shifted(letter, structure, by):
+    """Totals of which every row's sum is larger by so many units of the fixed point."""
+    key = PublicKey.from_array(structure.n)
+    layout = SumLayout(key.bits, structure.n_terms, structure.n_outputs)
+    width, n_squared = letter.ciphertexts.shape[1], key.n**2
+    changed, n_left = letter.ciphertexts.copy(), letter.n_rows
+    for place, ciphertext in enumerate(changed):
+        here = min(n_left, layout.n_slots)
+        plain = sum(by << (layout.slot_bits * slot) for slot in range(here))
+        number = int.from_bytes(ciphertext.tobytes(), "big") * (1 + key.n * plain) % n_squared
+        changed[place] = np.frombuffer(number.to_bytes(width, "big"), np.uint8)
+        n_left -= here
+    return replace(letter, ciphertexts=changed)
+
+
+@pytest.mark.by_default("secureboost-0.5", "federated-forest--0.5")
+@pytest.mark.parametrize("part", [0.5, -0.5])
+def test_sums_that_a_passive_party_has_shifted_beyond_a_rows_leaves_are_refused(
+    model, monkeypatch, part
 ):
-    run = trained(vertical, tmp_path, objective)
-    folder = RunFolder(Path(run.run_dir))
-    part, model = read_part_of("party-1", folder.summary["model_id"]), model_of(folder)
-    pairs = zip(part.model.trees, model.trees, strict=True)
-    sizes = [(len(ours), len(tree)) for ours, tree in pairs]
-    assert max(size for _, size in sizes) == 9
-    assert sum(ours > size for ours, size in sizes) > 0
-    for ours, tree in zip(part.model.trees, model.trees, strict=True):
-        for name in ("left", "column", "gain", "value", "default_left"):
-            np.testing.assert_array_equal(without_padding(ours)[name], tree[name])
-    assert differences(run, folder) == []
-    table = load_table(Path(run.data), Roles(label="y"))
-    order = [table.columns.index(name) for name in model.columns]
-    expected = transform(objective, predict_margins(model, table.values[:, order]))
-    shown = expected[:, 0] if objective == "binary:logistic" else expected
-    for way in ("one-round", "interactive", "eini"):
-        ours = scored(settings, run, way)
-        np.testing.assert_allclose(ours[:, : expected.shape[1]].squeeze(), shown, atol=1e-6)
+    """By half of the largest leaf; before, only sums that no row at all can have were refused."""
+    predicts, _ = model
+    structures = list[Structure]()
+
+    def changed(letter):
+        if isinstance(letter, Structure):
+            structures.append(letter)
+        is_sum = isinstance(letter, Totals)
+        return shifted(letter, structures[0], int(part * 2**53)) if is_sum else letter
+
+    rewrite_all_letters(
+        monkeypatch, lambda sender, letters: [(to, changed(each)) for to, each in letters]
+    )
+    rule = r"Totals\.ciphertexts must be sums of leaves .* got \d+ of 160 rows"
+    refuses(rf"^party-2 \(step \d+\): {rule}", predicts(strategy="eini"))

@@ -1,7 +1,6 @@
 """Leaves that are quantiles of residuals, at one party and from digits of all parties' rows."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -46,47 +45,28 @@ def made(settings, tmp_path):
 # XGBoost's numbers
 
 
+WAYS = [  # by seed
+    {"eta": 0.1, "base_margin": "m"},
+    {"weight": "w"},
+    {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 4, "weight": "w", "eta": 1.0},
+    {"reg_alpha": 0.5, "gamma": 1.0, "min_child_weight": 4, "max_delta_step": 0.5},
+    {"grow_policy": "lossguide", "max_leaves": 4, "max_depth": 0, "weight": "w"},
+    {"max_leaves": 5, "num_parallel_tree": 2, "reg_lambda": 1.0},
+]
+
+
 @pytest.mark.by_default("1-quantile", "4-median")
 @BOTH
 @pytest.mark.parametrize("seed", range(6))
 def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, name, seed):
+    margins = {"m": np.random.default_rng(1).normal(0, 9, 400).round(2)} if seed == 0 else {}
     more = {"parties": 2 + seed % 2, "columns": "random", "seed": seed}
-    more |= {"weight": "w"} if seed % 3 else {}
     more |= {"quantile_alpha": LEVELS[seed]} if name == "quantile" else {}
-    more |= {"eta": [0.1, 0.3, 1.0][seed % 3], "reg_lambda": float(seed % 2)}
-    more |= {"num_boost_round": 3, "max_depth": 3}
-    data = str(skewed(tmp_path / "seed.csv", seed=seed))
+    more |= {"num_boost_round": 3, "max_depth": 3, **WAYS[seed]}
+    data = str(skewed(tmp_path / "seed.csv", seed=seed, **margins))
     run = CASES[name].run(vertical, tmp_path, data=data, **more)
-    CASES[name].judge(run, run_local(run))
-
-
-WAYS = [
-    {"grow_policy": "lossguide", "max_leaves": 4, "max_depth": 0},
-    {"grow_policy": "lossguide", "max_leaves": 5, "max_depth": 4, "weight": "w"},
-    {"max_leaves": 3},
-    {"reg_alpha": 0.5, "gamma": 1.0, "min_child_weight": 4, "max_delta_step": 0.5, "eta": 1.0},
-    {"base_margin": "m"},
-    {"grow_policy": "lossguide", "max_leaves": 5, "num_parallel_tree": 2, "quantile_alpha": 0.9},
-]
-
-
-@pytest.mark.slow
-@BOTH
-@pytest.mark.parametrize("more", WAYS)
-def test_ways_of_growing_are_xgboosts(vertical, made, tmp_path, name, more):
-    margins = np.random.default_rng(1).normal(0, 9, 400).round(2)
-    data = str(skewed(tmp_path / "margins.csv", 5, m=margins))
-    drop = [column for column in "wm" if column not in more.values()]
-    more = {**more, "data": data, "drop_columns": ",".join(drop)}
-    makes = [partial(CASES[name].run, vertical, tmp_path, max_bin=16, parties=2)]
-    makes += [] if "weight" in more else [partial(made, name)]
-    for make in makes:
-        one = make(**more)
-        folder = run_local(one)
-        if "base_margin" in more:
-            has_xgboosts_trees(one, folder)
-        else:
-            CASES[name].judge(one, folder)
+    judge = has_xgboosts_trees if margins else CASES[name].judge
+    judge(run, run_local(run))
 
 
 # Only drawn rows
@@ -108,13 +88,6 @@ def test_a_median_is_multiplied_and_divided_by_the_weight_as_xgboost_does():
     median = np.float32(0.71428573)
     assert as_base_score(MEDIAN, median, 3.0).tolist() == [np.float32(0.7142857)] != [median]
     assert as_base_score(QUANTILE, median, 3.0).tolist() == [median]
-
-
-def test_leaves_are_quantiles_of_their_rows():
-    leaves, residuals = np.array([1, 2, 1, 2, 1]), np.float32([5, 1, 3, 9, 4])
-    assert leaf_quantiles(leaves, residuals, None, 0.5, 4).tolist() == [0, 4, 5, 0]
-    weights = np.float32([1, 1, 3, 2, 1])
-    assert leaf_quantiles(leaves, residuals, weights, 0.5, 3).tolist() == [0, 3, 9]
 
 
 @pytest.mark.by_default("secureboost-quantile", "pax-quantile")

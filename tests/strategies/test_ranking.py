@@ -9,7 +9,7 @@ from sklearn.metrics import ndcg_score
 
 import fedapp
 from clients.secureboost.active import Active
-from fedapp.data.partition import SUBSETS, Holdout, split_queries
+from fedapp.data.partition import SUBSETS
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import FedappError
@@ -94,15 +94,6 @@ def test_random_tables_grow_xgboosts_trees(vertical, tmp_path, strategy, seed):
 
 
 # Whole queries
-
-
-def test_subsets_have_whole_queries():
-    queries = np.random.default_rng(2).integers(0, 40, 500)
-    split = split_queries(np.arange(500), queries, Holdout(0.25, 0.5, seed=1))
-    subsets = [set(queries[getattr(split, subset)].tolist()) for subset in SUBSETS]
-    assert [len(each) for each in subsets] == [15, 15, 10]
-    assert len(set.union(*subsets)) == 40
-    assert sum(len(getattr(split, subset)) for subset in SUBSETS) == 500
 
 
 @pytest.mark.parametrize("partition", ["iid", "column:region"])

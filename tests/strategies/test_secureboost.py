@@ -1,117 +1,48 @@
-"""SecureBoost: XGBoost's own trees over columns of several parties, under encryption."""
+"""SecureBoost: XGBoost's own trees over columns of several parties, and no split by false sums."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xgboost
 
+from clients.secureboost import passive
+from clients.secureboost.passive import Passive
 from clients.secureboost.round import draw_rows
-from fedapp.data.read import read_frame
-from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError
+from fedapp.api import load as load_run
+from fedapp.crypto.lanes import ring_of
+from fedapp.crypto.packing import grouped_layouts
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.workers import Workers
+from fedapp.errors import ConfigError, DataError, PartyError
+from fedapp.records.document import from_text, to_text
+from fedapp.report.tree import first_tree, tree_html
 from fedapp.runs.local import run_local
-from fedapp.trees.model import LEAF
+from fedapp.trees.model import LEAF, Ensemble, importance
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.rounds import Sampling
-from fedapp.trees.sets import NO_SET, category_counts
-from fedapp.trees.xgboost import typed_columns
+from fedapp.trees.stock_xgboost import stock_ensemble
 from strategies.secureboost import SecureBoost
-from tests.claims import claims
-from tests.federated import lines_of, model_of
-from tests.pooled import Pooled, assert_xgboosts, splits_of
+from tests.encrypted import scored
+from tests.federated import lines_of, model_bytes, model_of
+from tests.letters import letters_sent
+from tests.pooled import Pooled, assert_xgboosts
+from tests.random_tables import differences, random_case
 from tests.tables import made_columns, write_rows
-from tests.texts import adult, kddcup
-from tests.trees.test_exactness import PENALTIES
-
-CLAIMS = {  # objectives of claims, and their settings
-    "count:poisson": {},
-    "reg:gamma": {},
-    "reg:tweedie": {"tweedie_variance_power": 1.3},
-    "reg:logistic": {"max_delta_step": 0.3},
-    "reg:squaredlogerror": {},
-    "reg:pseudohubererror": {"huber_slope": 0.5},
-    "binary:hinge": {},
-}
+from tests.tampering import refuses
+from tests.transcript import listen
 
 
 @pytest.fixture
-def made(vertical, tmp_path):
-    """``vertical`` with a small table of an objective, which may have weights."""
-
-    def make(objective="binary:logistic", parties=2, **more):
-        columns = made_columns("reg:squarederror" if objective in CLAIMS else objective)
-        if objective in CLAIMS:
-            values = np.stack([columns[name] for name in "abcdef"], axis=1)
-            columns["y"] = claims(objective, values)
-        if "weight" in more:
-            rng = np.random.default_rng(7)
-            columns["w"] = rng.choice([0.0, 0.5, 1.0, 2.5], len(columns["y"]))
-        data = write_rows(tmp_path / "made.csv", columns)
-        given = {"num_boost_round": 3, "max_depth": 3, "max_bin": 16, **more}
-        return vertical(data=str(data), label="y", objective=objective, parties=parties, **given)
-
-    return make
+def made(made):
+    """``made(objective, **overrides)``: a run of three rounds on a small table."""
+    usual = {"num_boost_round": 3, "max_bin": 16}
+    return lambda objective="binary:logistic", **more: made(
+        "secureboost", objective, **{**usual, **more}
+    )
 
 
 # The same trees
-
-EXACT = {
-    "classes of three parties": ("multi:softprob", {"parties": 3}),
-    "penalties": ("binary:logistic", PENALTIES),
-    "weights": ("multi:softprob", {"weight": "w"}),
-    "positive rows": ("binary:logistic", {"scale_pos_weight": 3.0}),
-    "steps": ("multi:softprob", {"max_delta_step": 0.4, "alpha": 0.2}),
-    "constraints": (
-        "reg:squarederror",
-        {"monotone_constraints": "a:1,b:-1", "interaction_constraints": "[a,b,c,f],[d,e]"},
-    ),
-    **{objective: (objective, more) for objective, more in CLAIMS.items()},
-}
-
-
-@pytest.mark.by_default(
-    "classes of three parties", "penalties", "weights", "constraints", "reg:tweedie", "binary:hinge"
-)
-@pytest.mark.parametrize(("objective", "more"), EXACT.values(), ids=EXACT)
-def test_the_joined_model_is_xgboosts_on_the_joined_table(made, objective, more):
-    run = made(objective, **more)
-    assert_xgboosts(run_local(run), Pooled(run))
-
-
-@pytest.mark.by_default("adult-*")
-@pytest.mark.parametrize(
-    ("write", "label", "objective", "n_rows", "parties"),
-    [
-        (adult, "income", "binary:logistic", 800, 3),
-        (kddcup, "label", "multi:softprob", 400, 2),
-    ],
-)
-def test_columns_of_text_are_split_as_by_xgboost(
-    vertical, real_data, tmp_path, write, label, objective, n_rows, parties
-):
-    given = {"data": str(write(tmp_path, real_data, n_rows)), "label": label, "parties": parties}
-    given |= {"num_boost_round": 2, "max_depth": 3, "max_bin": 8, "max_cat_to_onehot": 10}
-    run = vertical(objective=objective, columns="random", seed=1, **given)
-    folder, whole = run_local(run), Pooled(run)
-    assert_xgboosts(folder, whole)
-    model = model_of(folder)
-    splits = splits_of(model)
-    owners = whole.owners(splits["column"])
-    assert (owners[splits["set"] != NO_SET] > 0).any()  # some at passive parties
-    matrix = xgboost.DMatrix(
-        whole.values, **typed_columns(category_counts(model.categories, len(model.columns)))
-    )
-    theirs = whole.booster().predict(matrix, output_margin=True)
-    margins = predict_margins(model, whole.values).reshape(theirs.shape)
-    np.testing.assert_allclose(margins, theirs, rtol=1e-6, atol=1e-6)
-
-
-def test_the_joined_model_is_xgboosts_on_files_of_two_parties(real_data, vertical):
-    files = ",".join(str(real_data / f"student-hetero-{part}.csv") for part in ("guest", "host"))
-    more = {"label": "y", "id": "id", "objective": "reg:squarederror", "align": "psi"}
-    run = vertical(data=files, num_boost_round=4, max_depth=4, **more)
-    assert_xgboosts(run_local(run), Pooled(run))
 
 
 def test_first_trees_of_the_active_party_alone_and_later_ones_are_xgboosts(made):
@@ -129,16 +60,6 @@ def test_first_trees_of_the_active_party_alone_and_later_ones_are_xgboosts(made)
 
 
 # Rows and columns that are drawn
-
-
-def test_a_tree_splits_none_but_the_columns_drawn_for_it(made):
-    run = made("multi:softprob", colsample_bytree=0.5)
-    model = model_of(run_local(run))
-    drawn = [Sampling(run.seed, 0.5).columns(round_id, 3, 6) for round_id in range(3)]
-    for tree, allowed in zip(model.trees, np.concatenate(drawn), strict=True):
-        columns = tree["column"][tree["left"] != LEAF]
-        assert len(columns)
-        assert allowed[columns].all()
 
 
 def test_a_round_counts_none_but_the_rows_drawn_for_it(made):
@@ -171,21 +92,291 @@ def test_goss_keeps_large_gradients_and_makes_up_for_the_others_it_leaves_out():
     np.testing.assert_allclose(drawn[rest], pairs[rest] * 8, rtol=1e-6)
 
 
-def first_rows(source, n_rows, target, drop=""):
-    """The first rows of a table, as CSV."""
-    from pyarrow import csv
-
-    frame = read_frame(source, Roles()).slice(0, n_rows)
-    csv.write_csv(frame.drop_columns([drop]) if drop else frame, target)
-    return str(target)
-
-
-CREDIT = ("give-me-some-credit.csv.gz", "SeriousDlqin2yrs", "unnamed-1")
-DEFAULT = ("default-credit.csv.gz", "default.payment.next.month", "ID")
-
-
 def test_rounds_grown_alone_are_no_more_than_early_stopping_waits_for(made):
     more = {"secureboost__first_trees": 4, "early_stopping_rounds": 3, "valid_fraction": 0.3}
     rule = "^secureboost.first-trees must be at most early-stopping-rounds where that is set, got 4"
     with pytest.raises(ConfigError, match=rule):
         SecureBoost.section_settings(made(**more))
+
+
+# One tree a round for all classes: XGBoost's ``multi_output_tree``
+
+
+ONE_TREE = {"multi_strategy": "multi_output_tree", "objective": "multi:softprob"}
+
+
+@pytest.fixture
+def one_tree(made):
+    """Settings of a run of two rounds on a small table with three classes."""
+    small = {"n_rows": 240, "num_boost_round": 2, "max_bin": 8, "secureboost__key_bits": 256}
+    return lambda **more: made(**{**small, **ONE_TREE, **more})
+
+
+# Seeds of three classes, without categories and constraints
+@pytest.mark.parametrize("seed", [1002, 1023, 1037, 1079, 1107, 1121, 1135, 1149])
+def test_random_tables_grow_xgboosts_trees_of_all_classes(vertical, tmp_path, seed):
+    by_gain = {"grow-policy": "lossguide", "max-leaves": 4} if seed % 2 else {}
+    keys = {"secureboost.key-bits": [256, 512][seed % 4 // 2]}
+    case = random_case(tmp_path / "random.csv", seed, "secureboost")
+    run = vertical(**{**case, **ONE_TREE, **by_gain, **keys})
+    folder = run_local(run)
+    assert differences(run, folder) == []
+    model = model_of(folder)
+    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
+    values = np.random.default_rng(seed).normal(2, 4, (99, len(model.columns))).astype(np.float32)
+    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names)
+    ours = predict_margins(model, values)
+    np.testing.assert_array_equal(booster.predict(matrix, output_margin=True), ours)
+
+
+def test_a_node_is_summed_once_for_all_classes(one_tree):
+    _, app = listen(one_tree(num_boost_round=1))
+    letters = {}
+    for letter in letters_sent(app):
+        letters.setdefault(letter.name, []).append(letter)
+    (key,), (bins,) = letters["PublicKey"], letters["ColumnBins"]
+    assert key["n_outputs"] == 3
+    layouts = grouped_layouts(256, key["most_rows"], 3)
+    assert [layout.n_outputs for layout in layouts] == [2, 1]
+    n_nodes = [len(letter["missing"]) for letter in letters["EncryptedSums"]]
+    assert n_nodes == [1, 1, 2]
+    for nodes, letter in zip(n_nodes, letters["EncryptedSums"], strict=True):
+        n_sums = nodes * int(bins["widths"].sum())
+        expected = sum(layout.n_plaintexts(n_sums) for layout in layouts)
+        assert len(letter["ciphertexts"]) == expected
+    assert not any(letter["trees"].any() for letter in letters["Splits"])
+
+
+@pytest.fixture
+def trained(one_tree, trained_once):
+    """A run by gain, whose parts have splits that the model drops."""
+    run = one_tree(grow_policy="lossguide", max_leaves=5, max_depth=0)
+    return run, trained_once(run)
+
+
+def test_a_document_of_one_tree_is_read_back_to_the_bit(trained):
+    text = (trained[1].path / "model.json").read_text()
+    model = from_text(text, Ensemble)
+    assert to_text(model) == text
+    assert all(tree["value"].shape == (len(tree), 3) for tree in model.trees)
+    document = json.loads(text)
+    other = {**document, "multi_strategy": "one_output_per_tree"}
+    with pytest.raises(DataError, match=r"(trees must be|value must have|weight must have)"):
+        from_text(json.dumps(other), Ensemble)
+    document["trees"][0]["value"] = [row[:2] for row in document["trees"][0]["value"]]
+    with pytest.raises(DataError, match="value must have 3 numbers a node with multi_output_tree"):
+        from_text(json.dumps(document), Ensemble)
+
+
+@pytest.mark.by_default("one-round")
+@pytest.mark.parametrize("way", ["one-round", "interactive", "eini"])
+def test_parts_predict_what_the_model_does(trained, settings, way):
+    run, folder = trained
+    expected = load_run(folder.path).predict_proba(run.data)
+    np.testing.assert_allclose(scored(settings, run, way), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_continues_the_model(one_tree):
+    first = run_local(one_tree(num_boost_round=1))
+    second = run_local(one_tree(num_boost_round=1, init_model=str(first.path)))
+    assert model_bytes(second) == model_bytes(run_local(one_tree(num_boost_round=2)))
+    other = one_tree(init_model=str(first.path), multi_strategy="one_output_per_tree")
+    with pytest.raises(PartyError, match="multi-strategy of init-model must be the run's at party"):
+        run_local(other)
+
+
+def test_onnx_predicts_what_one_tree_does(trained):
+    ort = pytest.importorskip("onnxruntime")
+    folder = trained[1]
+    model = model_of(folder)
+    values = np.random.default_rng(2).normal(20, 9, (50, 6)).astype(np.float32)
+    session = ort.InferenceSession(load_run(folder.path).to_onnx())
+    _, ours = session.run(None, {"rows": values})
+    margins = predict_margins(model, values)
+    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(ours, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
+
+
+def test_a_report_draws_the_largest_class_of_each_leaf(trained):
+    model = model_of(trained[1])
+    assert importance(model)["total_gain"]
+    drawn = first_tree(model)
+    leaf = int(np.flatnonzero(model.trees[0]["left"] == LEAF)[0])
+    values = model.trees[0]["value"][leaf]
+    best = int(np.argmax(values))
+    assert drawn.leaf(leaf)[0] == f"{model.classes[best]}: {values[best]:+.4g}"
+    assert "the margins of all classes" in tree_html(drawn)
+
+
+REFUSED = [
+    ({"objective": "binary:logistic"}, "multi-strategy must be one_output_per_tree for binary:log"),
+    ({"multi_strategy": "both"}, "multi-strategy must be one of 'one_output_per_tree' or"),
+    ({"monotone_constraints": "a:1"}, "monotone-constraints must be empty with multi-strategy"),
+    ({"interaction_constraints": "[a,b]"}, "interaction-constraints must be empty with multi-str"),
+]
+
+
+@pytest.mark.parametrize(("more", "rule"), REFUSED)
+def test_settings_that_do_not_fit_one_tree_are_refused(one_tree, more, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        run_local(one_tree(**more))
+
+
+def test_columns_of_categories_are_refused_as_by_xgboost(one_tree, tmp_path):
+    columns = made_columns("multi:softprob", n_rows=100)
+    kinds = [f"k{number % 4}" for number in range(100)]
+    data = write_rows(tmp_path / "kinds.csv", {"kind": kinds, **columns})
+    rule = "columns must be numbers with multi-strategy=multi_output_tree, .* categories at party"
+    with pytest.raises(PartyError, match=rule):
+        run_local(one_tree(data=str(data)))
+
+
+def test_a_model_of_xgboost_with_vectors_is_refused_by_name(one_tree):
+    run = Ensemble("multi:softprob", np.zeros(3, np.float32), tuple("abcdef"), tuple("012"), ())
+    rule = "multi_strategy of init-model must be 'one_output_per_tree', got 'multi_output_tree'"
+    with pytest.raises(ConfigError, match=f"^{rule}$"):
+        stock_ensemble(bytes(Pooled(one_tree()).booster().save_raw("json")), run, print)
+
+
+def test_parties_refuse_one_tree_of_one_output(one_tree, monkeypatch):
+    monkeypatch.setattr("fedapp.settings.check_settings", lambda *_: None)  # as no server would
+    rule = "multi_strategy must be one_output_per_tree with binary:logistic, which has one output"
+    with pytest.raises(PartyError, match=rule):
+        run_local(one_tree(objective="binary:logistic"))
+
+
+def test_a_document_of_one_output_has_no_vectors():
+    scores = np.full(1, 0.5, np.float32)
+    how = {"multi_strategy": "multi_output_tree"}
+    model = Ensemble("binary:logistic", scores, ("a",), ("0", "1"), (), **how)
+    with pytest.raises(DataError, match="multi_strategy must be one_output_per_tree with one"):
+        from_text(to_text(model), Ensemble)
+
+
+# Sums of a passive party that are not those of its rows end a run by its name
+
+
+SIDE, NOISE, VALUE, KIND = range(4)  # columns of party-2
+SMALLER, LARGER = 0, 1  # which side of SIDE has more rows
+
+
+@pytest.fixture
+def two_splits(vertical, tmp_path):
+    """Settings of a run whose first split is by ``side``, and whose second ones by ``value``."""
+
+    def make(**more):
+        rng = np.random.default_rng(5)
+        side, value = (rng.random(240) < 0.7).astype(int), rng.integers(0, 8, 240)
+        columns = {"side": side, "noise": rng.integers(0, 8, 240), "value": value}
+        columns["kind"] = rng.choice(list("uvwxyz"), 240)
+        labels = (value > np.where(side, 0, 6)).astype(int)
+        if more.get("objective") == "multi:softprob":
+            labels += value > 6
+        columns = {"a": rng.integers(0, 3, 240), **columns, "y": labels}
+        data = write_rows(tmp_path / "rows.csv", columns)
+        shared = {"data": str(data), "label": "y", "columns": "sizes:1,4", "valid_fraction": 0.0}
+        return vertical(**{**shared, **more})
+
+    return make
+
+
+# Sums of other rows than those that move: the rows have other bins while they are summed
+
+
+def labels_of(codes):
+    return codes[:, VALUE] > np.where(codes[:, SIDE], 0, 6)
+
+
+def by_label(codes, widths):
+    codes[:, NOISE] = np.where(labels_of(codes), widths[NOISE] - 1, 0)
+
+
+def missing_by_label(codes, widths):
+    codes[labels_of(codes), NOISE] = widths[NOISE]
+
+
+def category_by_label(codes, widths):
+    codes[:, KIND] = labels_of(codes)
+
+
+def of_children(side):
+    """The bins of another column, which gains most in one of the children of the first split."""
+
+    def lie(codes, widths):
+        codes[:, NOISE] = codes[:, [NOISE, VALUE]][range(len(codes)), 1 * (codes[:, SIDE] == side)]
+
+    return lie
+
+
+LIES = {
+    "in the last level": (by_label, NOISE, {"max_depth": 1}),
+    "as missing rows": (missing_by_label, NOISE, {}),
+    "of categories": (category_by_label, KIND, {}),
+    "of the smaller child": (of_children(SMALLER), NOISE, {}),
+    "of the larger child, by difference": (of_children(LARGER), NOISE, {}),
+    "of a tree of all classes": (
+        *(by_label, NOISE),
+        {**ONE_TREE, "drop_columns": "kind", "columns": "sizes:1,3"},
+    ),
+    "of parallel trees": (by_label, NOISE, {"num_parallel_tree": 2, "subsample": 0.6}),
+}
+
+
+@pytest.mark.parametrize(("lie", "column", "more"), LIES.values(), ids=LIES)
+def test_a_split_by_sums_of_other_rows_is_refused(two_splits, monkeypatch, lie, column, more):
+    sum_otherwise(monkeypatch, lie)
+    rule = f"must be of rows with the sums that were claimed of column {column + 1} in round 1"
+    refuses(f"^party-2.*: Partition.bits {rule}: other sums show labels$", two_splits(**more))
+
+
+def sum_otherwise(patch, lie):
+    """Party-2 sums rows as if they had other bins."""
+    honest = Passive.encrypted_sums
+
+    def sums(party):
+        true = party.codes
+        if party.name == "party-2":
+            party.codes = true.copy()
+            lie(party.codes, party.cuts.widths)
+        letter, party.codes = honest(party), true
+        return letter
+
+    patch.setattr(Passive, "encrypted_sums", sums)
+
+
+# Sums that no rows have
+
+UNIT = 1 << 53
+
+
+def added(gradients, hessians):
+    """Wraps the packing of sums: numbers are added to the bins of the root."""
+
+    def wrap(honest):
+        def pack(key, sums, layout, workers):
+            ring, width = ring_of(key.n_squared), layout.field_bits
+            numbers = [
+                (gradients.get(bin_id, 0) << width) + hessians.get(bin_id, 0)
+                for bin_id in range(len(sums))
+            ]
+            changes = ring.read(encrypt(key, numbers, Workers(1)))
+            return honest(key, ring.multiply(sums, changes), layout, workers)
+
+        return pack
+
+    return wrap
+
+
+# Bins 0 and 1 are of the first column, 2 to 9 of the second.
+IMPOSSIBLE = {
+    "a little more than the node": (added({2: 1}, {}), NOISE),
+    "less than the node": (added({}, {0: -1}), SIDE),
+    "gradients that only more rows have": (added({3: 90 * UNIT, 4: -90 * UNIT}, {}), NOISE),
+}
+
+
+@pytest.mark.parametrize(("wrap", "column"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_sums_that_no_rows_have_are_refused(two_splits, monkeypatch, wrap, column):
+    monkeypatch.setattr(passive, "pack_sums", wrap(passive.pack_sums))
+    rule = f"must be sums that rows of the nodes can have, got others of column {column + 1}"
+    refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", two_splits(max_depth=1))

@@ -1,9 +1,13 @@
-"""SecureBoost on tables and settings that do not fit, or hardly."""
+"""SecureBoost on tables, settings and constraints of columns that do not fit, or hardly."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedapp.errors import ConfigError, PartyError
+from clients.secureboost.joint import ConfiguredConstraints, check_bins, joint_constraints
+from fedapp.errors import ConfigError, PartyError, ProtocolError
+from fedapp.messages.secureboost import ColumnBins
 from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF
 from fedapp.trees.rounds import Sampling
@@ -77,17 +81,6 @@ def test_tables_of_which_no_model_can_be_are_refused_by_their_owner(
     write_table("bank", 60, id=IDS, **columns)
     other = {**shop(**of_shop), **({"label": "y"} if "y" in of_shop else {})}
     refuses(match, vertical(objective=objective or BINARY), sites({**bank, **node}, other))
-
-
-@pytest.mark.by_default("missing")
-@pytest.mark.parametrize("constant", [[3.5] * 60, [""] * 60], ids=["constant", "missing"])
-def test_a_passive_party_without_a_useful_split_adds_none(vertical, sites, bank, shop, constant):
-    contexts = sites({**bank, "allow-export": True}, {**shop(c=constant), "allow-export": True})
-    model = model_of(run(vertical(max_depth=3), contexts))
-    columns = np.concatenate([tree["column"][tree["left"] != LEAF] for tree in model.trees])
-    assert model.columns == ("a", "b", "c")
-    assert len(columns)
-    assert 2 not in columns
 
 
 def test_a_round_may_draw_no_column_of_a_passive_party(vertical, tmp_path):
@@ -181,7 +174,6 @@ def test_an_error_of_a_table_names_no_column_of_a_site_that_hides_them(
             N_TRAIN,
             "up to 8 sums a class of each bin",
         ),
-        ({"max_depth": 3}, {}, N_TRAIN, ""),
         ({}, {}, N_TRAIN + 1, ""),
         ({"secureboost__first_trees": 1}, {}, N_TRAIN, ""),
     ],
@@ -197,3 +189,102 @@ def test_a_run_that_discloses_half_as_many_sums_as_rows_says_so(
     for text in found:
         assert text.startswith("the active party may find the bin of nearly every training row")
         assert warning in text
+
+
+# Constraints of columns: told by their owners, put together by the active party
+
+
+def held(named, directions=[], *groups):  # noqa: B006
+    return ColumnBins(
+        widths=np.empty(0, dtype=np.int64),
+        categorical=np.empty(0, dtype=np.uint8),
+        names=(),
+        allows_export=False,
+        part=np.empty(0, dtype=np.uint8),
+        n_records=0,
+        named=np.array(named, dtype=np.int64),
+        directions=np.array(directions, dtype=np.int8),
+        group_columns=np.array([one for group in groups for one in sorted(group)], dtype=np.int64),
+        group_sizes=np.array([len(group) for group in groups], dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("monotone", "owned", "text", "rule"),
+    [
+        ("z:1", {"a": held([0]), "b": held([0])}, "", "got z of a, b; an owner that does not"),
+        ("z:1", {"a": held([0], [-1, 0]), "b": held([-1])}, "", "of z must match the node config"),
+        ("", {"a": held([], [0, 1]), "b": held([])}, "b", "must be empty where a column has categ"),
+    ],
+)
+def test_constraints_that_cannot_be_held_are_refused(monotone, owned, text, rule):
+    letters = {
+        name: replace(
+            letter,
+            widths=np.full({"a": 2, "b": 1}[name], 4),
+            categorical=np.full(1, name == text, np.uint8),
+        )
+        for name, letter in owned.items()
+    }
+    with pytest.raises(ConfigError, match=rule):
+        joint_constraints(ConfiguredConstraints.of(monotone, ""), letters)
+
+
+def letter(**changed):
+    bins = {"widths": np.full(3, 4, dtype=np.int64), "categorical": np.zeros(3, dtype=np.uint8)}
+    return replace(held([2, -1, 0], [0, 1, -1], {0, 2}, {1}), **{**bins, **changed})
+
+
+def check(sent):
+    check_bins("shop", sent, ConfiguredConstraints.of("a:1,b:1,c:1", ""), 4, 3, "bank")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("named", [2, -1]),
+        ("named", [3, -1, 0]),
+        ("named", [0, -1, 0]),
+        ("directions", [1, 1]),
+        ("group_columns", [0, 2, 3]),
+        ("group_sizes", [2, 2]),
+    ],
+)
+def test_what_does_not_fit_the_partys_columns_is_refused(field, value):
+    check(letter())
+    changed = np.array(value, dtype=getattr(letter(), field).dtype)
+    with pytest.raises(ProtocolError, match=rf"^shop: ColumnBins.{field} must"):
+        check(letter(**{field: changed}))
+
+
+def test_an_owner_holds_its_columns_without_telling_their_names(vertical, sites, bank, shop):
+    d = np.random.default_rng(5).normal(size=60)
+    bank, shop = ({**table, "allow-export": "true"} for table in (bank, shop(d=d)))
+    short = {"num_boost_round": 3, "max_depth": 3, "max_bin": 8}
+    own = {"monotone-constraints": "c:-1", "interaction-constraints": "[c],[d]"}
+    contexts = sites({**bank, "interaction-constraints": "[a,b]"}, {**shop, **own})
+    hidden = model_of(run(vertical(**short), contexts))
+    said = {"monotone_constraints": "c:-1", "interaction_constraints": "[a,b],[c],[d]"}
+    shared = sites(*({**table, "share-column-names": "true"} for table in (bank, shop)))
+    named = model_of(run(vertical(**short, **said), shared))
+    assert [tree.tolist() for tree in hidden.trees] == [tree.tolist() for tree in named.trees]
+    for tree in hidden.trees:
+        split = tree["column"][tree["left"] != LEAF]
+        assert set(split) in ({0}, {1}, {0, 1}, {2}, {3})
+    free = model_of(run(vertical(**short), sites(bank, shop)))
+    assert [tree.tolist() for tree in hidden.trees] != [tree.tolist() for tree in free.trees]
+
+
+@pytest.mark.parametrize(
+    ("given", "node", "rule"),
+    [
+        ({"monotone_constraints": "c:1"}, {}, "^bank .*: .* got c of no party"),
+        ({}, {"monotone-constraints": "secret:1"}, r"^shop \(step \d+\): .* must name columns"),
+    ],
+)
+def test_an_owner_that_hides_its_names_does_not_confirm_one(
+    vertical, sites, bank, shop, given, node, rule
+):
+    with pytest.raises(PartyError, match=rule) as caught:
+        run(vertical(**given), sites(bank, {**shop(), **node}))
+    assert "secret" not in str(caught.value)

@@ -1,5 +1,6 @@
-"""SecureBoost's ciphertexts: what leaves a passive party is fresh, what is false is refused."""
+"""SecureBoost's ciphertexts: what leaves is fresh, what is false is refused, also in blocks."""
 
+import itertools
 from dataclasses import replace
 from functools import wraps
 
@@ -7,18 +8,22 @@ import numpy as np
 import pytest
 
 from clients.secureboost import active
+from clients.secureboost import active as secureboost_active
+from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from fedapp.crypto.packing import grouped_layouts
+from fedapp.messages import secureboost as messages
 from fedapp.messages.secureboost import EncryptedGradients
-from fedapp.site.mail import HEAD
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.trees.queue import Queue
 from strategies.vertical import Mailbox
-from tests.federated import summary_of
+from tests.contract.methods import METHODS
+from tests.federated import lines_of, model_bytes, summary_of
 from tests.letters import ciphertexts, letters_sent
-from tests.network import run
+from tests.network import die, fails_from, resumed, run
 from tests.tables import made_columns, write_rows
-from tests.tampering import refuses, rewrite_all_letters
-from tests.transcript import Listener
+from tests.tampering import FALSE, keep_letters_back, refuses, rewrite_all_letters
+from tests.transcript import Listener, check_declared, check_no_rows
 
 
 @pytest.fixture
@@ -156,75 +161,146 @@ def test_more_splits_in_a_level_than_leaves_allow_are_refused(made, monkeypatch,
 # A server that meddles with parcels
 
 
-def meddle(patch, receiver, change):
-    """The server changes what a party gets; it knows all that it has carried to it so far."""
-    honest, carried = Mailbox.take, []
-
-    def take(self, party):
-        parcels = honest(self, party)
-        if party != receiver:
-            return parcels
-        carried.append(parcels)
-        return change(carried)
-
-    patch.setattr(Mailbox, "take", take)
-
-
-def last(change):
-    """Changes one parcel when there are sums to carry, at the fifth request or later."""
-
-    def changed(carried):
-        *others, (peer, content) = carried[-1] or [("", b"")]
-        if len(carried) < 4 or not peer:
-            return carried[-1]
-        return [*others, change(peer, content)]
-
-    return changed
-
-
-def flipped(content, place):
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
-
-
-def again(carried):
-    earlier = [parcel for parcels in carried[:-1] for parcel in parcels]
-    return carried[-1] + (earlier[-1:] if len(carried) > 3 else [])
-
-
 OTHER = {"party-2": "party-3", "party-3": "party-2"}
-SEALED = "must be sealed by party-. for party-. in this run"
-NOT_SEALED = r"{sender}.*: parcel\.(content " + SEALED + "|step must be)"
-TWICE = "party-[12].*: parcel.step must be a new one, got one seen before"
-NOBODY = ".*: parcel.sender must be another party of the run"
-MEDDLED = {  # what is changed of what is for whom, and the error
-    "a bit of the step": (
-        last(lambda peer, all: (peer, flipped(all, HEAD.size - 1))),
-        *("party-1", NOT_SEALED),
-    ),
-    "a bit of the tag": (
-        last(lambda peer, all: (peer, flipped(all, len(all) - 1))),
-        *("party-2", NOT_SEALED),
-    ),
-    "almost nothing": (last(lambda peer, all: (peer, all[:5])), "party-1", NOT_SEALED),
-    "from itself": (last(lambda _, all: ("party-1", all)), "party-1", f"party-1{NOBODY}"),
-    "an earlier one again": (again, "party-2", TWICE),
-    "twice at once": (lambda carried: carried[-1] + carried[-1][-1:], "party-1", TWICE),
-    "kept back": (
-        lambda carried: carried[-1] if len(carried) < 4 else [],
-        *("party-1", "party-2.*: EncryptedSums.letter must reach party-1"),
-    ),
-    "under another party's name": (
-        last(lambda peer, content: (OTHER[peer], content)),
-        *("party-1", rf"party-[23].*: parcel.content {SEALED}"),
-    ),
+MEDDLED = {  # what the active party gets for a parcel
+    "a bit of the tag": lambda peer, content: (peer, content[:-1] + bytes([content[-1] ^ 1])),
+    "almost nothing": lambda peer, content: (peer, content[:5]),
+    "under another party's name": lambda peer, content: (OTHER[peer], content),
 }
 
 
-@pytest.mark.parametrize(("change", "receiver", "match"), MEDDLED.values(), ids=MEDDLED)
-def test_a_parcel_that_the_server_changed_is_refused(
-    made, monkeypatch, request, change, receiver, match
+@pytest.mark.parametrize("change", MEDDLED.values(), ids=MEDDLED)
+def test_a_parcel_that_the_server_changed_is_refused(made, monkeypatch, change):
+    """Once there are sums to carry; tests/site/test_mail.py has what comes twice."""
+    honest, n_before = Mailbox.take, itertools.count()
+
+    def take(self, party):
+        parcels = honest(self, party)
+        if party != "party-1" or next(n_before) < 3 or not parcels:
+            return parcels
+        return [*parcels[:-1], change(*parcels[-1])]
+
+    monkeypatch.setattr(Mailbox, "take", take)
+    rule = "content must be sealed by party-. for party-. in this run|step must be"
+    refuses(rf"^party-[23].*: parcel\.({rule})", made(parties=3))
+
+
+# Gradients that fill more than one message
+
+
+KEY_BITS = 256
+CIPHERTEXT_BYTES = KEY_BITS // 4
+BLOCK_ROWS = 41  # of a single receiver; does not divide the rows
+TRAIN = "train.secureboost_"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Messages that carry few ciphertexts."""
+    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+
+
+@pytest.fixture
+def in_blocks(made):
+    usual = {"secureboost__key_bits": KEY_BITS, "max_bin": 8}
+    return lambda objective="binary:logistic", **more: made(objective, **{**usual, **more})
+
+
+def steps_of(folder, kind):
+    """Exchanges of a run in which somebody is asked this."""
+    lines = lines_of(folder.ledger)
+    return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
+
+
+@pytest.mark.by_default("multi:*")
+@pytest.mark.parametrize(
+    ("objective", "parties", "more"),
+    [
+        ("binary:logistic", 2, {}),
+        ("multi:softprob", 3, {}),
+        ("reg:squarederror", 3, {"subsample": 0.8, "colsample_bytree": 0.5}),
+    ],
+)
+def test_gradients_in_several_messages_make_the_same_model(
+    in_blocks, monkeypatch, objective, parties, more
 ):
-    meddle(monkeypatch, receiver, change)
-    sender = {"party-1": "party-2", "party-2": "party-1"}[receiver]
-    parties = 3 if "another party" in request.node.callspec.id else 2
-    refuses("^" + match.replace("{sender}", sender), made(parties=parties))
+    """A block takes one exchange, and shows the server nothing more."""
+    whole = run_local(in_blocks(objective, parties=parties, **more))
+    assert not steps_of(whole, "encrypt")
+    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+    app = Listener()
+    folder = run(in_blocks(objective, parties=parties, **more), app=app)
+    assert model_bytes(folder) == model_bytes(whole)
+    asked = steps_of(folder, "encrypt")
+    assert len(asked) > 2
+    assert asked == steps_of(folder, "take")  # one is made as another is kept
+    check_declared(app, METHODS["secureboost"].kinds | {f"{TRAIN}encrypt", f"{TRAIN}take"})
+    check_no_rows(app, summary_of(folder))
+    letters = letters_sent(app)
+    got = {one.name for one in letters if one.receiver == "party-2"}
+    assert got - {"CommonRows", "OrderDigest", "Partition"} == {
+        *("PublicKey", "EncryptedGradients", "MoreGradients", "Splits")
+    }
+
+
+# What goes wrong in between
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["encrypt", "sum"])
+def test_a_server_that_dies_between_blocks_goes_on_to_the_same_model(in_blocks, small_blocks, kind):
+    whole = run(in_blocks())
+    steps, settings = steps_of(whole, kind), in_blocks()
+    contexts = simulated_contexts(settings)
+    die(settings, contexts, dies_before_reading=steps[1])  # in the first round
+    die(resumed(settings), contexts, dies_before_sending=steps[-1])
+    assert model_bytes(run(resumed(settings), contexts)) == model_bytes(whole)
+
+
+# What is false
+
+
+@pytest.mark.parametrize(
+    ("request_class", "first", "match"),
+    [
+        (messages.TakeRequest, 1, "MoreGradients.start must be 41, the first of round 0 that is"),
+        (messages.SumRequest, 0, r"EncryptedGradients.ciphertexts must be \d+, got 82$"),
+    ],
+)
+def test_a_server_that_keeps_a_block_back_stops_the_run(
+    in_blocks, small_blocks, monkeypatch, request_class, first, match
+):
+    keep_letters_back(monkeypatch, request_class, "party-2", first=first)
+    refuses(f"^party-1.*: {match}", in_blocks())
+
+
+@pytest.mark.by_default("too large", "one too few")
+@pytest.mark.parametrize(("change", "rule"), FALSE.values(), ids=FALSE)
+def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name(
+    in_blocks, small_blocks, monkeypatch, change, rule
+):
+    honest = secureboost_active.encrypted
+
+    def false(key, layouts, fields, start, stop):
+        found = honest(key, layouts, fields, start, stop)
+        return change(found) if stop == len(fields) else found
+
+    monkeypatch.setattr(secureboost_active, "encrypted", false)
+    refuses(rf"^party-1.*: (More|Encrypted)Gradients.ciphertexts .*{rule}", in_blocks())
+
+
+def test_a_block_of_another_round_stops_the_run(in_blocks, small_blocks, monkeypatch):
+    honest = Active.send_on
+
+    def of_next(*given):
+        reply, letters = honest(*given)
+        return reply, [(name, replace(one, round_id=one.round_id + 1)) for name, one in letters]
+
+    monkeypatch.setattr(Active, "send_on", of_next)
+    refuses("^party-1.*: MoreGradients.start must be 41, the first of round 0 that is", in_blocks())
+
+
+def test_no_run_goes_on_without_the_active_party(in_blocks, monkeypatch):
+    monkeypatch.setattr("tests.network.NODE", 2)
+    app = fails_from(9, reason="party-1: broke")
+    refuses(r"^party-1 \(step \d+\): broke$", in_blocks(parties=3, min_parties=2), app=app)

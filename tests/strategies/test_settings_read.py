@@ -27,13 +27,6 @@ def test_a_method_reads_its_own_section_and_no_other(strategy):
     assert {name for name in read_by(strategy) if "." in name} == own
 
 
-def test_a_method_with_a_setting_of_its_own_does_not_read_the_general_one():
-    assert {"eta", "max-depth"} <= read_by("pax")
-    assert not {"eta", "max-depth", "num-boost-round"} & read_by("fedxgbllr")
-    assert not {"eta", "max-depth", "num-boost-round", "partition"} & read_by("federated-forest")
-    assert "columns" not in read_by("pax")
-
-
 @pytest.mark.by_default("run-*", "tune-pax-secureboost*")
 @pytest.mark.parametrize(
     ("method", "given", "rule"),

@@ -9,7 +9,6 @@ import pytest
 
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
-from fedapp.messages import standing as messages
 from fedapp.run_folder import Silent
 from fedapp.runs.local import site_contexts
 from fedapp.runs.session import activate
@@ -24,12 +23,6 @@ from tests.serve.standing import sites_in
 from tests.tampering import rewrite_letters
 from tests.transcript import ALIGNED, check_declared, listen
 
-KINDS = {
-    **ALIGNED,
-    "evaluate.standing_prepare": (messages.PrepareRequest, messages.PrepareReply),
-    "evaluate.standing_store": (messages.StoreRequest, messages.StoreReply),
-    "evaluate.standing_switch": (messages.SwitchRequest, messages.SwitchReply),
-}
 FEW = {"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}
 
 
@@ -38,18 +31,15 @@ def sites(tmp_path):
     return sites_in(tmp_path, "binary:logistic", 3)
 
 
-def heard(sites, model, **settings):
-    """An activation with all its messages."""
-    contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
-    given = {"strategy": "standing", "model": model, "parties": 3, "standing.service": SERVICE}
-    place = {"run-dir": str(sites.folder / f"heard-{len(settings)}")}
-    folder, app = listen(load_settings({**given, **place, **settings}), contexts)
-    return summary_of(folder), app
-
-
 def test_the_coordinator_sees_sizes_and_the_services_name_and_files_are_their_owners(sites):
-    summary, app = heard(sites, sites.train(**FEW))
-    check_declared(app, KINDS)
+    given = {"strategy": "standing", "model": sites.train(**FEW), "parties": 3}
+    given |= {"standing.service": SERVICE, "run-dir": str(sites.folder / "heard")}
+    contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
+    folder, app = listen(load_settings(given), contexts)
+    summary = summary_of(folder)
+    check_declared(
+        app, ALIGNED | {f"evaluate.standing_{step}" for step in ("prepare", "store", "switch")}
+    )
     assert (summary["service"], summary["standing_rows"]) == (
         SERVICE,
         len(ids_of("bank", current("bank")[0])),

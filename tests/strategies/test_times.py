@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +11,11 @@ import xgboost
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from fedapp.data.labels import check_events
-from fedapp.errors import ConfigError, DataError, DivergedError, FedappError, PartyError
+from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.histograms.bins import Cuts
 from fedapp.messages.pax import GrowRequest
-from fedapp.metrics import binning_errors, pooled, scores, statistics
-from fedapp.metrics.survival import Cells, cell_scores
+from fedapp.metrics import scores, statistics
+from fedapp.metrics.survival import cell_scores
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, load_settings
@@ -76,13 +76,6 @@ def test_the_size_of_a_time_has_no_sign():
     assert measures("reg:squarederror", np.float32([-2, 3])).tolist() == [-2, 3]
 
 
-def test_events_are_counted_in_training_rows():
-    check_events(AFT, np.array([0.5]))
-    check_events("reg:squarederror", np.array([0.0]))
-    with pytest.raises(DataError, match="got only censored times"):
-        check_events(AFT, np.array([0.0]))
-
-
 def test_an_event_column_without_times_is_refused(vertical, tmp_path):
     _, simulated, nodes = federation(CASES["aft"], "secureboost", tmp_path)
     bank, shop = (csv_columns(node["data"]) for node in nodes)
@@ -121,29 +114,6 @@ def test_concordance_counts_all_pairs(rows):
     labels = np.where(events, times, -times).astype(np.float64)
     arrays = labels, margins.astype(np.float64), weights.astype(np.float64)
     assert concordance(*arrays) == pytest.approx(counted(*arrays), nan_ok=True)
-
-
-@given(draw.integers(0, 10**6), draw.sampled_from([2, 512, 4096]), draw.sampled_from([AFT, COX]))
-def test_concordance_of_cells_is_within_its_error(seed, n_bins, objective):
-    rng = np.random.default_rng(seed)
-    times = np.exp(rng.normal(0, rng.uniform(0.1, 4), 80)).astype(np.float32)
-    labels = times * rng.choice(np.float32([-1, 1]), 80)
-    margins = (np.log(times) * rng.uniform(-1, 1) + rng.normal(0, 1, 80)).astype(np.float32)
-    rows = margins[:, None], labels, np.ones(80, np.float32)
-    extra = ("aft-nloglik@normal:1",) if objective == AFT else ()
-    divided = Cells.of_rows(times[:50].astype(float), margins[20:].astype(float), n_bins)
-    first, second = (
-        statistics(objective, *(each[half] for each in rows), n_bins, extra=extra, cells=divided)
-        for half in (slice(30), slice(30, None))
-    )
-    total, exact = first + second, pooled(objective, *rows, extra)
-    found, error = scores(objective, total, extra), binning_errors(objective, total)["c-index"]
-    assert np.isnan(error) or abs(found["c-index"] - exact["c-index"]) <= error + 1e-9
-    assert {name: found[name] for name in extra} == pytest.approx({n: exact[n] for n in extra})
-    later = margins if objective == AFT else -margins  # hazards fall
-    assert exact["c-index"] == concordance(
-        *(each.astype(float) for each in (labels, later)), rows[2]
-    )
 
 
 def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties():
@@ -192,16 +162,12 @@ def test_without_pairs_to_stop_by_a_run_warns_and_has_fewer_rounds(caplog):
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_an_interrupted_run_scores_times_as_a_whole_one(settings, tmp_path, aggregation):
     """Where times and margins are divided is part of the run's state."""
-
-    def made(name):
-        (folder := tmp_path / name).mkdir()
-        how = {"pax__aggregation": aggregation, "run_dir": str(folder), "num_boost_round": 3}
-        return CASES["aft"].run(settings, tmp_path, parties=3, valid_fraction=0.2, **how)
-
-    whole = network.run(made("whole"))
+    how = {"pax__aggregation": aggregation, "num_boost_round": 3, "valid_fraction": 0.2}
+    made = partial(CASES["aft"].run, settings, tmp_path, parties=3, **how)
+    whole = network.run(made())
     last = max(line["step"] for line in lines_of(whole.ledger))
     for step in (last, last - 2):
-        network.die(run := made(f"dies-{step}"), dies_before_reading=step)
+        network.die(run := made(), dies_before_reading=step)
         folder = network.run(network.resumed(run), simulated_contexts(run))
         assert folder.summary["metrics"] == whole.summary["metrics"]
         assert folder.rounds.read_text().count("c-index") == 6
