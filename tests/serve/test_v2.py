@@ -93,13 +93,11 @@ def test_infer_has_the_scores_and_classes_that_predict_writes(client, run, table
             },
         ],
     }
-    nested = [
-        {**each, "shape": [80, 1], "data": [[value] for value in each["data"]]}
-        for each in body["inputs"]
-    ]
-    assert client.infer(client.scorer.run, {**body, "inputs": nested}) == (200, reply)
-    flat = [{**each, "shape": [80, 1]} for each in body["inputs"]]
-    assert client.infer(client.scorer.run, {**body, "inputs": flat}) == (200, reply)
+    for nested in (lambda data: [[value] for value in data], list):
+        inputs = [
+            {**each, "shape": [80, 1], "data": nested(each["data"])} for each in body["inputs"]
+        ]
+        assert client.infer(client.scorer.run, {**body, "inputs": inputs}) == (200, reply)
 
 
 def test_binary_data_are_those_of_json(client, table):
@@ -112,6 +110,8 @@ def test_binary_data_are_those_of_json(client, table):
     status, reply = client.infer(name, *asked)
     assert status == 200
     scores, classes = expected["outputs"]
+    _, reply_json = client.infer(name, {"inputs": inputs, "outputs": [{"name": "class"}]})
+    assert reply_json["outputs"] == [classes]
     binary = packed("FP32", scores["data"])
     assert reply.endswith(binary)
     size = {"parameters": {"binary_data_size": len(binary)}}
@@ -136,12 +136,6 @@ def test_numbers_may_be_of_any_type_and_booleans_words(client, table, is_binary)
                 each.update(datatype=datatype, data=flags[datatype])
         asked = sent(inputs, is_binary)
         assert client.infer(client.scorer.run, *asked) == (200, expected), datatype
-
-
-def test_only_the_outputs_that_are_asked_for_are_sent(client, table):
-    body = {"inputs": inputs_of(rows_of(table)[:2]), "outputs": [{"name": "class"}]}
-    _, reply = client.infer(client.scorer.run, body)
-    assert [one["name"] for one in reply["outputs"]] == ["class"]
 
 
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
@@ -189,7 +183,7 @@ def test_the_server_and_the_model_are_described(client):
         }
 
 
-def test_another_model_version_path_or_method_is_refused(client):
+def test_another_model_version_path_or_method_is_refused(client, run):
     name = client.scorer.run
     wrong = {"error": f"model name must be {name!r}, got 'x'"}
     assert client.ask("GET", "/v2/models/x") == (404, wrong)
@@ -199,11 +193,8 @@ def test_another_model_version_path_or_method_is_refused(client):
     assert client.ask("GET", f"/v2/models/{name}/versions/0") == (404, wrong)
     assert client.ask("GET", "/v2/models") == (404, {"error": "Not Found"})
     assert client.ask("GET", "/score") == (405, {"error": "Method Not Allowed"})
-
-
-def test_a_model_of_another_content_has_another_version(client, run):
     model = run.path / "model.json"
-    model.write_text(model.read_text() + "\n")
+    model.write_text(model.read_text() + "\n")  # another content
     assert Client(run.path).scorer.version != client.scorer.version
 
 
@@ -216,42 +207,28 @@ A, FLAG, TOWN, ALL = 0, 3, 5, None  # places of inputs
         (A, {"name": "aa"}, "inputs must be those of the model, once each, got 'aa'"),
         (A, {"name": "b"}, "inputs must be those of the model, once each, got 'b'; did you mean"),
         (A, {"datatype": "BYTES"}, "input 'a' must be FP64, got BYTES"),
-        (A, {"datatype": "BOOL"}, "input 'a' must be FP64, got BOOL"),
         (A, {"datatype": "INT64", "data": [0.5]}, "input 'a' must hold INT64 or null, got 0.5 in"),
         (A, {"datatype": "UINT8", "data": [-1]}, "input 'a' must hold UINT8 or null, got -1 "),
-        (A, {"datatype": "FP16", "data": [1e9]}, "must hold FP16 or null, got 1000000000"),
         (FLAG, {"data": ["maybe"]}, "column 'flag' must hold yes or no, or null, got 'maybe'"),
-        (FLAG, {"datatype": "INT8", "data": [2]}, "'flag' must hold yes or no, or null"),
-        (A, {"shape": [2]}, "input 'a' must have as many values as shape [2], got 1"),
         (A, {"shape": [1, 2]}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [1, 2]"),
-        (A, {"shape": [0], "data": []}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [0]"),
         (A, {"shape": [True]}, "input 'a' must have shape [n] or [n, 1], n >= 1, got [True]"),
         (A, {"shape": []}, "input 'a' must have shape [n] or [n, 1], n >= 1, got []"),
-        (A, {"shape": 1}, "inputs[0]: shape must be of type list, got int"),
         (A, {"shape": ...}, "inputs[0]: shape must be of type list, got none"),
-        (A, {"data": ["x"]}, "input 'a' must hold FP64 or null, got \"x\" in row 0"),
         (A, {"data": [True]}, "input 'a' must hold FP64 or null, got true in row 0"),
-        (A, {"data": [[1.0]]}, "input 'a' must hold FP64 or null, got [1.0] in row 0"),
         (A, {"data": [10**400]}, "input 'a' must hold FP64 or null, got 1000000000"),
-        (A, {"data": [1e300]}, "feature columns must be finite as float32, got 1 in 'a' inf"),
         (A, {"data": ...}, "input 'a' must have data or binary_data_size >= 0, got neither"),
         (A, {"parameters": {"binary_data_size": 8}}, "binary_data_size >= 0, got both"),
         (A, {"shape": [2], "data": [1, 2]}, "inputs must be all of the model's, of equally many"),
         (A, {"bytes": 1}, "inputs[0] must be an object with fields of name, datatype, shape, par"),
         (A, {"parameters": {"shared_memory_region": "r"}}, "got a field 'shared_memory_region'"),
-        (TOWN, {"data": [1]}, "input 'town' must hold BYTES or null, got 1 in row 0"),
         (A, {"data": b"1234567"}, "input 'a' must have FP64 as binary data, got 7 bytes that are"),
-        (A, {"data": b"12345678" * 2}, "input 'a' must have as many values as shape [1], got 2"),
         (TOWN, {"data": b"\5\0\0\0Rome"}, "'town' must have BYTES as binary data, got 8 bytes"),
         (TOWN, {"data": b"\5\0\0"}, "'town' must have BYTES as binary data, got 3 bytes"),
         (TOWN, {"data": b"\1\0\0\0\xff"}, "'town' must have BYTES as binary data, got 5 bytes"),
         (TOWN, ..., "inputs must be all of the model's, of equally many rows, got {"),
         (ALL, {"outputs": [{"name": "clas"}]}, "outputs must be of probability_1, class, got 'cla"),
-        (ALL, {"outputs": [1]}, "outputs[0] must be an object with fields of name, parameters, go"),
         (ALL, {"outputs": [{"name": "class", "parameters": {"classification": 2}}]}, "'classifica"),
         (ALL, {"parameters": {"timeout": 1}}, "must be an object with fields of purpose, way, bin"),
-        (ALL, {"parameters": {"purpose": "care"}}, "purpose must be left out for a model that is "),
-        (ALL, {"id": 1}, "request: id must be of type str, got int"),
         (ALL, {"inputs": {}}, "request: inputs must be of type list, got dict"),
         (ALL, {"inputs": []}, "inputs must be all of the model's, of equally many rows, got {'a':"),
         (ALL, {"more": 1}, "request must be an object with fields of model_name, id, parameters, "),
@@ -311,8 +288,7 @@ def test_one_row_and_several_are_scored_for_people(client, run, table):
 
 def test_names_are_composed_as_those_of_the_model_are(write_table):
     run = fedapp.run("pax", data=write_table(n_rows=60, größe=range(60)), label="y", **SHORT)
-    client = Client(run.path)
-    row = {"a": 0.1, "b": 0.2, "gro\u0308ße": 3}
+    client, row = Client(run.path), {"a": 0.1, "b": 0.2, "gro\u0308ße": 3}
     _, expected = client.score({"row": {"a": 0.1, "b": 0.2, "größe": 3}})
     _, reply = client.infer(client.scorer.run, {"inputs": inputs_of([row])})
     assert reply["outputs"][0]["data"] == [expected["scores"]["probability_1"]]
@@ -324,21 +300,14 @@ def test_names_are_composed_as_those_of_the_model_are(write_table):
         (b"{", "got no JSON"),
         (b"[" * 100_000, "got no JSON"),
         (rb'{"row": {"a": "\ud800"}}', "got half a character (a lone surrogate)"),
-        (rb'{"row": {"\uDFFF": 1}}', "got half a character (a lone surrogate)"),
-        (b'{"row": {"\xed\xa0\x80": 1}}', "got no JSON"),
         (b'{"row": {"a": 1, "b": 2, "a": 1}}', "must have each name of an object once, got 'a'"),
         ({"row": {"größe": 1, "gro\u0308ße": 1}}, "each name of an object once, got 'größe' twice"),
-        (b'{"row": {}, "row": {}}', "body must have each name of an object once, got 'row' twice"),
         (b"[]", "body must be an object with one of row, rows, and maybe purpose and way, got l"),
         ({}, "and maybe purpose and way, got none"),
         ({"row": {}, "rows": []}, "and maybe purpose and way, got row, rows"),
-        ({"id": "c1"}, "and maybe purpose and way, got id"),
         ({"row": {}, "purpose": 1}, "with one of row, rows, and maybe purpose"),
-        ({"row": {}, "purpose": "care"}, "row 0 must have all columns of the model (null: missing"),
         ({"row": 1}, "row must be by column names, got others"),
-        ({"rows": {}}, "rows must be a list of one or more, got dict"),
         ({"rows": []}, "rows must be a list of one or more, got list"),
-        ({"rows": [{}, 1]}, "rows must be by column names, got others"),
     ],
 )
 def test_a_question_of_people_that_breaks_a_rule_is_refused(client, body, error):
@@ -351,11 +320,9 @@ def test_a_purpose_is_refused_by_a_whole_model_and_a_row_at_fault_is_named(clien
     row = rows_of(table)[0]
     rule = "purpose must be left out for a model that is whole, got 'care'"
     assert client.score({"row": row, "purpose": "care"}) == (422, {"error": rule})
-    for values in ([0.5, "x"], [None, 1, "x"]):
-        _, reply = client.score({"rows": [{**row, "a": value} for value in values]})
-        last = len(values) - 1
-        rule = f"column 'a' must hold numbers, or null, got 'x' in row {last}"
-        assert reply == {"error": rule, "column": "a", "row": last}
+    _, reply = client.score({"rows": [{**row, "a": value} for value in (None, 1, "x")]})
+    rule = "column 'a' must hold numbers, or null, got 'x' in row 2"
+    assert reply == {"error": rule, "column": "a", "row": 2}
 
 
 class Fake:
@@ -405,28 +372,21 @@ def test_a_model_by_id_answers_with_its_facts():
 def test_values_have_the_precision_of_their_datatype(is_binary):
     fake = Fake()
     columns = {"id": ["c1", "c2"], "n": [2**62 + 1, -1], "x": [0.1, None]}
-    about = [{"name": each.name, "datatype": each.datatype, "shape": [2]} for each in fake.inputs]
-    inputs = [{**each, "data": columns[each["name"]]} for each in about]
-    assert fake.client.infer("loans", *sent(inputs, is_binary))[0] == 200
+
+    def asked(columns):
+        inputs = [
+            {"name": name, "datatype": kind, "shape": [2], "data": columns[name]}
+            for name, kind in (("id", "BYTES"), ("n", "INT64"), ("x", "FP32"))
+        ]
+        return fake.client.infer("loans", *sent(inputs, is_binary))
+
+    assert asked(columns)[0] == 200
     assert fake.asked.columns == {**columns, "x": [float(np.float32(0.1)), None]}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("n", 2**63, "input 'n' must hold INT64 or null, got 9223372036854775808 in row 0"),
-        ("n", 1.0, "input 'n' must hold INT64 or null, got 1.0 in row 0"),
-        ("x", 1e300, "input 'x' must hold FP32 or null, got 1e+300 in row 0"),
-        ("x", "1", "input 'x' must hold FP32 or null, got \"1\" in row 0"),
-    ],
-)
-def test_a_value_beyond_its_datatype_is_refused(name, value, error):
-    fake, values = Fake(), {"id": "c1", "n": 1, "x": 0.5} | {name: value}
-    inputs = [
-        {"name": each.name, "shape": [1], "datatype": each.datatype, "data": [values[each.name]]}
-        for each in fake.inputs
-    ]
-    assert fake.client.infer("loans", {"inputs": inputs}) == (422, {"error": error})
+    if not is_binary:
+        rule = "input 'n' must hold INT64 or null, got 9223372036854775808 in row 0"
+        assert asked({**columns, "n": [2**63, 1]}) == (422, {"error": rule})
+        rule = "input 'x' must hold FP32 or null, got 1e+300 in row 1"
+        assert asked({**columns, "x": [0.5, 1e300]}) == (422, {"error": rule})
 
 
 def test_a_model_that_cannot_answer_yet_says_why():
@@ -448,8 +408,8 @@ def test_requests_beyond_those_admitted_at_once_are_refused():
     assert admission.n_requests == 0
 
 
-BINARY_ID = {"parameters": {"binary_data_size": 6}}
 QUESTIONS = st.fixed_dictionaries({}, optional=dict.fromkeys(("id", "row", "rows"), JSON))
+BINARY_ID = {"parameters": {"binary_data_size": 6}}
 
 
 @st.composite
