@@ -38,16 +38,9 @@ def deployment(tmp_path_factory):
         no_secret_is_at_the_coordinator(deployment)
 
 
-@pytest.fixture
-def local_model(deployment, tmp_path):
-    """What the local engine makes of the same tables."""
-    return local_pax(deployment, tmp_path / "local")
-
-
 def begun(deployment, run_dir, **more):
     """A PAX run."""
-    changed = {name.replace("_", "-"): value for name, value in more.items()}
-    settings = {**PAX, "resend-after": RESEND_SECONDS, **changed, "run-dir": run_dir}
+    settings = {**PAX, "resend-after": RESEND_SECONDS, **more, "run-dir": run_dir}
     return deployment.begin("run", "pax", "--engine", "federation", *settings_of(settings))
 
 
@@ -92,10 +85,9 @@ def test_a_superexec_that_dies_leaves_its_supernode_as_it_is(deployment, tmp_pat
     assert deployment.process("bank", SUPERNODE) == supernode
 
 
-def test_a_run_waits_for_processes_that_take_long_to_start(
-    deployment, local_model, tmp_path, monkeypatch
-):
+def test_a_run_waits_for_processes_that_take_long_to_start(deployment, tmp_path, monkeypatch):
     """Longer than the 30 s, and the 60 s, that Flower gives a process until its first heartbeat."""
+    local_model = local_pax(deployment, tmp_path / "local")
     places = ("coordinator", *deployment.ports)
     sleeping = "import sys, time\nfor name, seconds in {!r}.items():\n"
     sleeping += "    time.sleep(seconds * any(name in word for word in sys.orig_argv))\n"
@@ -107,7 +99,7 @@ def test_a_run_waits_for_processes_that_take_long_to_start(
         patched.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
         deployment.start(*places)
     deployment.wait_until_listening()
-    wait_for_output(begun(deployment, tmp_path / "across", exchange_deadline=600))
+    wait_for_output(begun(deployment, tmp_path / "across", **{"exchange-deadline": 600}))
     assert model_in(tmp_path / "across") == local_model
     for name, size in before.items():
         assert b"token authentication failed" not in deployment.log(name).read_bytes()[size:]
@@ -129,12 +121,6 @@ def test_why_a_serverapp_has_died_is_in_the_details_of_its_run(deployment, tmp_p
 # Sites that are slow, or late
 
 
-def messages(run_dir, source, target):
-    """How often something was sent from one to the other at each step, as the server noted it."""
-    lines = map(json.loads, (run_dir / "ledger.jsonl").read_text().splitlines())
-    return Counter(line["step"] for line in lines if (line["from"], line["to"]) == (source, target))
-
-
 def n_answers(deployment):
     """Messages that the bank has answered, the same one twice among them."""
     path = deployment.home("bank") / "sites" / "bank" / LOG
@@ -144,8 +130,9 @@ def n_answers(deployment):
 
 @pytest.mark.parametrize("program", [WORKER, SUPERNODE])
 def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
-    deployment, local_model, tmp_path, program
+    deployment, tmp_path, program
 ):
+    local_model = local_pax(deployment, tmp_path / "local")
     before, run_dir = n_answers(deployment), tmp_path / "across"
     run = growing(deployment, run_dir)
     process = deployment.caught("bank", program)
@@ -155,7 +142,11 @@ def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
     process.resume()
     wait_for_output(run)
     assert model_in(run_dir) == local_model
-    asked, answered = messages(run_dir, "server", "bank"), messages(run_dir, "bank", "server")
+    sent = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    asked, answered = (  # how often at each step
+        Counter(line["step"] for line in sent if (line["from"], line["to"]) == way)
+        for way in (("server", "bank"), ("bank", "server"))
+    )
     assert max(asked.values()) > 1
     assert set(answered.values()) == {1}
     # Besides one answer a step, the greeting's and one more: a copy that Flower reports as lost
@@ -167,25 +158,28 @@ def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
 
 
 @pytest.mark.parametrize(
-    ("file", "refusal"),
-    [("supernode.key", "Failed to activate SuperNode"), ("ca.crt", "CERTIFICATE_VERIFY_FAILED")],
+    ("file", "wrong", "refusal"),
+    [
+        (
+            "supernode.key",
+            lambda: supernode_keys("shop").secret,
+            "Failed to activate SuperNode",
+        ),
+        ("ca.crt", lambda: new_authority("other").files().public, "CERTIFICATE_VERIFY_FAILED"),
+    ],
 )
 def test_a_site_with_a_wrong_key_or_certificate_is_refused_and_the_run_names_it(
-    deployment, tmp_path, file, refusal
+    deployment, tmp_path, file, wrong, refusal
 ):
-    wrong = {
-        "supernode.key": supernode_keys("shop").secret,
-        "ca.crt": new_authority("other").files().public,
-    }
     path = deployment.folder / "shop" / file
     own = path.read_bytes()
     deployment.stop("shop")
-    path.write_bytes(wrong[file])
+    path.write_bytes(wrong())
     before = deployment.size_of_log("shop")
     try:
         deployment.start("shop")
         deployment.wait_for("shop", refusal, before)
-        last = last_words(begun(deployment, tmp_path / "across", start_deadline=10))
+        last = last_words(begun(deployment, tmp_path / "across", **{"start-deadline": 10}))
         deployment.stop("shop")
     finally:
         path.write_bytes(own)

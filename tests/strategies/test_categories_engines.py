@@ -1,5 +1,4 @@
-"""Splits by categories are the same in process and in Flower's simulation; across sites they are
-in ``tests/deploy/test_deployment.py``."""
+"""Splits by categories are the same in process and in Flower's simulation."""
 
 import pytest
 
