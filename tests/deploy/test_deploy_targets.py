@@ -11,7 +11,6 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from fedapp.deploy.health import ALIVE, REACHED
-from fedapp.errors import ConfigError
 from fedapp.site.settings import parse_node_config
 from tests.deploy_folders import init_federation, init_site
 
@@ -49,12 +48,10 @@ def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(folders)
     for target, expected in own.items():
         for folder, names in zip(folders(target), expected, strict=True):
             assert {path.name for path in folder.iterdir()} & every == names
+            if "start-supernode.sh" in names:
+                script = (folder / "start-supernode.sh").read_text()
+                assert f"fedapp serve \\\n  --site {folder}/site.toml" in script
             shutil.rmtree(folder)
-
-
-def test_a_target_that_is_none_is_refused(folders):
-    with pytest.raises(ConfigError, match=r"target must be scripts, compose, systemd"):
-        folders("helm")
 
 
 # Compose
@@ -74,19 +71,13 @@ def mounts(service):
     return found
 
 
-def test_services_have_pinned_images_and_are_read_only_without_capabilities(folders):
-    for folder in folders("compose"):
-        for service in composed(folder)["services"].values():
-            assert service["image"].rpartition(":")[2][0].isdigit()
-            assert service["read_only"]
-            assert service["cap_drop"] == ["ALL"]
-            assert service["security_opt"] == ["no-new-privileges:true"]
-
-
-def test_what_a_service_is_told_to_read_is_mounted_and_flower_takes_its_options(folders):
+def test_services_are_confined_and_read_what_is_mounted_and_flower_takes_their_options(folders):
     for folder in folders("compose"):
         document = composed(folder)
         for name, service in document["services"].items():
+            assert service["image"].rpartition(":")[2][0].isdigit()
+            assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+            assert service["security_opt"] == ["no-new-privileges:true"]
             inside = [Path(path) for path in mounts(service)]
             for word in (word for word in service["command"] if word.startswith(str(folder))):
                 assert any(Path(word).is_relative_to(path) for path in inside), word
@@ -96,10 +87,14 @@ def test_what_a_service_is_told_to_read_is_mounted_and_flower_takes_its_options(
                 assert network in document["networks"]
             if name in PARSERS:
                 assert options_of(name, service["command"]).isolation == "process"
+            if name == "standing":
+                assert service["profiles"] == ["standing"]
 
 
-def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_the_other_one_no_rows(folders):
-    _, folder = folders("compose")
+def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_others_no_rows_or_keys(folders):
+    coordinator, folder = folders("compose")
+    inside = mounts(composed(coordinator)["services"]["superexec"])
+    assert {Path(path).name for path in inside} == {"ca.crt", "superexec.secret", "flower", "home"}
     data = parse_node_config(str(folder / "site.toml"))["data"]
     document = composed(folder)
     supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
@@ -130,36 +125,12 @@ def test_services_are_asked_for_their_health_where_they_listen(folders):
     }
 
 
-def answers(*program):
-    """Whether a program, or a plugin of it, is installed."""
-    command = [*program, "version"]
-    return (
-        bool(shutil.which(program[0]))
-        and not subprocess.run(command, capture_output=True).returncode
-    )
-
-
-COMPOSE = [words for words in (["docker", "compose"], ["docker-compose"]) if answers(*words)]
-
-
-@pytest.mark.skipif(not COMPOSE, reason="needs docker compose")
+@pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose")
 def test_docker_compose_takes_the_files(folders):
     for folder in folders("compose"):
-        command = [*COMPOSE[0], "--file", str(folder / "compose.yaml"), "config"]
+        command = ["docker-compose", "--file", str(folder / "compose.yaml"), "config"]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert yaml.safe_load(shown)["services"].keys() == composed(folder)["services"].keys()
-
-
-def test_what_runs_a_users_app_sees_no_key_and_no_password(folders):
-    coordinator, site = folders("compose")
-    inside = mounts(composed(coordinator)["services"]["superexec"])
-    assert {Path(path).name for path in inside} == {"ca.crt", "superexec.secret", "flower", "home"}
-    shutil.rmtree(coordinator)
-    shutil.rmtree(site)
-    coordinator, _ = folders("systemd")
-    hidden = unit(coordinator / "fedapp-federation-superexec.service")["InaccessiblePaths"][0]
-    names = ("ca.key", "server.key", "users")
-    assert set(hidden.split()) == {f"{coordinator}/{name}" for name in names}
 
 
 # systemd
@@ -175,18 +146,11 @@ def unit(path):
     return found
 
 
-def test_units_start_what_the_other_targets_start(folders):
+def test_a_unit_starts_what_the_other_targets_start_until_it_answers_and_metrics_are_off(folders):
     coordinator, site = folders("systemd")
-    for path, name in (
-        (coordinator / "fedapp-federation-superlink.service", "superlink"),
-        (site / "fedapp-bank-supernode.service", "supernode"),
-    ):
-        program, *words = shlex.split(unit(path)["ExecStart"][0])
-        assert options_of(name, [Path(program).name, *words]).isolation == "process"
-
-
-def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders):
-    coordinator, site = folders("systemd")
+    hidden = unit(coordinator / "fedapp-federation-superexec.service")["InaccessiblePaths"][0]
+    names = ("ca.key", "server.key", "users")
+    assert set(hidden.split()) == {f"{coordinator}/{name}" for name in names}
     asked = "python -P -m fedapp.deploy.health"
     for path, place in (
         (
@@ -195,6 +159,9 @@ def test_a_unit_has_started_once_its_process_answers_and_metrics_are_off(folders
         ),
         (site / "fedapp-bank-supernode.service", "http://127.0.0.1:9094"),
     ):
+        program, *words = shlex.split(unit(path)["ExecStart"][0])
+        name = path.stem.rpartition("-")[2]
+        assert options_of(name, [Path(program).name, *words]).isolation == "process"
         (line,) = unit(path)["ExecStartPost"]
         assert line == f"/bin/sh -c 'until {asked} {place}; do sleep 1; done'"
     for path in (
@@ -241,16 +208,6 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(folders)
         kept = [one for one in lines if "standing-address" not in one]
         (folder / "site.toml").write_text("\n".join([*kept, line, ""]))
         assert (subprocess.run(condition, check=False).returncode == 0) == starts
-
-
-def test_scripts_start_it_too_and_compose_by_a_profile(folders):
-    _, folder = folders("scripts")
-    script = (folder / "start-supernode.sh").read_text()
-    assert f"fedapp serve \\\n  --site {folder}/site.toml" in script
-    shutil.rmtree(folder.parent / "coordinator")
-    shutil.rmtree(folder)
-    _, folder = folders("compose")
-    assert composed(folder)["services"]["standing"]["profiles"] == ["standing"]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
