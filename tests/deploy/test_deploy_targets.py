@@ -125,10 +125,16 @@ def test_services_are_asked_for_their_health_where_they_listen(folders):
     }
 
 
-@pytest.mark.skipif(not shutil.which("docker-compose"), reason="needs docker-compose")
+COMPOSE = ["docker", "compose"]
+HAS_COMPOSE = bool(shutil.which("docker")) and not subprocess.call(
+    [*COMPOSE, "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+)
+
+
+@pytest.mark.skipif(not HAS_COMPOSE, reason="needs docker compose")
 def test_docker_compose_takes_the_files(folders):
     for folder in folders("compose"):
-        command = ["docker-compose", "--file", str(folder / "compose.yaml"), "config"]
+        command = [*COMPOSE, "--file", str(folder / "compose.yaml"), "config"]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert yaml.safe_load(shown)["services"].keys() == composed(folder)["services"].keys()
 

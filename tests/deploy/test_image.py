@@ -16,22 +16,12 @@ from fedapp.home import app_folder
 
 def test_an_image_is_made_of_the_app_and_of_nothing_that_lies_beside_it():
     folder = app_folder()
-    rules = [
-        line
-        for line in (folder / ".dockerignore").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
+    lines = (folder / ".dockerignore").read_text().splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
     made = tomllib.loads((folder / "pyproject.toml").read_text())
     packages = made["tool"]["setuptools"]["packages"]["find"]["include"]
-    files = [
-        "pyproject.toml",
-        "constraints.txt",
-        "requirements.lock",
-        "setup.py",
-        ".gitignore",
-        made["project"]["readme"],
-        made["project"]["license"]["file"],
-    ]
+    files = ["pyproject.toml", "constraints.txt", "requirements.lock", "setup.py", ".gitignore"]
+    files += [made["project"]["readme"], made["project"]["license"]["file"]]
     wanted = {*(name.rstrip("*") for name in packages), *files}
     assert rules[0] == "*"
     assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == wanted
@@ -59,8 +49,7 @@ def pinned():
 
 
 def test_flowers_environments_get_the_versions_of_the_constraints():
-    with (app_folder() / "pyproject.toml").open("rb") as file:
-        made = tomllib.load(file)
+    made = tomllib.loads((app_folder() / "pyproject.toml").read_text())
     given = dict(pin.split("==") for pin in made["tool"]["uv"]["constraint-dependencies"])
     pins = {"xgboost": pinned()["xgboost-cpu"], **pinned()}
     assert given == {name: pins[name] for name in given}
@@ -68,19 +57,15 @@ def test_flowers_environments_get_the_versions_of_the_constraints():
     assert given.keys() == needed - {"flwr"} | {"llvmlite"}
 
 
-def test_the_lock_has_the_versions_of_the_constraints_with_hashes():
+def test_the_lock_has_the_versions_of_the_constraints_with_hashes_and_no_place_of_a_machine():
     lock, pins = locked(), pinned()
-    on_windows = {name for name, (_, marker, _) in lock.items() if marker.endswith("== 'win32'")}
-    unpinned = {
-        name: version
-        for name, (version, _, _) in lock.items()
-        if pins.get(name) != version and name not in on_windows - pins.keys()
-    }
-    assert not unpinned
-    assert all(
-        hashes and all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes)
-        for _, _, hashes in lock.values()
-    )
+    for name, (locked_version, marker, hashes) in lock.items():
+        if name in pins or not marker.endswith("== 'win32'"):
+            assert pins.get(name) == locked_version, name
+        assert hashes
+        assert all(re.fullmatch("[0-9a-f]{64}", one) for one in hashes)
+    text = (app_folder() / "requirements.lock").read_text()
+    assert not re.findall(r"://|(?<!\S)[./~]\S*|--(?!hash=sha256:)\S+", text)
 
 
 def test_the_lock_is_what_the_app_requires_and_all_that_requires():
@@ -105,11 +90,6 @@ def test_the_lock_is_what_the_app_requires_and_all_that_requires():
         name for name, (_, marker, _) in lock.items() if not marker or Marker(marker).evaluate()
     }
     assert {name for name, *_ in found} | {"setuptools"} == here
-
-
-def test_the_lock_names_no_host_and_no_place_of_a_machine():
-    text = (app_folder() / "requirements.lock").read_text()
-    assert not re.findall(r"://|(?<!\S)[./~]\S*|--(?!hash=sha256:)\S+", text)
 
 
 def test_an_image_installs_what_the_lock_has_and_nothing_else(monkeypatch):

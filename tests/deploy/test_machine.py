@@ -50,11 +50,9 @@ def broken(monkeypatch):
 def at_the_start():
     """As in a process that has checked nothing yet."""
     checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
-    for check in checks:
-        check.cache_clear()
+    [check.cache_clear() for check in checks]
     yield
-    for check in checks:
-        check.cache_clear()
+    [check.cache_clear() for check in checks]
 
 
 @needs_lanes
