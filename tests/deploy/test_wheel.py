@@ -20,25 +20,9 @@ from fedapp.site.bundle import installed_bundle
 from tests.deployed import take_the_tour
 from tests.unpacked import copy_compiled
 
-NOT_OF_THE_SOURCES = (
-    ".git",
-    ".venv",
-    "_build",
-    "gallery",
-    "__pycache__",
-    "build",
-    "runs",
-    "*.egg-info",
-    ".*_cache",
-)
-# Of the checkout, what the source distribution must have too.
-PATTERNS = (
-    *("**/*.py", "**/*.md", "*.lock", "*.txt", "*.toml", "*.cff", "Makefile", ".ci/*", ".*e"),
-    *(".*.yaml", ".github/**/*.yml"),
-)
 WITHOUT_CHECKOUT = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-SMALL = ("num-boost-round=2", "max-depth=2", "data=loans.csv", "label=default", "id=customer")
-SMALL_KEY = ("parties=2", "secureboost.key-bits=1024", "secureboost.insecure-small-key=true")
+SMALL = "-c num-boost-round=2 -c max-depth=2 -c data=loans.csv -c label=default -c id=customer"
+SMALL_KEY = "-c parties=2 -c secureboost.key-bits=1024 -c secureboost.insecure-small-key=true"
 TABLE = """
 import numpy
 rows = numpy.random.default_rng(1).normal(size=(400, 3)).round(2)
@@ -68,11 +52,10 @@ def app(request, tmp_path):
 def python(tmp_path, code):
     """What code prints, errors included, in a folder with somebody's ``clients``."""
     given = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, "-c", code]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return str(
-        subprocess.run(command, cwd=tmp_path / "work", env=given, check=False, **output).stdout
-    )
+    command = [sys.executable, "-c", code]
+    work = tmp_path / "work"
+    return subprocess.run(command, cwd=work, env=given, check=False, **output).stdout
 
 
 def test_fedapp_imports_its_own_packages_or_names_another_one_that_is_there_already(app, tmp_path):
@@ -99,22 +82,21 @@ def test_strategies_are_the_same_by_both_names():
     import fedapp.strategies as ours
     import strategies
 
-    names = getattr(strategies, "__all__", [])
-    assert all(getattr(ours, name) is getattr(strategies, name) for name in names)
+    assert all(getattr(ours, name) is getattr(strategies, name) for name in strategies.__all__)
 
 
 # The wheel itself
 
 
-def ignored(folder, names):
-    """What is not copied; folders such as ``fedapp/runs`` are."""
-    found = shutil.ignore_patterns(*NOT_OF_THE_SOURCES)(folder, names)
-    return set(found) if Path(folder) == app_folder() else set(found) - {"runs"}
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     """The unpacked source distribution."""
+
+    def ignored(folder, names):
+        others = (".git", ".venv", "_build", "gallery", "__pycache__", "build", "runs")
+        found = set(shutil.ignore_patterns(*others, "*.egg-info", ".*_cache")(folder, names))
+        return found if Path(folder) == app_folder() else found - {"runs"}  # fedapp/runs is copied
+
     folder = tmp_path_factory.mktemp("sources")
     shutil.copytree(app_folder(), folder / "checkout", ignore=ignored)
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
@@ -175,27 +157,17 @@ def folder(environment, tmp_path_factory):
 
 def run(folder, environment, *words):
     """What a command prints; it succeeds."""
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=environment,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(words, cwd=folder, env=environment, check=False, **output)
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def settings(*given):
-    return [word for one in given for word in ("-c", one)]
 
 
 @pytest.mark.slow
 def test_the_source_distribution_is_the_checkout(sources):
     checkout, n_files = sources.parents[1] / "checkout", 0
-    for pattern in PATTERNS:
+    patterns = ("**/*.py", "**/*.md", "*.lock", "*.txt", "*.toml", "*.cff", "Makefile", ".ci/*")
+    for pattern in (*patterns, ".*e", ".*.yaml", ".github/**/*.yml"):
         for path in checkout.glob(pattern):
             name = path.relative_to(checkout)
             assert (sources / name).read_bytes() == path.read_bytes(), name
@@ -228,17 +200,18 @@ def test_the_installed_app_has_the_hash_of_the_checkout(environment, folder):
 
 @pytest.mark.slow
 def test_an_installed_app_trains_by_both_engines_and_predicts_and_compares(environment, folder):
+    small = SMALL.split()
     for engine in ("local", "simulation"):
-        given = settings(*SMALL, f"run-dir={engine}")
-        run(folder, environment, "fedapp", "run", "pax", "--engine", engine, *given)
+        given = ("--engine", engine, *small, "-c", f"run-dir={engine}")
+        run(folder, environment, "fedapp", "run", "pax", *given)
     models = [(folder / engine / "model.json").read_bytes() for engine in ("local", "simulation")]
     assert models[0] == models[1]
     scored = ("--data", "new-loans.csv", "--id", "customer", "--output", "scores.csv")
     run(folder, environment, "fedapp", "predict", "local", *scored)
     assert len((folder / "scores.csv").read_text().splitlines()) == 101
-    given = settings(*SMALL, *SMALL_KEY, "run-dir=columns")
+    given = (*small, *SMALL_KEY.split(), "-c", "run-dir=columns")
     run(folder, environment, "fedapp", "run", "secureboost", *given)
-    shown = run(folder, environment, "fedapp", "compare", "pax", "bagging", *settings(*SMALL))
+    shown = run(folder, environment, "fedapp", "compare", "pax", "bagging", *small)
     assert re.search(r"bagging .* 0[.]\d", shown)
 
 
@@ -248,7 +221,7 @@ def test_the_python_lines_of_the_pages_run(environment, folder):
     text = "\n".join((app_folder() / page).read_text() for page in pages)
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 5
-    given = settings(*SMALL, "run-dir=runs/20261121-101500-pax")
+    given = (*SMALL.split(), "-c", "run-dir=runs/20261121-101500-pax")
     run(folder, environment, "fedapp", "run", "pax", *given)
     run(folder, environment, "python", "-c", "\n".join(blocks))
 
