@@ -1,6 +1,11 @@
 """Features from a database: the rows of a query score as those of a file do."""
 
+import os
+import shutil
 import sqlite3
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +15,10 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 sqlalchemy = pytest.importorskip("sqlalchemy")
 
-from fedapp.data.query import Query  # noqa: E402
+from fedapp.data.query import Query, _engine  # noqa: E402
 from fedapp.data.schema import Reader  # noqa: E402
 from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
+from fedapp.runs.flower import free_ports  # noqa: E402
 from fedapp.site.standing import current, ids_of  # noqa: E402
 from simulations.bench.sites import Sites  # noqa: E402
 from tests.serve.standing import FEW, Threads, tables, until  # noqa: E402
@@ -38,6 +44,34 @@ def write(url, table):
     engine.dispose()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request, tmp_path):
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'customers.db'}"
+        return
+    pytest.importorskip("psycopg")
+    folders = f"{os.environ['PATH']}:" + ":".join(
+        map(str, Path("/usr/lib/postgresql").glob("*/bin"))
+    )
+    if not (control := shutil.which("pg_ctl", path=folders)):
+        pytest.skip("needs PostgreSQL")
+    (port,) = free_ports(1)
+    who = {"user": "nobody"} if os.getuid() == 0 else {}  # it refuses to be root's
+    with TemporaryDirectory() as folder:  # tmp_path is below a folder that only one user reads
+        Path(folder).chmod(0o777)
+        call = [control, "-D", f"{folder}/data", "-s", "-l", f"{folder}/log", "-o"]
+        listening = f"-p {port} -k {folder} -h 127.0.0.1 -F"
+        subprocess.run([*call, "-A trust -U site --no-sync", "initdb"], check=True, cwd="/", **who)
+        subprocess.run([*call, listening, "start"], check=True, cwd="/", **who)
+        place = f"postgresql+psycopg://site@127.0.0.1:{port}/postgres"
+        try:
+            yield place
+            _engine(place).dispose()
+        finally:
+            subprocess.run([*call, "", "-m", "fast", "stop"], check=True, cwd="/", **who)
+
+
 def numbered(every):
     """The same tables with numbers as ids."""
     numbers = {}
@@ -48,8 +82,7 @@ def numbered(every):
 
 
 @pytest.mark.slow
-def test_rows_of_a_database_score_as_those_of_a_file(tmp_path):
-    url = f"sqlite:///{tmp_path / 'customers.db'}"
+def test_rows_of_a_database_score_as_those_of_a_file(tmp_path, url):
     every = numbered(tables("binary:logistic", 2, 200))
     sites = Sites(tmp_path / "sites", every, "y")
     model = sites.train(**FEW)
