@@ -1,7 +1,4 @@
-"""Real processes on the loopback: TLS, node authentication, a table at each of three sites.
-
-``pytest -m slow tests/deploy/test_deployment.py`` runs the methods that take minutes.
-"""
+"""Real processes on the loopback: TLS, node authentication, a table at each of three sites."""
 
 import csv
 import json
@@ -11,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -18,23 +16,18 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.commands.site import federation_app, site_app
-from fedapp.crypto.certificates import supernode_keys
+from fedapp.crypto.certificates import new_authority, supernode_keys
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
-from fedapp.site.log import Audit
+from fedapp.site.log import LOG, Audit
 from fedapp.site.store import PART_FILE
 from fedapp.trees.divided import DividedModel
-from simulations.deployment import (
-    RUN_SECONDS,
-    SUPERLINK,
-    SUPERNODE,
-    WORKER,
-    settings_of,
-    wait_for_output,
-)
+from simulations.bench import faults
+from simulations.deployment import RUN_SECONDS, SUPERNODE, WORKER, settings_of, wait_for_output
+from strategies.delivery import RULE
 from strategies.handshake import registered_sites
 from tests.deploy_folders import invoke
 from tests.deployed import (
@@ -82,6 +75,7 @@ EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded
 def deployment(tmp_path_factory):
     with started(tmp_path_factory.mktemp("deployment")) as deployment:
         yield deployment
+        no_secret_is_at_the_coordinator(deployment)
 
 
 def begun(deployment, method, run_dir, settings):
@@ -179,10 +173,7 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
         )
 
         # During a run a fourth site joins, and the certificates are renewed.
-        run = begun(deployment, "pax", tmp_path / "across", settings)
-        while (stage := RunFolder(tmp_path / "across").stage) is None or not stage.round:
-            assert run.poll() is None
-            time.sleep(0.05)
+        run = growing(deployment, tmp_path / "across", **settings)
         before = presented()
         assert "the SuperLink starts again" in invoke(federation_app, "renew", str(folder))
         (deployment.ports["late"],) = free_ports(1)
@@ -307,19 +298,11 @@ def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
 # Different columns of the same rows
 
 
-def makes_the_same_parts(deployment, method, folder, settings, killed=("", "")):
-    """Train across sites, while a place's program is killed, and by the local engine; the id of
-    the local model."""
+def makes_the_same_parts(deployment, method, folder, settings):
+    """Train across sites and by the local engine; the id of the local model."""
     use_tables(deployment, same_rows(deployment.folder))
     local = deployment.locally(folder / "local", {**settings, "strategy": method})
-    run = begun(deployment, method, folder / "across", settings)
-    if any(killed):
-        ledger, deadline = folder / "across" / "ledger.jsonl", time.monotonic() + RUN_SECONDS
-        while not ledger.exists() or "secureboost_sum" not in ledger.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert deployment.kill(*killed)
-    wait_for_output(run)
+    wait_for_output(begun(deployment, method, folder / "across", settings))
     models = [json.loads(model_in(path)) for path in (folder / "across", local.path)]
     across, expected = (model.pop("model_id") for model in models)
     assert models[0] == models[1]
@@ -374,15 +357,132 @@ def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
 
 
+# Faults: the same model as without them, or a clear error
+
+
+def growing(deployment, run_dir, **more):
+    """A PAX run whose trees grow now."""
+    use_tables(deployment, same_columns(deployment.folder))
+    run = begun(deployment, "pax", run_dir, {**PAX, **more})
+    while (stage := RunFolder(run_dir).stage) is None or not stage.round:
+        assert run.poll() is None
+        time.sleep(0.05)
+    return run
+
+
+def last_words(run):
+    """The last line of a run that must fail."""
+    try:
+        shown, _ = run.communicate(timeout=RUN_SECONDS)
+    finally:
+        run.kill()
+    assert run.returncode == 1, shown
+    return shown.splitlines()[-1]
+
+
+QUICKEST = {
+    "pax": {
+        *("kill-superlink", "kill-serverapp", "kill-coordinator", "kill-superexec", "kill-worker"),
+        *("late-workers", "late-serverapp", "full-disk"),
+    },
+    "secureboost": {"kill-supernode", "kill-worker"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "names"), QUICKEST.items(), ids=QUICKEST)
+def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(
+    tmp_path, method, names
+):
+    """``python -m simulations bench faults`` has all."""
+    chosen = [
+        fault
+        for fault in faults.FAULTS
+        if fault.method == method
+        and fault.name in names
+        and fault.phase == (faults.START if fault.name.startswith("late") else faults.ROUND)
+    ]
+    lines = list(faults.disturbed(tmp_path, method, chosen))
+    tried = [line for line in lines if not line["outcome"].startswith(faults.NOT_TRIED)]
+    assert [line for line in tried if line["outcome"] not in faults.GOOD] == []
+    # Only a full disk needs a right that not everybody has.
+    assert {line["fault"] for line in tried} >= {"none", *names} - {"full-disk"}
+
+
+@pytest.mark.slow
+def test_why_a_serverapp_has_died_is_in_the_details_of_its_run(deployment, tmp_path):
+    run = growing(deployment, tmp_path / "across")
+    assert deployment.kill("coordinator", "flwr-serverapp")
+    last_words(run)
+    listing = f". {deployment.coordinator}/env.sh; flwr list federation --format json"
+    shown = subprocess.run(["bash", "-c", listing], capture_output=True, text=True, check=True)
+    newest = json.loads(shown.stdout)["runs"][0]
+    assert newest["status"] == "finished:failed"
+    assert newest["status-details"] == "flwr-serverapp was killed by SIGKILL"
+
+
+def n_answers(deployment):
+    """Messages that the bank has answered, the same one twice among them."""
+    path = deployment.home("bank") / "sites" / "bank" / LOG
+    events = [line["event"] for _, line in Audit(path)] if path.exists() else []
+    return sum(event in ("answered", "repeated", "refused", "failed") for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [WORKER, SUPERNODE])
+def test_a_slow_site_is_asked_again_and_answers_twice_and_no_tree_grows_twice(
+    deployment, tmp_path, program
+):
+    local_model = local_pax(deployment, tmp_path / "local")
+    before, run_dir = n_answers(deployment), tmp_path / "across"
+    run = growing(deployment, run_dir, **{"resend-after": 15})
+    process = deployment.caught("bank", program)
+    assert process
+    process.suspend()
+    time.sleep(15 + 3)
+    process.resume()
+    wait_for_output(run)
+    assert model_in(run_dir) == local_model
+    sent = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    asked, answered = (  # how often at each step
+        Counter(line["step"] for line in sent if (line["from"], line["to"]) == way)
+        for way in (("server", "bank"), ("bank", "server"))
+    )
+    assert max(asked.values()) > 1
+    assert set(answered.values()) == {1}
+    # Besides one answer a step, the greeting's and one more: a copy that Flower reports as lost
+    # meanwhile is not answered.
+    assert n_answers(deployment) - before > 1 + len(asked)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "killed",
-    [("shop", WORKER), ("bank", SUPERNODE), ("coordinator", SUPERLINK)],
-    ids=["ClientApp of shop", "SuperNode of bank", "SuperLink"],
+    ("file", "refusal"),
+    [("supernode.key", "Failed to activate SuperNode"), ("ca.crt", "CERTIFICATE_VERIFY_FAILED")],
 )
-def test_a_vertical_run_survives_the_death_of_a_process(deployment, tmp_path, killed):
-    soon = {"resend-after": 15, "exchange-deadline": 300}
-    makes_the_same_parts(deployment, "secureboost", tmp_path, SECUREBOOST | soon, killed)
+def test_a_site_with_a_wrong_key_or_certificate_is_refused_and_the_run_names_it(
+    deployment, tmp_path, file, refusal
+):
+    use_tables(deployment, same_columns(deployment.folder))
+    path = deployment.folder / "shop" / file
+    own = path.read_bytes()
+    deployment.stop("shop")
+    others = new_authority("other").files().public, supernode_keys("shop").secret
+    path.write_bytes(others[file == "supernode.key"])
+    before = deployment.size_of_log("shop")
+    try:
+        deployment.start("shop")
+        deployment.wait_for("shop", refusal, before)
+        given = {**PAX, "start-deadline": 10}
+        last = last_words(begun(deployment, "pax", tmp_path / "across", given))
+        deployment.stop("shop")
+    finally:
+        path.write_bytes(own)
+        before = deployment.size_of_log("shop")
+        deployment.start("shop")
+        deployment.wait_for("shop", "SuperNode ID:", before)
+    rule = "parties must be 3, got 2 within 10 s (start-deadline); not connected: shop"
+    assert last.endswith(f"{rule}, whose own log says why; {RULE}")
 
 
 # What a process imports
