@@ -294,25 +294,21 @@ def push_reply(node, message, n_objects):
         assert node.state.store_object(RUN, session, name, parts[name].deflate())
 
 
-@pytest.mark.parametrize(("n_objects", "n_replies"), [(1, 0), (2, 1)])
-def test_a_reply_is_passed_on_when_its_last_object_has_come(node, n_objects, n_replies):
-    push_reply(node, node.send(RUN), n_objects)
-    assert node.state.timer.reply.is_set()
-    assert len(node.replies()) == n_replies
-
-
 @pytest.mark.parametrize("progress", ["not taken", "taken", "half a reply", "a reply"])
-def test_a_task_that_failed_is_answered_at_once_whatever_was_done_of_it(node, progress):
+def test_a_task_that_failed_is_answered_at_once_and_a_reply_passed_on_once_it_is_whole(
+    node, progress
+):
     message = node.start(RUN)
     task = node.state.get_task_by_token(claimed(node))
-    assert task
-    if progress == "a reply":
-        push_reply(node, message, n_objects=2)
-    elif progress != "not taken":
+    if progress == "taken":
         (taken,) = node.state.get_messages_legacy(run_ids=[RUN], is_reply=False)
         assert taken.metadata.message_id == message.metadata.message_id
     if progress == "half a reply":
         push_reply(node, message, n_objects=1)
+        assert node.state.timer.reply.is_set()
+        assert node.replies() == []
+    if progress == "a reply":
+        push_reply(node, message, n_objects=2)
     assert node.state.finish_task(task.task_id, SubStatus.FAILED, "killed")
     (reply,) = node.replies()
     assert reply.has_error() is (progress != "a reply")
@@ -354,14 +350,14 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
     status, responses, n_warnings, tmp_path, monkeypatch, caplog
 ):
     """Responses by the seconds they take, and by which their date is ahead."""
-    now, note = 1e9, supernode.ReachedNote(tmp_path / REACHED)
-    monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: now)
+    clock, note = [1e9], supernode.ReachedNote(tmp_path / REACHED)
+    monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: clock[-1])
     for seconds, ahead in responses:
 
         def respond(_, seconds=seconds, ahead=ahead):
-            nonlocal now
-            now += seconds
-            return httpx.Response(status, headers={"date": formatdate(now + ahead, usegmt=True)})
+            clock.append(clock[-1] + seconds)
+            date = formatdate(clock[-1] + ahead, usegmt=True)
+            return httpx.Response(status, headers={"date": date})
 
         note.intercept(Any, respond)
     rule = r"this machine's clock is (39\d|400) s behind the SuperLink's; Flower"
@@ -369,34 +365,33 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
     assert (tmp_path / REACHED).exists() == (status == 200)
 
 
-def test_a_supernode_tries_again_without_a_connection_and_says_each_cause_once(caplog):
-    retry, causes = supernode.patient_retry(), ["refused"] * 2 + ["SSL: no TLS"] * 3
+@pytest.mark.parametrize(
+    ("faults", "n_tries", "said"),
+    [
+        (["refused"] * 2 + ["SSL: no TLS"] * 3, 6, ["refused", "SSL"]),
+        ([502] * 2, 3, ["502 Bad Gateway"]),
+        ([404] * 2, 1, []),
+    ],
+    ids=["no connection", "a proxy fails", "refused"],
+)
+def test_a_supernode_tries_again_what_was_not_refused_and_says_each_cause_once(
+    faults, n_tries, said, caplog
+):
+    retry, left, tries = supernode.patient_retry(), [*faults], list[int]()
     retry.wait_function = lambda _: None
 
     def ask():
-        if causes:
-            raise httpx.ConnectError(causes.pop(0))
-        return 200
-
-    assert retry.invoke(ask) == 200
-    refused, handshake = (one for one in caplog.messages if "no connection" in one)
-    assert "refused" in refused
-    assert "SSL" in handshake
-
-
-@pytest.mark.parametrize(("status", "n_tries"), [(502, 3), (404, 1)])
-def test_a_supernode_tries_again_what_was_not_refused(status, n_tries):
-    retry, tries = supernode.patient_retry(), list[int]()
-    retry.wait_function = lambda _: None
-
-    def ask():
-        tries.append(status)
-        if len(tries) < 3:
-            httpx.Response(status, request=httpx.Request("POST", "https://a")).raise_for_status()
+        tries.append(1)
+        if left and isinstance(fault := left.pop(0), str):
+            raise httpx.ConnectError(fault)
+        if len(tries) <= len(faults):
+            httpx.Response(fault, request=httpx.Request("POST", "https://a")).raise_for_status()
 
     with suppress(httpx.HTTPStatusError):
         retry.invoke(ask)
     assert len(tries) == n_tries
+    causes = [one for one in caplog.messages if "no connection" in one]
+    assert [cause in text for cause, text in zip(said, causes, strict=True)] == [True] * len(said)
 
 
 @pytest.mark.parametrize(
@@ -433,30 +428,6 @@ def asking(node=NODE, *message_ids):
 def looked_up(arrivals, pull, asked):
     """What a request gets."""
     return wait_for_messages(arrivals, pull, lambda request: request.node, asked).messages_list
-
-
-def arriving(arrivals, looks, *messages):
-    """A thread in which messages come as soon as somebody has looked."""
-
-    def arrive():
-        while not looks:
-            time.sleep(0.001)
-        for come in messages:
-            arrivals.add(come())
-
-    threading.Thread(target=arrive).start()
-
-
-def test_a_question_is_answered_again_when_a_message_for_that_node_has_come():
-    arrivals, looks = MessageQueue(), []
-
-    def pull(request):
-        looks.append(request.node)
-        return found(*[request.node][: len(looks) - 1])
-
-    arriving(arrivals, looks, lambda: NODE)
-    assert looked_up(arrivals, pull, asking()) == [NODE]
-    assert looks == [NODE, NODE]
 
 
 def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for():
@@ -509,20 +480,26 @@ def test_replies_that_come_together_are_pulled_together():
         looks.append(1)
         return found(*[came.pop() for _ in range(len(came))])
 
-    replies = (lambda reply=reply: came.append(reply) or SERVER for reply in (1, 2))
-    arriving(arrivals, looks, *replies)
+    def arrive():
+        while not looks:  # until somebody has looked
+            time.sleep(0.001)
+        for reply in (1, 2):
+            came.append(reply)
+            arrivals.add(SERVER)
+
+    threading.Thread(target=arrive).start()
     with patch("fedapp.deploy.warm.superlink.GATHER_SECONDS", LONG):
         assert sorted(looked_up(arrivals, pull, asking(SERVER, 1, 2))) == [1, 2]
+    assert len(looks) == 2
 
 
 # Starlette's layers of middleware
 
 
 class Numbered(BaseHTTPMiddleware):
-    """Reads the request, adds a header, refuses one."""
+    """Reads the request, adds a header, refuses one, as the layers of Flower do."""
 
     async def dispatch(self, request, call_next):
-        """Answer as the layers of Flower do."""
         content = await request.body()
         if content == b"refused":
             return PlainTextResponse("refused", 401)
@@ -544,24 +521,21 @@ async def echo(request):
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100_000, b"refused", b"fails"])
 def test_a_response_in_one_piece_is_that_of_starlette(content):
-    paths = ["/v1/fleet/pull-messages", "/v1/control/other"]
-    layers = [Middleware(Numbered), Middleware(Numbered)]
+    path = "/v1/fleet/pull-messages"
     app = Starlette(
-        routes=[Route(path, echo, methods=["POST"]) for path in paths], middleware=layers
+        routes=[Route(path, echo, methods=["POST"])], middleware=[Middleware(Numbered)] * 2
     )
 
-    async def post(path):
+    async def post():
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
-            return await client.post(path, content=content)
+            one = await client.post(path, content=content)
+            return one.status_code, one.headers.multi_items(), one.content
 
     with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
         supernode.pass_on_whole()
-        whole, other = (asyncio.run(post(path)) for path in paths)
-    streamed = asyncio.run(post(paths[0]))
-    parts = [(one.status_code, one.headers.multi_items(), one.content) for one in (whole, streamed)]
-    assert parts[0] == parts[1]
-    assert (other.status_code, other.content) == (whole.status_code, whole.content)
+        whole = asyncio.run(post())
+    assert whole == asyncio.run(post())
 
 
 def test_only_its_own_messages_end_a_nodes_waiting_where_threads_can_be_spared(node, monkeypatch):
@@ -659,6 +633,8 @@ WARM = {
     "pull_messages": partial(supernode.attach_objects, runtime_handlers.pull_messages),
     "push_messages": partial(supernode.store_objects, runtime_handlers.push_messages),
 }
+
+
 SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
 
 
@@ -813,8 +789,8 @@ def test_a_simulation_waits_for_a_reply(is_there):
 def test_an_actor_takes_one_cpu_unless_the_federation_says_more(said, taken):
     config = {"client_resources": {"num_cpus": said, "num_gpus": 0.5}} if said else {}
     backend = SimpleNamespace(client_resources_key="client_resources")
-    found = one_cpu(backend, RayBackend._validate_client_resources, config=config)
-    assert found == {"num_cpus": taken, "num_gpus": 0.5 if said else 0.0}
+    resources = one_cpu(backend, RayBackend._validate_client_resources, config=config)
+    assert resources == {"num_cpus": taken, "num_gpus": 0.5 if said else 0.0}
 
 
 # The executor, and the processes that it starts
