@@ -11,12 +11,11 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 import uvicorn
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
 from flwr.common.serde import message_to_proto
@@ -82,13 +81,10 @@ from fedapp.deploy.warm.superlink import (
     serialized,
     wait_for_messages,
 )
-from fedapp.messages.handshake import HelloRequest
-from fedapp.messages.wire import Envelope, to_content, to_records
 from fedapp.runs.flower import free_ports
 from fedapp.server_app import train_alone
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
-from tests.plans import planned
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
 BUNDLE = b"a bundle, of which nothing is used"
@@ -204,9 +200,7 @@ def test_of_another_flower_processes_start_unless_a_bundles_code_could_not_be_ke
 
 
 @pytest.mark.parametrize(
-    ("asked", "processes", "status"),
-    [([], 4, 1), (["site"], 1, 0), (["superlink"], 1, 1)],
-    ids=["all", "one that is known", "one that is not"],
+    ("asked", "processes", "status"), [([], 4, 1), (["site"], 1, 0), (["superlink"], 1, 1)]
 )
 def test_a_command_names_the_functions_that_differ(asked, processes, status, monkeypatch, capsys):
     place = "flwr.superlink.main:create_app"
@@ -224,43 +218,33 @@ def test_a_command_names_the_functions_that_differ(asked, processes, status, mon
 # The SuperNode
 
 
-@dataclass(slots=True)
 class Node:
     """A SuperNode's state, and what a SuperLink would put into it."""
 
-    state: supernode.WarmNodeState
-    folder: Path
+    def __init__(self):
+        self.state = supernode.WarmNodeState(supernode.PollTimer(), ObjectStoreFactory().store())
+        self.state.set_node_id(NODE)
 
-    def begin(self, run_id, **more):
+    def begin(self, run_id):
         """A run whose bundle the site knows."""
-        config = {
-            "name": "bank",
-            "data": str(self.folder / "rows.csv"),
-            "label": "y",
-            "allow": "pax",
-            "app": hashlib.sha256(BUNDLE).hexdigest(),
-            **more,
-        }
         self.state.store_fab(Fab("", BUNDLE, {}))
-        context = Context(run_id, NODE, dict(config), RecordDict(), {}, series_id=run_id)
+        context = Context(run_id, NODE, {}, RecordDict(), {}, series_id=run_id)
         self.state.set_run_series_context(run_id, context)
         fab_hash = hashlib.sha256(BUNDLE).hexdigest()
         self.state.store_run(replace(Run.create_empty(run_id), fab_hash=fab_hash, series_id=run_id))
 
-    def send(self, run_id, step=1):
+    def send(self, run_id):
         """A message has come."""
-        request = HelloRequest("binary:logistic", 0.2, 0.1, 42, False, **planned(["bank"]))
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SERVER, 0
-        envelope = Envelope(f"{run_id:016x}", step, method="pax")
-        records = to_records(to_content(request, "bank"), envelope)
-        message = Message(records, NODE, request.kind, group_id=str(step))
+        records = RecordDict({"question": ConfigRecord({"step": 1})})
+        message = Message(records, NODE, "query.hello", group_id="1")
         self.state.create_task(TaskType.CLIENT_APP, run_id)
         _insert_message(message, self.state, self.state.object_store)
         return message
 
-    def start(self, run_id, **more):
+    def start(self, run_id):
         """The first message of a run has come."""
-        self.begin(run_id, **more)
+        self.begin(run_id)
         return self.send(run_id)
 
     def replies(self):
@@ -268,11 +252,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path, write_table):
-    write_table("rows")
-    state = supernode.WarmNodeState(supernode.PollTimer(), ObjectStoreFactory().store())
-    state.set_node_id(NODE)
-    return Node(state, tmp_path)
+def node():
+    return Node()
 
 
 def claimed(node):
@@ -322,10 +303,7 @@ def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node):
     acquire = partial(supernode.wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     threading.Timer(0.1, node.send, [RUN]).start()
-    deadline = time.monotonic() + LONG
-    while not (token := acquire(request, node.state).token):
-        assert time.monotonic() < deadline
-    assert node.state.get_task_by_token(token)
+    wait_until(lambda: acquire(request, node.state).token)
 
 
 def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message():
