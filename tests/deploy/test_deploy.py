@@ -1,25 +1,24 @@
 """What `fedapp federation init` and `fedapp site init` write."""
 
 import hashlib
-import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
-import socket
 import ssl
 import stat
 import subprocess
-import threading
 import time
 import tomllib
-import zipfile
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -32,6 +31,7 @@ from typer.testing import CliRunner
 from fedapp.commands.site import federation_app, site_app
 from fedapp.crypto import certificates
 from fedapp.deploy import members
+from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError, FedappError
 from fedapp.home import app_folder
 from fedapp.site.bundle import installed_bundle
@@ -159,26 +159,20 @@ def test_certificates_that_are_broken_are_not_renewed(federation, name, content,
 
 
 def shake_hands(folder, ca, host):
-    """A TLS handshake with a folder's server over a pair of sockets, as strict as Python can be."""
+    """A TLS handshake with a folder's server, as strict as Python can be."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
     client = ssl.create_default_context(cafile=str(ca))
     client.verify_flags |= ssl.VERIFY_X509_STRICT
-    here, there = socket.socketpair()
-
-    def answer():
-        try:
-            server.wrap_socket(there, server_side=True).close()
-        except OSError:
-            there.close()
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    try:
-        client.wrap_socket(here, server_hostname=host).close()
-    finally:
-        here.close()
-        thread.join()
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(back, there, server_hostname=host),
+        server.wrap_bio(there, back, server_side=True),
+    ]
+    for side in (*sides, sides[0]):
+        with suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    assert sides[0].version()
 
 
 def test_a_new_key_of_a_site_replaces_the_old_one_which_stays_as_a_file(site):
@@ -330,8 +324,7 @@ def test_what_breaks_a_rule_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
-def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path):
-    """Whatever else lies in the folder: a tour, runs, notes."""
+def test_the_app_that_sites_are_sent_has_nothing_of_what_else_lies_in_its_folder(tmp_path):
     app = tmp_path / "app"
     (app / "tour").mkdir(parents=True)
     for name in ("pyproject.toml", "LICENSE"):
@@ -340,13 +333,7 @@ def test_the_app_that_sites_are_sent_holds_its_sources_and_nothing_else(tmp_path
         shutil.copytree(app_folder() / name, app / name)
     for stray in ("tour/site.toml", "notes.py", "notes.json"):
         (app / stray).write_text("")
-    bundle = build_fab_from_disk(app)
-    assert hashlib.sha256(bundle).hexdigest() == installed_bundle()
-    with zipfile.ZipFile(io.BytesIO(bundle)) as sent:
-        names = set(sent.namelist())
-    assert {"fedapp/client_app.py", "strategies/pax.py", "clients/pax.py"} <= names
-    folders_sent = {name.partition("/")[0] for name in names}
-    assert folders_sent == {".info", "pyproject.toml", "LICENSE", "fedapp", "strategies", "clients"}
+    assert hashlib.sha256(build_fab_from_disk(app)).hexdigest() == installed_bundle()
 
 
 # Sites that join, leave, or have a new key; with a SuperLink: test_deployment.py
@@ -400,3 +387,217 @@ def test_a_list_shows_what_the_folder_has_if_the_superlink_does_not_answer(feder
     if shutil.which("ssh-keygen"):
         printed = subprocess.run(keygen, check=True, capture_output=True, text=True).stdout
         assert printed.split()[1] == shown["sites"][0]["fingerprint"]
+
+
+# What `--target` renders: compose files and systemd units
+
+PARSERS = {"superlink": _parse_args_run_superlink(), "supernode": _parse_args_run_supernode()}
+
+
+def options_of(name, words):
+    """What Flower makes of the options with which its SuperLink or SuperNode is started."""
+    assert list(words[:4]) == ["python", "-P", "-m", f"fedapp.deploy.{name}"]
+    return PARSERS[name].parse_args(words[4:])
+
+
+@pytest.fixture
+def both(tmp_path, write_table):
+    """``both(target, *options)``: a coordinator's and a site's; options are the site's."""
+    table = write_table("rows")
+
+    def init(target, *options):
+        coordinator, _ = init_federation(tmp_path, "--target", target)
+        return coordinator, init_site(tmp_path, table, "--target", target, *options)[0]
+
+    return init
+
+
+def test_a_folder_holds_what_its_target_needs_and_nothing_of_the_others(both):
+    own = {
+        "scripts": ({"start-superlink.sh"}, {"start-supernode.sh"}),
+        "compose": ({"compose.yaml", "Dockerfile"}, {"compose.yaml", "Dockerfile"}),
+        "systemd": (
+            {"fedapp-federation-superlink.service", "fedapp-federation-superexec.service"},
+            {"fedapp-bank-supernode.service", "fedapp-bank-superexec.service"},
+        ),
+    }
+    every = set().union(*(set().union(*pair) for pair in own.values()))
+    for target, expected in own.items():
+        for folder, names in zip(both(target), expected, strict=True):
+            assert {path.name for path in folder.iterdir()} & every == names
+            if "start-supernode.sh" in names:
+                script = (folder / "start-supernode.sh").read_text()
+                assert f"fedapp serve \\\n  --site {folder}/site.toml" in script
+            shutil.rmtree(folder)
+
+
+# Compose
+
+
+def composed(folder):
+    return yaml.safe_load((folder / "compose.yaml").read_text())
+
+
+def mounts(service):
+    """Path in the container -> how it is mounted."""
+    found = {}
+    for volume in service["volumes"]:
+        outside, inside, *mode = volume.split(":")
+        assert Path(outside).exists()
+        found[inside] = mode[0] if mode else "rw"
+    return found
+
+
+def test_services_are_confined_and_read_what_is_mounted_and_flower_takes_their_options(both):
+    for folder in both("compose"):
+        document = composed(folder)
+        for name, service in document["services"].items():
+            assert service["image"].rpartition(":")[2][0].isdigit()
+            assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+            assert service["security_opt"] == ["no-new-privileges:true"]
+            inside = [Path(path) for path in mounts(service)]
+            for word in (word for word in service["command"] if word.startswith(str(folder))):
+                assert any(Path(word).is_relative_to(path) for path in inside), word
+            for other in service.get("depends_on", []):
+                assert other in document["services"]
+            for network in service.get("networks", []):
+                assert network in document["networks"]
+            if name in PARSERS:
+                assert options_of(name, service["command"]).isolation == "process"
+            if name == "standing":
+                assert service["profiles"] == ["standing"]
+
+
+def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_others_no_rows_or_keys(both):
+    coordinator, folder = both("compose")
+    inside = mounts(composed(coordinator)["services"]["superexec"])
+    assert {Path(path).name for path in inside} == {"ca.crt", "superexec.secret", "flower", "home"}
+    data = parse_node_config(str(folder / "site.toml"))["data"]
+    document = composed(folder)
+    supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
+    assert superexec["networks"] == ["inside"]
+    assert superexec["dns"] == ["127.0.0.1"]
+    assert document["networks"]["inside"] == {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    assert mounts(superexec)[str(data)] == "ro"
+    assert str(data) not in mounts(supernode)
+    assert not any("supernode.key" in path for path in mounts(superexec))
+
+
+def test_services_are_asked_for_their_health_where_they_listen(both):
+    coordinator, site = both("compose")
+    checks = {}
+    for folder in (coordinator, site):
+        for name, service in composed(folder)["services"].items():
+            if "healthcheck" in service:
+                kind, *words = service["healthcheck"]["test"]
+                assert (kind, words[:4]) == ("CMD", ["python", "-P", "-m", "fedapp.deploy.health"])
+                checks[folder.name, name] = words[4:]
+    assert checks == {
+        ("coordinator", "superlink"): ["https://localhost:8000", f"{coordinator}/ca.crt"],
+        ("bank", "supernode"): [f"{site}/flower/{REACHED}"],
+        ("bank", "superexec"): [f"{site}/home/{ALIVE}"],
+    }
+
+
+COMPOSE = ["docker", "compose"]
+HAS_COMPOSE = bool(shutil.which("docker")) and not subprocess.call(
+    [*COMPOSE, "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+)
+
+
+@pytest.mark.skipif(not HAS_COMPOSE, reason="needs docker compose")
+def test_docker_compose_takes_the_files(both):
+    for folder in both("compose"):
+        command = [*COMPOSE, "--file", str(folder / "compose.yaml"), "config"]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        assert yaml.safe_load(shown)["services"].keys() == composed(folder)["services"].keys()
+
+
+# systemd
+
+
+def unit(path):
+    """Key -> values, in the order of the file."""
+    found = {}
+    for line in path.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_a_unit_starts_what_the_other_targets_start_until_it_answers_and_metrics_are_off(both):
+    coordinator, site = both("systemd")
+    hidden = unit(coordinator / "fedapp-federation-superexec.service")["InaccessiblePaths"][0]
+    names = ("ca.key", "server.key", "users")
+    assert set(hidden.split()) == {f"{coordinator}/{name}" for name in names}
+    asked = "python -P -m fedapp.deploy.health"
+    for path, place in (
+        (
+            coordinator / "fedapp-federation-superlink.service",
+            f"https://localhost:8000 {coordinator}/ca.crt",
+        ),
+        (site / "fedapp-bank-supernode.service", "http://127.0.0.1:9094"),
+    ):
+        program, *words = shlex.split(unit(path)["ExecStart"][0])
+        name = path.stem.rpartition("-")[2]
+        assert options_of(name, [Path(program).name, *words]).isolation == "process"
+        (line,) = unit(path)["ExecStartPost"]
+        assert line == f"/bin/sh -c 'until {asked} {place}; do sleep 1; done'"
+    for path in (
+        coordinator / "fedapp-federation-metrics.service",
+        site / "fedapp-bank-metrics.service",
+    ):
+        found = unit(path)
+        assert "FEDAPP_METRICS=" in found["Environment"]
+        (condition,) = found["ExecCondition"]
+        for port, status in (("", 1), ("9464", 0)):
+            done = subprocess.run(shlex.split(condition), env={"FEDAPP_METRICS": port}, check=False)
+            assert done.returncode == status
+        assert found["ExecStart"][0].endswith("-m fedapp serve --metrics --port ${FEDAPP_METRICS}")
+        assert found["IPAddressDeny"] == ["any"]
+    data = str(parse_node_config(str(site / "site.toml"))["data"])
+    assert found["InaccessiblePaths"] == [f"-{site}/home/sites {data}"]
+
+
+def test_a_sites_units_part_the_rows_from_the_network_and_end_together(both):
+    _, folder = both("systemd")
+    data = str(parse_node_config(str(folder / "site.toml"))["data"])
+    supernode = unit(folder / "fedapp-bank-supernode.service")
+    superexec = unit(folder / "fedapp-bank-superexec.service")
+    assert data in supernode["InaccessiblePaths"][0].split()
+    assert f"{folder}/home" in supernode["InaccessiblePaths"][0].split()
+    hidden = f"{folder}/supernode.key -{folder}/supernode.key.old"  # after a rekey
+    assert superexec["InaccessiblePaths"] == [hidden]
+    assert superexec["IPAddressDeny"] == ["any"]
+    assert superexec["IPAddressAllow"] == ["localhost"]
+    assert supernode["PartOf"] == ["fedapp-bank-superexec.service"]
+
+
+def test_a_standing_process_starts_where_the_node_config_has_an_address(both):
+    _, folder = both("systemd")
+    standing = unit(folder / "fedapp-bank-standing.service")
+    assert f"{folder}/supernode.key" in standing["InaccessiblePaths"][0].split()
+    assert f"{folder}/home" in standing["ReadWritePaths"]
+    condition = shlex.split(standing["ExecCondition"][0])
+    lines_that_start = ('standing-address = "bank.org:9443"', "standing-address='[::1]:9443'")
+    lines_that_do_not = ("# none", 'standing-address = ""', '# standing-address = "bank.org:9443"')
+    starting = dict.fromkeys(lines_that_start, True) | dict.fromkeys(lines_that_do_not, False)
+    for line, starts in starting.items():
+        lines = (folder / "site.toml").read_text().splitlines()
+        kept = [one for one in lines if "standing-address" not in one]
+        (folder / "site.toml").write_text("\n".join([*kept, line, ""]))
+        assert (subprocess.run(condition, check=False).returncode == 0) == starts
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_takes_the_units(both):
+    for folder in both("systemd"):
+        units = [str(path) for path in folder.glob("*.service")]
+        assert len(units) == (4 if (folder / "site.toml").exists() else 3)
+        command = ["systemd-analyze", "verify", *units]
+        checked = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert (checked.returncode, str(folder) in checked.stderr) == (0, False), checked.stderr

@@ -16,7 +16,6 @@ from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
 from importlib.metadata import version
-from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -65,7 +64,7 @@ import fedapp
 from fedapp.deploy import warm
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import Token
-from fedapp.deploy.warm import one_cpu, pass_on_messages, slow_modes, supernode, wait_for_replies
+from fedapp.deploy.warm import one_cpu, slow_modes, supernode
 from fedapp.deploy.warm.executor import (
     IDLE_SECONDS,
     MOST_WORKERS,
@@ -725,42 +724,6 @@ def test_a_request_that_may_be_sent_again_is_left_as_it_is():
 
 
 # The simulation
-
-
-def test_a_simulation_passes_messages_on_as_they_come_until_it_ends():
-    asked, stop = threading.Event(), threading.Event()
-    new, old, later = (
-        [SimpleNamespace(metadata=SimpleNamespace(delivered_at=at)) for _ in range(2)]
-        for at in ("", "before", "")
-    )
-    store = dict(enumerate(new + old))
-    state = SimpleNamespace(lock=threading.Lock(), message_ins_store=store)
-    queue = Queue()
-    arguments = asked, state, queue, {}, stop
-    thread = threading.Thread(target=pass_on_messages, args=arguments, daemon=True)
-    thread.start()
-    assert [queue.get(timeout=LONG) for _ in new] == new
-    store |= dict(enumerate(later, start=len(store)))
-    asked.set()
-    assert [queue.get(timeout=LONG) for _ in later] == later
-    stop.set()
-    thread.join(LONG)
-    assert not thread.is_alive()
-    assert queue.empty()
-    assert all(message.metadata.delivered_at for message in store.values())
-
-
-@pytest.mark.parametrize("is_there", [True, False], ids=["at once", "later"])
-def test_a_simulation_waits_for_a_reply(is_there):
-    answered, pulls = threading.Event(), list[list[str]]()
-
-    def pull(ids):
-        pulls.append(ids)
-        answered.set()  # a reply comes now, too late for this pull
-        return ["reply"] if is_there or len(pulls) > 1 else []
-
-    assert wait_for_replies(answered, pull, iter(["id"])) == ["reply"]
-    assert pulls == [["id"]] * (1 if is_there else 2)
 
 
 @pytest.mark.parametrize(("said", "taken"), [(None, 1), (2, 1), (3, 3)])
