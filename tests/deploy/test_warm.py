@@ -22,7 +22,6 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-import uvicorn
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SubStatus
@@ -80,10 +79,10 @@ from fedapp.deploy.warm.superlink import (
     serialized,
     wait_for_messages,
 )
-from fedapp.runs.flower import free_ports
 from fedapp.server_app import train_alone
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
+from tests.serving import serving
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
 BUNDLE = b"a bundle, of which nothing is used"
@@ -610,8 +609,6 @@ WARM = {
     "pull_messages": partial(supernode.attach_objects, runtime_handlers.pull_messages),
     "push_messages": partial(supernode.store_objects, runtime_handlers.push_messages),
 }
-
-
 SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
 
 
@@ -760,19 +757,8 @@ def address(node):
     """Where the SuperNode's state is served as Flower serves it."""
     factory = NodeStateFactory(ObjectStoreFactory())
     factory.state_instance = node.state
-    (port,) = free_ports(1)
-    config = uvicorn.Config(
-        create_app(factory), host="127.0.0.1", port=port, ws="none", log_config=None
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    yield f"127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
+    with serving(create_app(factory), ws="none") as url:
+        yield url.removeprefix("http://")
 
 
 def spec_of(node, address):

@@ -396,33 +396,6 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(threads, monkeypat
     until(lambda: live(threads, name)[0] == 200)
 
 
-def test_who_is_being_answered_is_answered_while_the_table_changes(threads, monkeypatch):
-    names, cells = ids(), peers._cells
-    expected = scored(threads, names[:2], way="live")
-    asked, may_end, answers = threading.Event(), threading.Event(), []
-
-    async def late(version, rows):
-        if rows[0] == 0:
-            asked.set()
-            await asyncio.to_thread(may_end.wait)
-        return await cells(version, rows)
-
-    monkeypatch.setattr(peers, "_cells", late)
-    ask = lambda: answers.append(scored(threads, names[:1], way="live"))  # noqa: E731
-    asking = threading.Thread(target=ask)
-    asking.start()
-    asked.wait()
-    site = threads.site["bank"]
-    before = site.versions[site.current]
-    threads.sites.write_table("bank", tables(*TABLES)["bank"].slice(0))
-    until(lambda: site.versions[site.current] is not before)
-    reply = httpx.post(f"{threads.sites.url()}/score", json={"id": names[1], "way": "live"})
-    assert tuple(reply.json()["scores"].values()) == expected[names[1]]
-    may_end.set()
-    asking.join()
-    assert answers == [{names[0]: expected[names[0]]}]
-
-
 def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads):
     names, whole = ids(), tables(*TABLES)["insurer"]
     lacks = next(name for name in whole.column_names if name not in ("id", "kind"))
