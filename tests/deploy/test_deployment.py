@@ -212,28 +212,6 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
 
 
-@pytest.mark.slow
-def test_a_run_is_trained_again_without_rows_that_a_site_has_erased(deployment, tmp_path):
-    """By their ids, which its node config names, in place of deleting them from its table."""
-    use_tables(deployment, same_columns(deployment.folder))
-    wait_for_output(begun(deployment, "pax", tmp_path / "across", PAX))
-    ids = [f"{CUSTOMER}-bank-{number}" for number in range(12)]
-    nodes = same_columns(deployment.folder)
-    nodes["bank"]["without"] = write_csv(deployment.folder / "erased.csv", {"id": ids})
-    use_tables(deployment, nodes)
-    where = str(tmp_path / "across")
-    shown = deployment.fedapp(
-        "runs", "retrain", where, "--engine", "federation", "--output", str(tmp_path / "again")
-    )
-    local = deployment.locally(tmp_path / "local", {**PAX, "strategy": "pax"})
-    assert model_in(tmp_path / "again") == model_in(local.path) != model_in(tmp_path / "across")
-    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
-    assert summary["retrained"]["rows_left_out"] == {"all parties": 12}
-    assert "bank: 12 of 80 rows are left out, by ids of without" in summary["facts"]
-    assert f"still has the rows: the earlier run: rm -r {where}" in shown
-    no_secret_is_at_the_coordinator(deployment, tmp_path / "again")
-
-
 SAME_COLUMNS = {
     "fedxgbllr": {
         "fedxgbllr.trees": 3,

@@ -137,17 +137,6 @@ def test_a_run_in_slow_mode_says_so_in_its_summary(monkeypatch, tmp_path):
     assert warning in run.summary["warnings"]
 
 
-def test_functions_of_two_versions_at_once_are_no_known_flower(monkeypatch):
-    first, second = (
-        f"supercore.tls: validate_and_resolve_root_certificates={digests}"
-        for digests in ("bc209e/000000", "000000/bc209e")
-    )
-    monkeypatch.setattr(warm, "DIGESTS", f"[site] {first}")
-    assert warm.SITE.nearest() == (["1.41.0"], [])
-    monkeypatch.setattr(warm, "DIGESTS", f"[site] {first} {second}")
-    assert len(warm.SITE.nearest()[1]) == 1
-
-
 def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_warning(
     monkeypatch, caplog
 ):
@@ -197,20 +186,16 @@ def test_of_another_flower_processes_start_unless_a_bundles_code_could_not_be_ke
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("asked", "processes", "status"), [([], 4, 1), (["site"], 1, 0), (["superlink"], 1, 1)]
-)
-def test_a_command_names_the_functions_that_differ(asked, processes, status, monkeypatch, capsys):
+@pytest.mark.parametrize(("asked", "status"), [("site", 0), ("superlink", 1)])
+def test_a_command_names_the_functions_that_differ(asked, status, monkeypatch, capsys):
     place = "flwr.superlink.main:create_app"
     digest = warm.digest(place)
     monkeypatch.setattr(warm, "DIGESTS", warm.DIGESTS.replace(digest, "000000"))
-    monkeypatch.setattr(sys, "argv", ["warm", *asked])
+    monkeypatch.setattr(sys, "argv", ["warm", asked])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("fedapp.deploy.warm", run_name="__main__")
     assert ended.value.code == status
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("flwr") for line in lines) == processes
-    assert (f"  {place}={digest}" in lines) is bool(status)
+    assert (f"  {place}={digest}" in capsys.readouterr().out.splitlines()) is bool(status)
 
 
 # The SuperNode
@@ -527,8 +512,7 @@ def test_only_its_own_messages_end_a_nodes_waiting_where_threads_can_be_spared(n
 
 
 def test_transactions_begin_one_after_the_other():
-    began, ended = threading.Event(), threading.Event()
-    order = []
+    began, ended, order = threading.Event(), threading.Event(), []
 
     @contextmanager
     def session(state):
@@ -653,10 +637,8 @@ def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
 
 
-@pytest.mark.parametrize("late", [[], [2, 0, 1]])
-def test_objects_are_pulled_whenever_each_of_them_comes(late, monkeypatch):
-    waits = {str(number): n_waits for number, n_waits in enumerate(late)}
-    contents = {name: name.encode() for name in waits}
+def test_objects_are_pulled_whenever_each_of_them_comes(monkeypatch):
+    waits = {"a": 2, "b": 0, "c": 1}
 
     def pull(name):
         waits[name] -= 1
@@ -665,7 +647,7 @@ def test_objects_are_pulled_whenever_each_of_them_comes(late, monkeypatch):
         return name.encode()
 
     monkeypatch.setattr("fedapp.deploy.warm.supernode.BACKOFF", 0.0001)
-    assert supernode.pull_at_once([*waits], pull) == contents
+    assert supernode.pull_at_once([*waits], pull) == {name: name.encode() for name in waits}
 
 
 def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
@@ -706,17 +688,10 @@ def test_an_object_that_no_message_named_is_not_stored(node):
 
 
 def test_a_request_that_may_be_sent_again_is_left_as_it_is():
-    sent = list[Any]()
-
-    def send(request):
-        sent.append(request)
-        return request
-
-    client = SimpleNamespace(_unary_unary=send)
+    client = SimpleNamespace(_unary_unary=lambda request: request)
     supernode.ObjectCarrier().serve(client)
     request = PullAppMessagesRequest()
-    client._unary_unary(request=request)
-    assert supernode.added(sent[0], supernode.WANTED)
+    assert supernode.added(client._unary_unary(request=request), supernode.WANTED)
     assert not supernode.added(request, supernode.WANTED)
 
 

@@ -1,6 +1,5 @@
 """Rows scored over HTTP: as `fedapp predict` scores them, or a named refusal."""
 
-import asyncio
 import json
 import logging
 import re
@@ -130,34 +129,6 @@ def test_values_far_from_those_of_training_are_warned_of_everywhere(client, tabl
         run.predict(far)
     words = ["predict", str(run.path), "--data", str(far), "--output", "far.parquet"]
     assert re.search("! column 'b': 80 of 80", CliRunner().invoke(cli, words).output)
-
-
-def test_some_requests_are_scored_at_once_others_wait_and_more_are_refused(
-    client, table, monkeypatch
-):
-    score, goes, scoring, most = client.scorer.score, threading.Event(), [], [0]
-
-    def slow(columns):
-        scoring.append(1)
-        most.append(len(scoring))
-        goes.wait()
-        scoring.pop()
-        return score(columns)
-
-    async def all_at_once():
-        row = {"row": rows_of(table)[0]}
-        asked = [asyncio.ensure_future(client.asked("POST", "/score", row)) for _ in range(35)]
-        try:
-            async with asyncio.timeout(60):
-                while sum(one.done() for one in asked) < 3 or len(scoring) < 4:
-                    await asyncio.sleep(0.01)
-        finally:
-            goes.set()
-        return sorted(status for status, _ in await asyncio.gather(*asked))
-
-    monkeypatch.setattr(client.scorer, "score", slow)
-    assert asyncio.run(all_at_once()) == [200] * 32 + [503] * 3
-    assert max(most) == 4
 
 
 @pytest.mark.parametrize(
