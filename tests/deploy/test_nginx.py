@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from http.client import HTTPSConnection
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
@@ -37,23 +36,16 @@ class Coordinator:
     sites: int
     users: int
     superlink: int
-    nginx: int  # process id
 
     def ask(self, port, path, body=b"", **headers):
         """Status and body of an answer."""
-        with self.connection(port) as connection:
-            return asked(connection, path, body, **headers)
-
-    def connection(self, port):
+        given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        return closing(HTTPSConnection("localhost", port, context=context, timeout=START_SECONDS))
-
-
-def asked(connection, path, body=b"", **headers):
-    given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
-    connection.request("POST", path, body, given | headers)
-    response = connection.getresponse()
-    return response.status, response.read()
+        connection = HTTPSConnection("localhost", port, context=context, timeout=START_SECONDS)
+        with closing(connection):
+            connection.request("POST", path, body, given | headers)
+            response = connection.getresponse()
+            return response.status, response.read()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +77,7 @@ def coordinator(tmp_path_factory):
             while not is_open(port):
                 assert time.monotonic() < deadline, (parent / "log").read_text()[-2000:]
                 time.sleep(0.1)
-        yield Coordinator(folder, sites, users, superlink, processes[1].pid)
+        yield Coordinator(folder, sites, users, superlink)
     finally:
         for process in processes:
             process.terminate()
@@ -185,22 +177,3 @@ def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(
     assert len(bytes.fromhex(password)) == 32
     assert password not in (coordinator.folder / "nginx.users").read_text()
     assert (coordinator.folder / "users" / "ann.toml").stat().st_mode & 0o077 == 0
-
-
-def test_many_requests_take_one_connection_to_the_superlink(coordinator):
-    def upstream():
-        """Ports from which nginx is connected to the SuperLink."""
-        return {
-            one.laddr.port
-            for worker in psutil.Process(coordinator.nginx).children()
-            for one in worker.net_connections("tcp")
-            if one.raddr and one.raddr.port == coordinator.superlink
-        }
-
-    seen = set()
-    with coordinator.connection(coordinator.sites) as connection:
-        for _ in range(20):
-            asked(connection, "/v1/fleet/pull-messages")
-            seen |= upstream()
-    # A second, where the machine let the first be silent for more than keepalive_timeout.
-    assert 1 <= len(seen) <= 2
