@@ -223,21 +223,18 @@ def test_a_node_config_says_what_was_asked_for_to_flower_too(site):
     assert Path(config.data).is_absolute()
 
 
-def options_in(script, module):
-    """Options with which a script, which is bash, starts a module."""
+def options_in(script, name):
+    """What Flower makes of the options with which a script, which is bash, starts it."""
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text().replace("\\\n", " ")
     lines = [line.partition("&")[0].split() for line in text.splitlines()]
-    (words,) = (words for words in lines if module in words)
-    place = words.index(module)
-    assert words[1 : place + 1] == ["python", "-P", "-m", module]
-    return words[place + 1 :]
+    (words,) = (words for words in lines if f"fedapp.deploy.{name}" in words)
+    return options_of(name, words[1:])
 
 
 def test_flower_takes_the_options_of_the_superlinks_script_and_finds_it_by_its_name(federation):
     folder, _ = federation("--name", "trial", "--port", "18000")
-    words = options_in(folder / "start-superlink.sh", "fedapp.deploy.superlink")
-    given = _parse_args_run_superlink().parse_args(words)
+    given = options_in(folder / "start-superlink.sh", "superlink")
     assert given.isolation == "process"
     assert given.database == f"{folder}/superlink.db"
     assert given.enable_supernode_auth
@@ -248,8 +245,7 @@ def test_flower_takes_the_options_of_the_superlinks_script_and_finds_it_by_its_n
 
 def test_flower_takes_the_options_of_the_supernodes_script(site):
     folder, _ = site("--port", "18094", "--ca", "")
-    words = options_in(folder / "start-supernode.sh", "fedapp.deploy.supernode")
-    given = _parse_args_run_supernode().parse_args(words)
+    given = options_in(folder / "start-supernode.sh", "supernode")
     assert given.superlink == "fed.example.org:9092"
     assert given.root_certificates is None
     assert given.node_config == f"{folder}/site.toml"

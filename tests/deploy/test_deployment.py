@@ -62,11 +62,6 @@ FOREST = {
     "federated-forest.max-depth": 1,
     "federated-forest.max-features": "all",
 }
-ENCRYPTED_FOREST = FOREST | {
-    "federated-forest.labels": "paillier",
-    "federated-forest.key-bits": 512,
-    "federated-forest.insecure-small-key": "true",
-}
 EINI = {"eini.key-bits": 512, "eini.insecure-small-key": "true", "eini.unguarded": "true"}
 
 
@@ -303,10 +298,9 @@ def predicts_the_same(deployment, folder, model, inference, settings):
     ("method", "settings", "ways"),
     [
         ("federated-forest", FOREST, ("one-round", "interactive", "eini")),
-        ("federated-forest", ENCRYPTED_FOREST, ("one-round",)),
         ("secureboost", SECUREBOOST, ("interactive", "eini")),
     ],
-    ids=["forest", "forest under Paillier", "secureboost"],
+    ids=["forest", "secureboost"],
 )
 def test_a_vertical_method_across_sites_makes_the_parts_of_the_local_engine_and_predicts_the_same(
     deployment, tmp_path, method, settings, ways

@@ -156,33 +156,18 @@ sys.modules[{0!r} + "." + {1!r}] = None
 from fedapp.deploy.superexec import {2}
 {2}()
 """
-DIFFERS = """
-from fedapp.deploy import superlink, warm
-warm.DIGESTS = "[superlink] gone: gone=111111"
-superlink.main()
-"""
 EXECUTOR = "flwr.supercore.superexec.executor", "SubprocessExecutor", "main"
 ANSWERING = "flwr.supernode.runtime", "run_clientapp", "answer_message"
-KNOWN = r"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: .*"
 
 
 @pytest.mark.by_default("executor")
-@pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [
-        (DIFFERS, 0, "slow mode"),
-        (GONE.format(*EXECUTOR), 1, f"{KNOWN}SubprocessExecutor"),
-        (GONE.format(*ANSWERING), 1, f"{KNOWN}run_clientapp"),
-    ],
-    ids=["superlink", "executor", "answering"],
-)
-def test_of_another_flower_processes_start_unless_a_bundles_code_could_not_be_kept_out(
-    code, status, said
-):
-    command = [sys.executable, "-c", code, "--help"]
+@pytest.mark.parametrize("gone", [EXECUTOR, ANSWERING], ids=["executor", "answering"])
+def test_of_another_flower_no_process_starts_where_a_bundles_code_could_not_be_kept_out(gone):
+    command = [sys.executable, "-c", GONE.format(*gone), "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, "usage:" in ended.stdout) == (status, status == 0)
-    assert len(re.findall(said, ended.stderr)) == 1
+    assert (ended.returncode, ended.stdout) == (1, "")
+    rule = rf"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: .*{gone[1]}"
+    assert len(re.findall(rule, ended.stderr)) == 1
     assert "Traceback" not in ended.stderr
 
 
