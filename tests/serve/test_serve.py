@@ -517,11 +517,7 @@ A, FLAG, TOWN, ALL = 0, 3, 5, None  # places of inputs
         (ALL, {"more": 1}, "request must be an object with fields of model_name, id, parameters, "),
         (ALL, {"model_name": "x"}, "model_name must be "),
         (ALL, {"outputs": [{}]}, "outputs[0]: name must be of type str, got none"),
-        (
-            ALL,
-            {"inputs": [None]},
-            "inputs[0] must be an object with fields of name, datatype, shape",
-        ),
+        (A, {"data": b"12345678" * 2}, "input 'a' must have as many values as shape [1], got 2"),
     ],
 )
 def test_a_request_that_breaks_a_rule_is_refused(client, table, place, change, error):

@@ -213,30 +213,27 @@ NOT_OF = "version must be one that {} answers for this certificate, its active p
 TEXTS = "got texts of more than 80 characters or none"
 TOO_LONG = "body must have at most 2,000,000 bytes, got more"
 NOT_NOW = "standing-nightly must be named or all in the node config of insurer, got none"
-# By what it is: who asks whom for what, which version if not the active one, status, error.
-PEERS = {
-    "cells": ("bank", "insurer", "cells", ASKED, "", 200, ""),
-    "ahead": ("bank", "insurer", "ahead", ASKED, "", 403, NOT_NOW),
-    **{
-        f"{path} of {asked} to {asker}": (asker, asked, path, ASKED, "", 409, NOT_OF)
-        for asker, asked in (("shop", "insurer"), ("insurer", "bank"))
-        for path in ("cells", "ahead")
-    },
-    "another version": ("bank", "insurer", "cells", ASKED, "another", 409, NOT_OF),
-    "a long body": ("bank", "insurer", "cells", b" " * 2_000_001, "", 413, TOO_LONG),
-    **{
-        f"a long {text}": ("bank", "insurer", "cells", ASKED | {text: "x" * 81}, "", 422, TEXTS)
-        for text in ("purpose", "request")
-    },
-}
 
 
 @pytest.mark.parametrize(
-    ("asker", "asked", "path", "body", "version", "status", "error"), PEERS.values(), ids=PEERS
+    ("asker", "asked", "path", "body", "version", "status", "error"),
+    [
+        ("bank", "insurer", "cells", ASKED, "", 200, ""),
+        ("bank", "insurer", "ahead", ASKED, "", 403, NOT_NOW),
+        ("shop", "insurer", "cells", ASKED, "", 409, NOT_OF),
+        ("shop", "insurer", "ahead", ASKED, "", 409, NOT_OF),
+        ("insurer", "bank", "cells", ASKED, "", 409, NOT_OF),
+        ("bank", "insurer", "cells", ASKED, "another", 409, NOT_OF),
+        ("bank", "insurer", "cells", b" " * 2_000_001, "", 413, TOO_LONG),
+        ("bank", "insurer", "cells", ASKED | {"purpose": "x" * 81}, "", 422, TEXTS),
+        ("bank", "insurer", "cells", ASKED | {"request": "x" * 81}, "", 422, TEXTS),
+    ],
+    ids=lambda value: str(value)[:20],
 )
 def test_only_the_party_with_the_labels_is_answered(
     threads, asker, asked, path, body, version, status, error
 ):
+    """A version that is named is not the active one."""
     active = current("bank")[0] if asker == "bank" else "none"
     content = body if isinstance(body, bytes) else json.dumps(body)
     with as_peer(threads, asker, asked) as client:
