@@ -90,20 +90,16 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        ("federation", "a site joins by fedapp federation add"),
-        ("site", "fedapp site key --new supernode"),
-    ],
-)
-def test_nothing_that_exists_is_overwritten_but_by_the_command_that_is_named(request, name, way):
-    init = request.getfixturevalue(name)
-    folder, _ = init()
-    before = contents(folder)
-    with pytest.raises(ConfigError, match=f"must be an empty folder or a new one; .*{way}"):
-        init()
-    assert before == contents(folder)
+def test_nothing_that_exists_is_overwritten_but_by_the_command_that_is_named(federation, site):
+    for init, way in (
+        (federation, "a site joins by fedapp federation add"),
+        (site, "fedapp site key --new supernode"),
+    ):
+        folder, _ = init()
+        before = contents(folder)
+        with pytest.raises(ConfigError, match=f"must be an empty folder or a new one; .*{way}"):
+            init()
+        assert before == contents(folder)
 
 
 # Certificates and keys
@@ -578,22 +574,24 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(both):
     standing = unit(folder / "fedapp-bank-standing.service")
     assert f"{folder}/supernode.key" in standing["InaccessiblePaths"][0].split()
     assert f"{folder}/home" in standing["ReadWritePaths"]
-    condition = shlex.split(standing["ExecCondition"][0])
-    lines_that_start = ('standing-address = "bank.org:9443"', "standing-address='[::1]:9443'")
-    lines_that_do_not = ("# none", 'standing-address = ""', '# standing-address = "bank.org:9443"')
-    starting = dict.fromkeys(lines_that_start, True) | dict.fromkeys(lines_that_do_not, False)
-    for line, starts in starting.items():
-        lines = (folder / "site.toml").read_text().splitlines()
-        kept = [one for one in lines if "standing-address" not in one]
-        (folder / "site.toml").write_text("\n".join([*kept, line, ""]))
+    condition, config = shlex.split(standing["ExecCondition"][0]), folder / "site.toml"
+    kept = [one for one in config.read_text().splitlines() if "standing-address" not in one]
+    for line, starts in {
+        'standing-address = "bank.org:9443"': True,
+        "standing-address='[::1]:9443'": True,
+        "# none": False,
+        'standing-address = ""': False,
+        '# standing-address = "bank.org:9443"': False,
+    }.items():
+        config.write_text("\n".join([*kept, line, ""]))
         assert (subprocess.run(condition, check=False).returncode == 0) == starts
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_takes_the_units(both):
-    for folder in both("systemd"):
+    for folder, n_units in zip(both("systemd"), (3, 4), strict=True):
         units = [str(path) for path in folder.glob("*.service")]
-        assert len(units) == (4 if (folder / "site.toml").exists() else 3)
+        assert len(units) == n_units
         command = ["systemd-analyze", "verify", *units]
         checked = subprocess.run(command, check=False, capture_output=True, text=True)
         assert (checked.returncode, str(folder) in checked.stderr) == (0, False), checked.stderr
