@@ -5,14 +5,12 @@ import secrets
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import numpy as np
 
 from fedapp.home import app_folder
 from simulations.deployment import DRAWS, Deployment
 from tests.pages import blocks, commands_in
-from tests.tables import csv_columns
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
@@ -22,7 +20,6 @@ MANY = {"runs-per-day": "1000"}  # of all tests that share a deployment
 # Drawn, so that they are not in the app itself, which the coordinator has.
 CUSTOMER = f"customer-{secrets.token_hex(8)}"
 CLASSES = (f"repaid-{secrets.token_hex(8)}", f"unpaid-{secrets.token_hex(8)}")
-TOUR_SECONDS = 900
 PAX = {"num-boost-round": 2, "max-depth": 1, "max-bin": 16, "parties": 3}
 
 
@@ -62,26 +59,6 @@ def same_rows(folder):
     return nodes
 
 
-WORDS = ["red", "green", "blue", "grey", "ochre", "teal"]
-
-
-def with_words(nodes, prefix=""):
-    """The node configs of these tables, each with a column of text that goes by its first number;
-    with a prefix the column's name ends in the site's."""
-    found = {}
-    for seed, (name, node) in enumerate(nodes.items()):
-        path = Path(node["data"])
-        columns = {key: np.array(values) for key, values in csv_columns(path).items()}
-        first = list(columns)[1]
-        steps = np.digitize(columns[first].astype(float), [-1, -0.5, 0, 0.5, 1])
-        # What is high at one word and low at the next is no threshold of any order of names.
-        words = np.array(WORDS)[(steps * 5 + seed) % 6]
-        words[::9] = ""
-        columns[prefix + name if prefix else "word"] = words
-        found[name] = {**node, "data": write_csv(path.with_name(f"{path.stem}-text.csv"), columns)}
-    return found
-
-
 @contextmanager
 def started(folder):
     """A coordinator and three sites with the same columns, running."""
@@ -116,36 +93,24 @@ def model_in(run_dir):
     return (run_dir / "model.json").read_bytes()
 
 
-def secrets_of(deployment):
+def no_secret_is_at_the_coordinator(deployment, *run_dirs):
     """Paths, ids, labels and keys of all sites, in the forms in which they could be written."""
-    found = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
+    secret_texts = [CUSTOMER.encode(), *(name.encode() for name in CLASSES)]
     for name in SITES:
         folder = deployment.folder / name
         node = deployment.node_config(name)
-        found += [str(told).encode() for told in (folder, node["data"], node["draws-secret"])]
-        found += (folder / "supernode.key").read_bytes().splitlines()[1:-1]
+        secret_texts += [
+            str(told).encode() for told in (folder, node["data"], node["draws-secret"])
+        ]
+        secret_texts += (folder / "supernode.key").read_bytes().splitlines()[1:-1]
         for key in folder.rglob("identity.key"):
-            found += [key.read_bytes(), key.read_bytes().hex().encode()]
-    return found
-
-
-def no_secret_is_at_the_coordinator(deployment, *run_dirs):
+            secret_texts += [key.read_bytes(), key.read_bytes().hex().encode()]
     files = [*deployment.coordinators_files()]
     files += [(path, path.read_bytes()) for run_dir in run_dirs for path in run_dir.iterdir()]
     assert any(b"fleet" in content for _, content in files)
-    for secret in secrets_of(deployment):
+    for secret in secret_texts:
         assert secret
         assert [path.name for path, content in files if secret in content] == []
-
-
-def tour_commands():
-    """The commands of docs/tutorials/three-sites.md, without those that approve a run."""
-    shown = blocks(app_folder() / "docs" / "tutorials" / "three-sites.md")
-    (tables,) = (text for kind, text in shown if kind == "python")
-    commands = [
-        line for _, text in shown if "site approve" not in text for line in commands_in(text)
-    ]
-    return "\n".join([f"cat > tables.py <<'END'\n{tables}END", *commands, "wait"])
 
 
 # Approves at each site what waits there, until the run has ended.
@@ -163,8 +128,15 @@ done > approvals.log 2>&1
 
 
 def take_the_tour(folder, environment):
-    """Run the commands of docs/tutorials/three-sites.md, whose programs ``environment`` finds."""
-    started, waiting, rest = tour_commands().partition(". coordinator/env.sh\n")
+    """Run the commands of docs/tutorials/three-sites.md, whose programs ``environment`` finds,
+    without those that approve a run."""
+    shown = blocks(app_folder() / "docs" / "tutorials" / "three-sites.md")
+    (tables,) = (text for kind, text in shown if kind == "python")
+    commands = [
+        line for _, text in shown if "site approve" not in text for line in commands_in(text)
+    ]
+    tour = "\n".join([f"cat > tables.py <<'END'\n{tables}END", *commands, "wait"])
+    started, waiting, rest = tour.partition(". coordinator/env.sh\n")
     with subprocess.Popen(
         ["bash", "-ec", f"{started}({APPROVING}) &\n{waiting}{rest}"],
         stdout=subprocess.PIPE,
@@ -175,7 +147,7 @@ def take_the_tour(folder, environment):
         start_new_session=True,
     ) as script:
         try:
-            shown, _ = script.communicate(timeout=TOUR_SECONDS)
+            shown, _ = script.communicate(timeout=900)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(script.pid, signal.SIGTERM)

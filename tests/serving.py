@@ -30,7 +30,6 @@ class AppClient:
     def __init__(self, app):
         self.app, self.host = app, b"localhost:8000"
         self.headers = {}
-        self.stalls = False  # before the end of a body
 
     def ask(self, method, path, content=None):
         """Status and content: of JSON, a text, or else bytes."""
@@ -43,8 +42,6 @@ class AppClient:
         chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
 
         async def receive():
-            if self.stalls and len(chunks) < 2:
-                await asyncio.Event().wait()
             chunk = chunks.pop(0) if chunks else b""
             return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
 

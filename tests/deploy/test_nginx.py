@@ -10,11 +10,11 @@ import sys
 import time
 import tomllib
 from base64 import b64encode
+from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPSConnection
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
@@ -36,31 +36,16 @@ class Coordinator:
     sites: int
     users: int
     superlink: int
-    nginx: int  # process id
 
     def ask(self, port, path, body=b"", **headers):
         """Status and body of an answer."""
-        with self.connection(port) as connection:
-            return asked(connection, path, body, **headers)
-
-    def connection(self, port):
+        given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        return Closing("localhost", port, context=context, timeout=START_SECONDS)
-
-
-class Closing(HTTPSConnection):
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
-def asked(connection, path, body=b"", **headers):
-    given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
-    connection.request("POST", path, body, given | headers)
-    response = connection.getresponse()
-    return response.status, response.read()
+        connection = HTTPSConnection("localhost", port, context=context, timeout=START_SECONDS)
+        with closing(connection):
+            connection.request("POST", path, body, given | headers)
+            response = connection.getresponse()
+            return response.status, response.read()
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +72,12 @@ def coordinator(tmp_path_factory):
             for name in ("superlink", "nginx")
         ]
     try:
+        deadline = time.monotonic() + START_SECONDS
         for port in (superlink, sites, users):
-            wait_until_open(port, parent / "log")
-        yield Coordinator(folder, sites, users, superlink, processes[1].pid)
+            while not is_open(port):
+                assert time.monotonic() < deadline, (parent / "log").read_text()[-2000:]
+                time.sleep(0.1)
+        yield Coordinator(folder, sites, users, superlink)
     finally:
         for process in processes:
             process.terminate()
@@ -97,15 +85,9 @@ def coordinator(tmp_path_factory):
             process.wait()
 
 
-def wait_until_open(port, log):
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.1)
+def is_open(port):
+    with socket.socket() as asking:
+        return not asking.connect_ex(("127.0.0.1", port))
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +120,7 @@ def test_a_site_reaches_the_fleet_routes_without_a_password(coordinator):
         "/v1/runtime/acquire-task",
         "/health",
         "/v1/fleet/../control/list-runs",
-        "/v1/fleet/%2e%2e/control/list-runs",
         "/v1/fleet/..%2fcontrol/list-runs",
-        "/v1/fleet/../../v1/control/list-runs",
         "//v1//control/list-runs",
     ],
 )
@@ -151,7 +131,7 @@ def test_a_site_reaches_nothing_else(coordinator, ann, path):
         assert b"nginx" in body
 
 
-def test_the_control_routes_ask_for_a_password_and_take_the_users(coordinator, ann):
+def test_the_control_routes_alone_take_users_who_have_a_password(coordinator, ann):
     body = ListRunsRequest().SerializeToString()
     wrong = {"address": "ann:0@"}
     for headers in ({}, {"authorization": basic(wrong)}, {"authorization": "Bearer x"}):
@@ -160,12 +140,8 @@ def test_the_control_routes_ask_for_a_password_and_take_the_users(coordinator, a
     status, answer = coordinator.ask(coordinator.users, LIST, body, **given)
     assert status == coordinator.ask(coordinator.superlink, LIST, body)[0] == 200
     assert not ListRunsResponse.FromString(answer).run_dict
-
-
-@pytest.mark.parametrize("path", ["/v1/fleet/pull-messages", "/v1/runtime/acquire-task", "/"])
-def test_a_user_reaches_the_control_routes_alone(coordinator, ann, path):
-    status, _ = coordinator.ask(coordinator.users, path, authorization=basic(ann))
-    assert status == 403
+    for path in ("/v1/fleet/pull-messages", "/v1/runtime/acquire-task", "/"):
+        assert coordinator.ask(coordinator.users, path, **given)[0] == 403
 
 
 def test_flowers_own_command_speaks_to_the_superlink_as_a_user(coordinator, ann, tmp_path):
@@ -190,10 +166,8 @@ def test_a_run_by_a_user_with_a_wrong_password_is_refused_and_no_password_is_sho
     with pytest.raises(RunFailedError, match=rule) as caught:
         run_superlink(settings(), "federation")
     assert caught.value.log_lines == []
-    assert (
-        describe_engine("federation")
-        == f"engine federation: the SuperLink at localhost:{coordinator.users}"
-    )
+    place = f"the SuperLink at localhost:{coordinator.users}"
+    assert describe_engine("federation") == f"engine federation: {place}"
 
 
 def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(coordinator, ann):
@@ -203,22 +177,3 @@ def test_a_name_is_given_to_one_user_and_the_password_is_kept_by_its_hash_alone(
     assert len(bytes.fromhex(password)) == 32
     assert password not in (coordinator.folder / "nginx.users").read_text()
     assert (coordinator.folder / "users" / "ann.toml").stat().st_mode & 0o077 == 0
-
-
-def test_many_requests_take_one_connection_to_the_superlink(coordinator):
-    def upstream():
-        """Ports from which nginx is connected to the SuperLink."""
-        return {
-            one.laddr.port
-            for worker in psutil.Process(coordinator.nginx).children()
-            for one in worker.net_connections("tcp")
-            if one.raddr and one.raddr.port == coordinator.superlink
-        }
-
-    seen = set()
-    with coordinator.connection(coordinator.sites) as connection:
-        for _ in range(20):
-            asked(connection, "/v1/fleet/pull-messages")
-            seen |= upstream()
-    # A second, where the machine let the first be silent for more than keepalive_timeout.
-    assert 1 <= len(seen) <= 2

@@ -1,9 +1,9 @@
-"""A table of columns of all kinds, and an application that serves a model of it."""
+"""A table of columns of all kinds, and sites that score."""
 
 import numpy as np
 import pytest
 
-from tests.serving import SHORT, TOWNS, Client
+from tests.serving import TOWNS
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +24,6 @@ def table(write_table):
         day=rng.choice(days, 80),
         town=rng.choice(TOWNS, 80),
     )
-
-
-@pytest.fixture
-def client(table, settings, trained_once):
-    run = settings(data=str(table), label="y", **SHORT)
-    return Client(trained_once(run).path, most_rows=5)
 
 
 @pytest.fixture

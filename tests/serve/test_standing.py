@@ -43,11 +43,6 @@ MODELS = {
         ("binary:logistic", 2, 400),
         {"max-depth": 8, "min-child-weight": 0.0, "num-boost-round": 2},
     ),
-    "rounds lost by early stopping": (
-        (),
-        {"num-boost-round": 12, "early-stopping-rounds": 3, "eta": 1.0, "valid-fraction": 0.3},
-    ),
-    "numbers": (("reg:squarederror",), {"objective": "reg:squarederror"}),
     "a forest": ((), {"strategy": "federated-forest", "federated-forest.trees": 5}),
 }
 
@@ -145,16 +140,6 @@ def test_processes_follow_versions_from_the_first_to_none(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_another_model_replaces_one_and_is_replaced_by_it(stand):
-    sites, threads, first = stand()
-    second = sites.train(**FEW, eta=0.9)
-    for model in (second, first):
-        sites.activate(model)
-        expected = bits(sites.predicted(model))
-        assert scored(threads, ids()) == {name: expected[name] for name in ids()}
-
-
-@pytest.mark.slow
 def test_activations_that_end_halfway_leave_the_version_that_answers(stand, monkeypatch):
     sites, threads, model = stand()
     name, before, switched = ids()[0], current("bank")[0], Agreeing.switch_version
@@ -206,17 +191,16 @@ def test_a_refresh_of_other_rows_than_those_of_now_is_refused(tmp_path, monkeypa
 
 # Addresses and certificates
 
-FORMS = {
-    "no certificate": ({"certificate": "none"}, "must be one certificate in PEM"),
-    "two": ({"certificate": "two"}, "must be one certificate in PEM, and nothing else, got more"),
-    "another party's": ({"certificate": "one"}, "must be of one party"),
-    "no port": ({"address": "insurer.org"}, "must be HOST:PORT, got 'insurer.org'"),
-    "a path": ({"address": "insurer.org/x:1"}, "must be HOST:PORT"),
-    "no address": ({}, "standing-address must be set in the node config"),
-}
 
-
-@pytest.mark.parametrize(("change", "rule"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"certificate": "two"}, "must be one certificate in PEM, and nothing else, got more"),
+        ({"certificate": "one"}, "must be of one party"),
+        ({"address": "insurer.org"}, "must be HOST:PORT, got 'insurer.org'"),
+        ({}, "standing-address must be set in the node config"),
+    ],
+)
 def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
     tmp_path, monkeypatch, change, rule
 ):
@@ -225,7 +209,7 @@ def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
 
     def sent(address, content, *more):
         if address.endswith(str(sites.peer_ports["insurer"])):
-            contents = {"one": bank, "two": bytes(content) + bank, "none": b"hello"}
+            contents = {"one": bank, "two": bytes(content) + bank}
             content = np.frombuffer(contents.get(change.get("certificate", ""), content), np.uint8)
             address = change.get("address", address)
         return Address(address, content, *more)
@@ -244,17 +228,12 @@ def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
     assert current("bank") == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("text", "due"),
-    [
-        *((text, 1) for text in ("a.org:1", "[::1]:9", "1.2.3.4:65535")),
-        *((text, 0) for text in ("a:0", "a:65536", "[:]:1", "a b:1", "a@b:1", "a?b:1", "%%:1")),
-    ],
-)
-def test_an_address_has_a_host_and_a_port(text, due):
-    assert is_address(text) == due
-    if due:
+def test_an_address_has_a_host_and_a_port():
+    for text in ("a.org:1", "[::1]:9", "1.2.3.4:65535"):
+        assert is_address(text)
         httpx.URL(f"https://{text}")
+    for text in ("a:0", "a:65536", "[:]:1", "a b:1", "a@b:1", "a?b:1", "%%:1", "a/b:1"):
+        assert not is_address(text)
 
 
 # Limits of a second and of a day

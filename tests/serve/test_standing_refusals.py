@@ -9,13 +9,9 @@ import socket
 import ssl
 import threading
 from contextlib import contextmanager, suppress
-from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn")
@@ -26,7 +22,7 @@ from starlette.responses import Response  # noqa: E402
 
 from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.crypto.certificates import own_certificate  # noqa: E402
-from fedapp.errors import ConfigError, DataError  # noqa: E402
+from fedapp.errors import ConfigError  # noqa: E402
 from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint, peers  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
@@ -48,7 +44,6 @@ from tests.serve.standing import (  # noqa: E402
     tables,
     until,
 )
-from tests.serving import JSON  # noqa: E402
 
 ASKED = {"rows": [0], "purpose": "", "request": ""}
 TABLES = ("binary:logistic", 3)
@@ -132,8 +127,6 @@ REQUESTS = {
     "rows a second": score(
         {"ids": [*range(5)]}, f"insurer: rows must be <= 2{LIMIT}", 429, insurer=SLOW
     ),
-    "fewer rows a second": score({"ids": [0, 1]}, insurer=SLOW),
-    "different rows": score({"ids": [*range(4)]}, insurer=FEW_ROWS),
     "one row twice": score(
         {"ids": [0, 1, 2, 2]}, f"insurer: {LEAST.format(4, 3)}", insurer=FEW_ROWS
     ),
@@ -147,25 +140,15 @@ REQUESTS = {
     ),
     "the bank withdraws": score({"id": 0}, WITHDRAWN.format("bank"), 503, bank=WITHDRAWS),
     "nobody": score({"ids": ["nobody"]}, UNKNOWN),
-    "somebody and nobody": score({"ids": [0, "nobody"]}, UNKNOWN),
     "a long purpose": score({"id": 0, "purpose": "x" * 81}, LONG),
     "another way": score({"id": 0, "way": "fast"}, "way must be live or nightly, got fast"),
     "all, of none": night({"all": True}, AHEAD.format("named or all", "none"), 403),
-    "some, of none": night(NINE, AHEAD.format("named or all", "none"), 403),
     "all, of named": night({"all": True}, AHEAD.format("all", "named"), 403, **NAMED),
     "some, of named": night(NINE, **NAMED),
     "all, of all": night({"all": True}, **NIGHTLY),
     "few of named": night(NINE, f"insurer: {LEAST.format(10, 9)}", **NAMED, standing_least_rows=10),
-    "few of all": night(
-        {"ids": [0]}, f"insurer: {LEAST.format(10, 1)}", **NIGHTLY, standing_least_rows=10
-    ),
     "all are not few": night({"all": True}, **NIGHTLY, standing_least_rows=10**6),
-    "no rows": night({}, NIGHT),
-    "no ids": night({"ids": []}, NIGHT),
     "a text": night({"ids": "c1"}, NIGHT),
-    "no texts": night({"ids": [None]}, NIGHT),
-    "not all": night({"all": False}, NIGHT),
-    "one is not true": night({"all": 1}, NIGHT),
     "all and some": night({"all": True, "ids": ["c1"]}, NIGHT),
 }
 
@@ -205,16 +188,8 @@ def test_a_request_is_answered_or_refused_with_a_line(
     [
         ({"host": "evil.example"}, 400, "host must be one of 127.0.0.1, ::1, localhost (--allow-"),
         ({"origin": "https://evil.example"}, 403, "origin must be that of host {host}, or left ou"),
-        ({"origin": "null"}, 403, "origin must be that of host {host}, or left out, got 'null'"),
         ({"content-type": "text/plain"}, 415, "content-type must be application/json, got 'text"),
-        (
-            {"content-type": "application/x-www-form-urlencoded"},
-            *(415, "content-type must be application/json, got 'application/x-www"),
-        ),
         ({"origin": "http://{host}", "content-type": "Application/JSON; charset=utf-8"}, 200, ""),
-        ({"host": "localhost:80"}, 200, ""),
-        ({"host": "[::1]"}, 200, ""),
-        ({}, 200, ""),
     ],
 )
 def test_a_page_of_another_site_gets_no_score_and_sends_nothing(threads, headers, status, rule):
@@ -238,30 +213,27 @@ NOT_OF = "version must be one that {} answers for this certificate, its active p
 TEXTS = "got texts of more than 80 characters or none"
 TOO_LONG = "body must have at most 2,000,000 bytes, got more"
 NOT_NOW = "standing-nightly must be named or all in the node config of insurer, got none"
-# By what it is: who asks whom for what, which version if not the active one, status, error.
-PEERS = {
-    "cells": ("bank", "insurer", "cells", ASKED, "", 200, ""),
-    "ahead": ("bank", "insurer", "ahead", ASKED, "", 403, NOT_NOW),
-    **{
-        f"{path} of {asked} to {asker}": (asker, asked, path, ASKED, "", 409, NOT_OF)
-        for asker, asked in (("shop", "insurer"), ("insurer", "bank"))
-        for path in ("cells", "ahead")
-    },
-    "another version": ("bank", "insurer", "cells", ASKED, "another", 409, NOT_OF),
-    "a long body": ("bank", "insurer", "cells", b" " * 2_000_001, "", 413, TOO_LONG),
-    **{
-        f"a long {text}": ("bank", "insurer", "cells", ASKED | {text: "x" * 81}, "", 422, TEXTS)
-        for text in ("purpose", "request")
-    },
-}
 
 
 @pytest.mark.parametrize(
-    ("asker", "asked", "path", "body", "version", "status", "error"), PEERS.values(), ids=PEERS
+    ("asker", "asked", "path", "body", "version", "status", "error"),
+    [
+        ("bank", "insurer", "cells", ASKED, "", 200, ""),
+        ("bank", "insurer", "ahead", ASKED, "", 403, NOT_NOW),
+        ("shop", "insurer", "cells", ASKED, "", 409, NOT_OF),
+        ("shop", "insurer", "ahead", ASKED, "", 409, NOT_OF),
+        ("insurer", "bank", "cells", ASKED, "", 409, NOT_OF),
+        ("bank", "insurer", "cells", ASKED, "another", 409, NOT_OF),
+        ("bank", "insurer", "cells", b" " * 2_000_001, "", 413, TOO_LONG),
+        ("bank", "insurer", "cells", ASKED | {"purpose": "x" * 81}, "", 422, TEXTS),
+        ("bank", "insurer", "cells", ASKED | {"request": "x" * 81}, "", 422, TEXTS),
+    ],
+    ids=lambda value: str(value)[:20],
 )
 def test_only_the_party_with_the_labels_is_answered(
     threads, asker, asked, path, body, version, status, error
 ):
+    """A version that is named is not the active one."""
     active = current("bank")[0] if asker == "bank" else "none"
     content = body if isinstance(body, bytes) else json.dumps(body)
     with as_peer(threads, asker, asked) as client:
@@ -275,62 +247,22 @@ def test_only_the_party_with_the_labels_is_answered(
         assert logged(asked)[-1]["outcome"].startswith(f"refused: {refusal[:40]}")
 
 
-FIELDS = st.fixed_dictionaries(
-    {}, optional={"rows": JSON, "purpose": JSON, "request": JSON, "all": JSON}
-)
-
-
 def test_malformed_requests_are_refused_each_with_a_line(threads, monkeypatch):
     monkeypatch.setattr("fedapp.serve.versions.LISTED", 10**6)
     n_rows, path = len(ids()), f"/cells/{current('bank')[0]}"
+    rule = "rows must be 1 to 10000 numbers of rows"
+    rows = ([n_rows], [-1], [0.5], ["0"], [True], [], [0] * 10_001, "0", None)
+    bodies = [(json.dumps(ASKED | {"rows": one}).encode(), rule) for one in rows]
+    texts = (b"", b"[]", b"\xff", b"[" * 10**5, b'{"rows": [0], "purpose": 1, "request": ""}')
     with as_peer(threads) as client:
-
-        @examples(max_examples=10, deadline=None)
-        @given(FIELDS.map(lambda fields: json.dumps(fields).encode()) | st.binary(max_size=60))
-        def ask(body):
+        for body, rule in [*bodies, *((text, "") for text in texts)]:
             count = len(logged("insurer"))
             reply = client.post(path, content=body)
-            (line,) = logged("insurer")[count:]
-            assert line["outcome"].startswith("answered" if reply.status_code == 200 else "refused")
-            if reply.status_code == 200:
-                document = json.loads(body)
-                assert all(type(row) is int and 0 <= row < n_rows for row in document["rows"])
-                assert document["rows"]
-                assert isinstance(document["purpose"], str)
-            else:
-                assert reply.status_code == 422
-                assert " must be " in reply.json()["error"]
-
-        ask()
-        for rows in ([n_rows], [-1], [0.5], ["0"], [True], [], [0] * 10_001, "0", None):
-            reply = client.post(path, json={"rows": rows, "purpose": "", "request": ""})
             assert reply.status_code == 422
-            assert reply.json()["error"].startswith("rows must be 1 to 10000 numbers of rows")
-
-
-def test_a_site_gives_rows_to_no_other_certificate_than_the_pinned_one(threads, tmp_path):
-    pair = own_certificate("insurer")  # the name alone proves nothing
-    (tmp_path / "tls.pem").write_bytes(pair.secret + pair.public)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "tls.pem")
-    site = threads.site["bank"]
-    pinned = site.versions[site.current].agreed.peers["insurer"].certificate
-    received = []
-
-    def accept():
-        raw, _ = server.accept()
-        fails = pytest.raises((ssl.SSLError, ConnectionError))
-        with raw, fails, context.wrap_socket(raw, server_side=True) as secure:
-            received.append(secure.recv(100))
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=accept)
-        thread.start()
-        address = "https://{}:{}".format(*server.getsockname())
-        with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
-            httpx.post(address, json=ASKED, verify=site.context_to(pinned))
-        thread.join()
-    assert received == []
+            assert reply.json()["error"].startswith(rule)
+            assert " must " in reply.json()["error"]
+            (line,) = logged("insurer")[count:]
+            assert line["outcome"].startswith("refused")
 
 
 def test_a_stranger_gets_no_connection(threads, tmp_path):
@@ -422,15 +354,17 @@ def test_a_party_that_is_gone_is_named_until_it_answers(threads):
 
 # Node configs, tables and versions that change
 
-UNREADABLE = {
-    "gone": lambda path: path.unlink(),
-    "half": lambda path: path.write_text(path.read_text()[:40]),
-    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-}
 
-
-@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.write_text(path.read_text()[:40]),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+    ids=["gone", "half", "not UTF-8", "a folder"],
+)
 def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(threads, spoil):
     path, name = threads.sites.config("insurer"), ids()[0]
     before, text = path.stat(), path.read_text()
@@ -457,33 +391,6 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(threads, monkeypat
         path.touch()
         assert live(threads, name)[0] == 403
     until(lambda: live(threads, name)[0] == 200)
-
-
-def test_who_is_being_answered_is_answered_while_the_table_changes(threads, monkeypatch):
-    names, cells = ids(), peers._cells
-    expected = scored(threads, names[:2], way="live")
-    asked, may_end, answers = threading.Event(), threading.Event(), []
-
-    async def late(version, rows):
-        if rows[0] == 0:
-            asked.set()
-            await asyncio.to_thread(may_end.wait)
-        return await cells(version, rows)
-
-    monkeypatch.setattr(peers, "_cells", late)
-    ask = lambda: answers.append(scored(threads, names[:1], way="live"))  # noqa: E731
-    asking = threading.Thread(target=ask)
-    asking.start()
-    asked.wait()
-    site = threads.site["bank"]
-    before = site.versions[site.current]
-    threads.sites.write_table("bank", tables(*TABLES)["bank"].slice(0))
-    until(lambda: site.versions[site.current] is not before)
-    reply = httpx.post(f"{threads.sites.url()}/score", json={"id": names[1], "way": "live"})
-    assert tuple(reply.json()["scores"].values()) == expected[names[1]]
-    may_end.set()
-    asking.join()
-    assert answers == [{names[0]: expected[names[0]]}]
 
 
 def test_what_a_table_lacks_is_refused_and_not_named_to_others(threads):
@@ -588,26 +495,6 @@ def test_a_site_sees_beforehand_what_its_cells_show(threads, monkeypatch):
     assert shown_at("bank") == {}
 
 
-def test_scores_are_in_the_sites_log_and_shown(threads, tmp_path):
-    scored(threads, ids()[:3], purpose="rare", way="live")
-    (folder := tmp_path / "bank").mkdir()
-    (folder / "site.toml").write_text('name = "bank"\ndata = "rows.csv"\n')
-    (folder / "home").symlink_to(home())
-    show = partial(CliRunner().invoke, site_app)
-    shown = show(["log", "--site", str(folder), "--event", "score"])
-    assert shown.exit_code == 0
-    *_, line, end = shown.output.splitlines()
-    assert json.loads(line)["purpose"] == "rare"
-    assert "lines, each as it was written, signed to line" in end
-    path = home() / "sites" / "bank" / LOG
-    whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"rare", b"fair"))
-    error = show(["log", "--site", str(folder)]).exception
-    path.write_bytes(whole)
-    assert isinstance(error, DataError)
-    assert "must have every line as it was written, got: line" in str(error)
-
-
 # Cells that were sent ahead
 
 
@@ -689,7 +576,6 @@ def cells_of(value):
 # By what it is: what is in place of names in ``fedapp.serve``, status, error.
 ANSWERS = {
     "no JSON": (replied(422, b"[" * 10**5), 422, "answered with status 422$"),
-    "no error": (replied(429, b"[]"), 429, "answered with status 429$"),
     "another place": (replied(302, b""), 502, "answered with status 302$"),
     "half a character": (replied(403, b'{"error": "\\ud800"}'), 403, r"\?$"),
     "no such path": (replied(404, b'{"error": "Not Found"}'), 502, "Not Found$"),
@@ -698,9 +584,7 @@ ANSWERS = {
         *(502, "answer must have at most 0 bytes, got more$"),
     ),
     "zeros": (altered(cells_of(0)), 502, "cells must leave every row one leaf"),
-    "ones": (altered(cells_of(255)), 502, "cells must leave every row one leaf"),
     "nothing": (altered(lambda data: b""), 502, "cells must"),
-    "other bytes": (altered(lambda data: b"{}"), 502, "cells must"),
     "half": (altered(lambda data: data[: len(data) // 2]), 502, "cells must"),
 }
 
@@ -718,11 +602,11 @@ def test_a_partys_refusal_or_false_answer_is_passed_on_in_its_name(
 
 
 @contextmanager
-def in_place_of_the_insurer(threads, reply):
-    """A server with the insurer's certificate."""
+def in_place_of_the_insurer(threads, certificate, reply):
+    """What a server of this certificate receives."""
     threads.stop("insurer")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder_of("insurer") / "tls.pem")
+    context, received = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), list[bytes]()
+    context.load_cert_chain(certificate)
     server = socket.create_server(("127.0.0.1", threads.sites.peer_ports["insurer"]))
 
     def answer():
@@ -733,14 +617,14 @@ def in_place_of_the_insurer(threads, reply):
                 except OSError:
                     return
                 with raw, context.wrap_socket(raw, server_side=True) as secure:
-                    secure.recv(65536)
+                    received.append(secure.recv(65536))
                     secure.sendall(reply)
                     secure.unwrap()
 
     thread = threading.Thread(target=answer)
     thread.start()
     try:
-        yield
+        yield received
     finally:
         server.shutdown(socket.SHUT_RDWR)
         server.close()
@@ -753,16 +637,23 @@ PACKED += b"content-encoding: gzip\r\n\r\nhello"
 
 
 @pytest.mark.parametrize(
-    ("reply", "status", "text"),
+    ("is_pinned", "reply", "status", "text"),
     [
-        (b"SSH-2.0\r\n", 504, "insurer must answer at"),
-        (PACKED, 502, "insurer: part of the model must be the one"),  # nothing is unpacked
+        (True, b"SSH-2.0\r\n", 504, "insurer must answer at"),
+        (True, PACKED, 502, "insurer: part of the model must be the one"),  # nothing is unpacked
+        (False, PACKED, 504, "insurer must answer at"),  # the name alone proves nothing
     ],
-    ids=["no HTTP", "packed, but not"],
+    ids=["no HTTP", "packed, but not", "another certificate"],
 )
-def test_an_answer_of_another_form_is_refused_with_a_line(threads, reply, status, text):
-    with in_place_of_the_insurer(threads, reply):
+def test_rows_go_to_the_pinned_certificate_only_and_an_answer_of_another_form_is_refused(
+    threads, tmp_path, is_pinned, reply, status, text
+):
+    pair = own_certificate("insurer")
+    (other := tmp_path / "tls.pem").write_bytes(pair.secret + pair.public)
+    certificate = folder_of("insurer") / "tls.pem" if is_pinned else other
+    with in_place_of_the_insurer(threads, certificate, reply) as received:
         got, content = live(threads, ids()[0])
+        assert bool(received) == is_pinned
     assert (got, content["error"][: len(text)]) == (status, text)
     assert logged("bank")[-1]["outcome"] == f"refused: {content['error']}"
 
@@ -779,26 +670,24 @@ def test_another_part_of_the_model_gives_no_score(threads):
         assert reply.get("error", rule).startswith(rule)
 
 
-@pytest.mark.parametrize("days", ["none", "soon", "nan", "inf", "-1"])
-def test_days_that_are_no_number_are_refused(threads, configure, monkeypatch, days):
+@pytest.mark.parametrize("days", ["none", "soon", "nan", "-1"])
+def test_days_that_are_no_number_and_cells_that_cannot_be_stored_are_refused(
+    threads, configure, monkeypatch, days
+):
     def answer(content, headers):
         given = {name: value for name, value in headers.items() if name != "fedapp-days"}
         return Response(content, headers=given | ({} if days == "none" else {"fedapp-days": days}))
 
-    for site in ("insurer", "shop"):
-        configure(site, standing_nightly="all")
-    monkeypatch.setattr("fedapp.serve.peers.Response", answer)
-    rule = f"insurer: fedapp-days must be a number of days, got {days}"
-    assert nightly(threads, all=True) == (502, {"error": rule})
-    assert logged("bank")[-1]["outcome"] == f"refused: {rule}"
-
-
-def test_cells_that_cannot_be_stored_do_not_count(threads, configure, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")
 
     for site in ("insurer", "shop"):
         configure(site, standing_nightly="all")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.serve.peers.Response", answer)
+        rule = f"insurer: fedapp-days must be a number of days, got {days}"
+        assert nightly(threads, all=True) == (502, {"error": rule})
+    assert logged("bank")[-1]["outcome"] == f"refused: {rule}"
     monkeypatch.setattr("fedapp.serve.ahead.Ahead.write", full)
     rule = "cells of insurer must be stored, got: No space left on device"
     assert nightly(threads, all=True) == (503, {"error": rule})
@@ -807,25 +696,17 @@ def test_cells_that_cannot_be_stored_do_not_count(threads, configure, monkeypatc
 # The log
 
 
-@contextmanager
-def full_disk(site):
-    """A log that takes half a line more."""
+@pytest.mark.parametrize("site", ["bank", "insurer"])
+def test_where_the_log_takes_no_line_there_is_no_answer(threads, site, monkeypatch):
+    name, n_lines = ids()[0], len(logged(site))
     write, is_log = os.write, str(home() / "sites" / site / LOG)
 
-    def short(file, data):
-        if os.readlink(f"/proc/self/fd/{file}") != is_log:
-            return write(file, data)
-        return write(file, data[: len(data) // 2])
+    def half(file, data):  # a full disk
+        is_whole = os.readlink(f"/proc/self/fd/{file}") != is_log
+        return write(file, data if is_whole else data[: len(data) // 2])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedapp.site.log.os.write", short)
-        yield
-
-
-@pytest.mark.parametrize("site", ["bank", "insurer"])
-def test_where_the_log_takes_no_line_there_is_no_answer(threads, site):
-    name, n_lines = ids()[0], len(logged(site))
-    with full_disk(site):
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.site.log.os.write", half)
         status, reply = live(threads, name)
     assert status in (502, 503, 504)
     assert f"log of {site} must take a line before an answer leaves" in reply["error"]
