@@ -5,18 +5,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import beta
 
 from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
 from fedapp.audit.bins import solved
-from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.errors import ConfigError, FedappError
-from fedapp.histograms.sketch import Descent, digit_counts
-from fedapp.messages.pax_secure import PrivateCountRequest
 from fedapp.trees.model import LEAF
-from simulations import __main__ as every
-from simulations.attack import Attack, Outcome, attack_main, attack_results
+from simulations.attack import Attack, Outcome, attack_results
 from simulations.attacks import (
     canaries,
     crafted,
@@ -24,7 +19,6 @@ from simulations.attacks import (
     eini_paths,
     false_sums,
     horizontal,
-    redraws,
     vertical,
 )
 from simulations.options import command
@@ -68,23 +62,6 @@ def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tm
     assert len(asked) == n_runs
     list(attack_results(attack(asked), seeds=3, output=tmp_path))
     assert {one["seed"] for one in asked[n_runs:]} == {2}
-
-
-def test_a_command_prints_a_table_and_where_runs_are_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["attacks", "--data", "first"])
-    attack_main(attack([]))
-    out = capsys.readouterr().out
-    assert ["name", "first", "default", "0.500"] in [line.split()[:4] for line in out.splitlines()]
-    assert out.endswith("\neach run is kept in runs/attacks/name\n")
-    assert (tmp_path / "runs/attacks/name/first, default, seed 0.json").is_file()
-
-
-@pytest.mark.parametrize("name", every.TABLED)
-def test_an_attack_is_called_like_its_command_and_tried_on_two_sets(name):
-    found = every.study_of("attacks", name)
-    assert found.name == name
-    assert min(len(found.data), len(found.ways)) >= 2
 
 
 def test_runs_that_the_attack_is_not_for_are_refused(settings):
@@ -169,22 +146,6 @@ def test_rows_are_rebuilt_from_honest_sums_unless_bins_have_several(
     assert bool(found["rebuilt"]) == (least == 0)
 
 
-@pytest.mark.slow
-def test_all_rows_that_have_a_bit_are_read_in_one_round_and_no_other():
-    config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
-    deep, root = (
-        crafted.attack_once({**config, "max-depth": depth, **more}, "none")
-        for depth, more in ((3, {}), (1, {"test-fraction": 0.5}))
-    )
-    assert deep["rows"] < deep["readable"] == readable_rows(grouped_layouts(384, 114, 1), 3)
-    assert deep["cells"] == deep["all_cells"] == 114 * 5
-    assert root["readable"] == readable_rows(grouped_layouts(384, 285, 1), 1) == 126
-    assert root["cells"] == 126 * 5 < root["all_cells"]
-    plain, rough = crafted.compared({**config, "num-boost-round": 1}, ("none", "hessians 32"), 384)
-    assert plain["differ"] == rough["differ"] == 0 < plain["nodes"]
-    assert plain["readable"] == rough["readable"]
-
-
 def test_fewer_bits_of_precision_are_as_many_rows_fewer():
     config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
     line = crafted.attack_once(config, "precision 28")
@@ -196,8 +157,6 @@ def test_fewer_bits_of_precision_are_as_many_rows_fewer():
 
 STUMPS = {**crafted_sums.SECUREBOOST, **crafted_sums.STUMPS, "test-fraction": 0.97}
 STUMPS |= {"num-boost-round": 5, "eta": 0.1}
-DEEP = {**crafted_sums.SECUREBOOST, **crafted_sums.DEEP, "test-fraction": 0.99}
-DEEP |= {"num-boost-round": 4, "max-depth": 5}
 LABELS = np.random.default_rng(0).integers(0, 2, 300)
 
 
@@ -212,16 +171,6 @@ def test_sums_that_are_not_checked_show_labels_and_checked_ones_end_the_run(
     assert before == {"rounds": 5, "labels": n_labels, "right": n_labels, "ended": ""}
     assert (after["rounds"] <= 2, after["labels"] <= 4) == (True, True)
     assert "of column" in after["ended"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lie", "config"), [("made-up columns", STUMPS), ("made-up categories", DEEP)]
-)
-def test_columns_that_are_made_up_with_their_rows_show_labels_all_the_same(real_data, lie, config):
-    line = crafted_sums.lied(config, lie, "all")
-    assert not line["ended"]
-    assert line["right"] == line["labels"] > 10
 
 
 def test_labels_are_read_from_exact_figures_fewer_from_rounded_ones_and_none_without():
@@ -253,19 +202,6 @@ def test_a_forest_ends_whose_rows_go_elsewhere_than_their_sums():
     assert not true["ended"]  # of columns that a table could have nothing is false
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("forgets", [False, True])
-def test_labels_are_certain_after_two_runs_if_the_second_draws_anew(monkeypatch, forgets):
-    if forgets:
-        monkeypatch.setattr("fedapp.site.labels.write_atomically", lambda *_, **__: None)
-    lines = list(redraws.label_redraws(epsilons=(2.0,)))
-    assert [line["of"] for line in lines] == [2940, 3000]
-    by_classes, changed = (line["certain"] for line in lines)
-    assert by_classes == 0
-    assert changed > 20 if forgets else changed == 0
-    assert all(line["right"] == line["certain"] for line in lines)
-
-
 # Labels from nodes
 
 
@@ -288,13 +224,6 @@ def test_groups_that_share_a_row_become_one_and_the_two_largest_are_named():
     assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
 
 
-def test_rows_in_the_same_nodes_are_embedded_alike():
-    nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
-    found = grouped.embedded([nodes[:1], nodes[1:]])
-    assert np.allclose(found[::2], found[1::2])
-    assert not np.allclose(found[0], found[2])
-
-
 def test_bins_are_solved_for_where_sums_are_as_many_as_rows():
     rng = np.random.default_rng(3)
     # Of the second column the third bin is that of missing values.
@@ -304,56 +233,6 @@ def test_bins_are_solved_for_where_sums_are_as_many_as_rows():
     columns = zip(codes.T, widths.tolist(), strict=True)
     members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
     assert np.array_equal(solved(coefficients, coefficients @ members, widths), codes)
-
-
-def test_equations_that_say_the_same_again_do_not_mislead():
-    """Sums are rounded: of equal equations the difference is noise, and is dropped."""
-    rng = np.random.default_rng(4)
-    codes = rng.integers(0, 4, size=60)
-    coefficients = rng.normal(size=(10, 60))
-    coefficients[1::2] = rng.uniform(0.1, 1, size=(5, 60))
-    coefficients[1] = 0.25
-    sums = coefficients @ (codes[:, None] == np.arange(4))
-    again = np.concatenate([coefficients, coefficients + 1e-12 * rng.normal(size=(10, 60))])
-    noise = 1e-10 * rng.normal(size=(20, 4))
-    once = solved(coefficients, sums, np.array([4]))[:, 0]
-    twice = solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
-    assert float(np.mean(once == codes)) > 0.5
-    assert float(np.mean(once == twice)) > 0.9
-
-
-def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum():
-    rng = np.random.default_rng(5)
-    options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
-    chosen = [2, 0, 3, 1, 0]
-    total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
-    assert eini_paths.the_way(options, total + 1, slack=1) == chosen
-    assert eini_paths.the_way(options, total + 2, slack=1) == []
-    assert eini_paths.the_way(options, total, slack=1, most=11) is None
-    options[4][1] = options[4][0]
-    assert eini_paths.the_way(options, total, slack=1) == []
-
-
-# Members
-
-
-def members_and_others(shift, rng):
-    """200 rows, of which half are members, whose margins are larger by a shift."""
-    members = np.arange(200) < 100
-    return scored.ScoredRows(rng.normal(size=200) + shift * members, members)
-
-
-def test_members_are_told_from_others_by_their_margins_alone():
-    rng = np.random.default_rng(0)
-    tied = scored.ScoredRows(np.zeros(200), np.arange(200) < 100)
-    alike = [members_and_others(0, rng) for _ in range(20)]
-    assert abs(np.mean([horizontal.advantage(one, rng) for one in alike])) < 0.06
-    assert horizontal.advantage(members_and_others(9, rng), rng) > 0.95
-    assert horizontal.advantage(tied, rng) == 0.0
-    # Above all but one in a hundred others:
-    assert np.mean([scored.caught(one) for one in alike]) < 0.05
-    assert scored.caught(members_and_others(9, rng)) == 1.0
-    assert scored.caught(tied) == 0.0
 
 
 def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_row():
@@ -366,17 +245,6 @@ def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_
     assert found.members.tolist() == [True, False]
     own = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
     np.testing.assert_allclose(horizontal.own_margins(own), [-0.1, 3, 2], rtol=1e-6)
-
-
-# Audits of epsilon
-
-
-def test_without_delta_a_bound_is_that_of_a_share_of_correct_guesses():
-    for n_guesses, n_correct in ((10, 9), (100, 64), (1000, 1000)):
-        share = float(beta.ppf(0.05, n_correct, n_guesses - n_correct + 1))
-        bound = canaries.lower_bound(0.0, 1000, n_guesses, n_correct, 0.05)
-        assert bound == pytest.approx(math.log(share / (1 - share)), abs=1e-9)
-    assert canaries.lower_bound(0.0, 1000, 100, 50, 0.05) == 0.0
 
 
 def test_a_probability_counts_all_outcomes_and_what_delta_allows():
@@ -392,30 +260,6 @@ def test_a_probability_counts_all_outcomes_and_what_delta_allows():
     found = canaries.p_value(epsilon, delta, n_canaries, n_guesses, n_correct)
     assert found == pytest.approx(expected)
     assert canaries.p_value(epsilon, 0.0, n_canaries, n_guesses, 0) == 1.0
-
-
-def test_the_most_certain_guesses_come_first():
-    coins = np.array([1, 0] * 50)
-    scores = 0.5 + 0.1 * np.where(np.arange(100) < 90, 0.5 - coins, 10 * (coins - 0.5))
-    found = canaries.audited(scores, coins, 0.0)
-    assert (found["guesses"], found["correct"]) == (10, 10)
-    assert found["bound"] == pytest.approx(canaries.lower_bound(0.0, 100, 10, 10, 0.025))
-    certain = canaries.audited(np.where(coins == 1, 0.6, 0.4), coins, 0.0)
-    assert certain["guesses"] == 100
-
-
-def test_an_attacker_finds_the_count_that_a_value_is_in():
-    values = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    descent = Descent(np.ones(3, dtype=bool), n_bins=8, lightest=4)
-    for digit in range(4):
-        prefixes, offsets = descent.wanted()
-        counts = digit_counts(values, np.ones(50, dtype=np.int64), prefixes, offsets, digit)
-        if digit:
-            request = PrivateCountRequest(digit, prefixes, offsets)
-            cells = canaries.in_prefixes(request, values)
-            found = np.bincount(cells[cells >= 0], minlength=counts.size)
-            np.testing.assert_array_equal(found, counts.ravel())
-        descent.take(counts)
 
 
 @pytest.mark.slow

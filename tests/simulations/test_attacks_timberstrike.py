@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, drawn, first_counts, matched
-from fedapp.trees.model import LEAF, NODE
+from fedapp.trees.model import LEAF
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
-from simulations.attacks.horizontal import VALUES, attack_trees, moved
+from simulations.attacks.horizontal import VALUES, attack_trees
 
 ETA, LAMBDA, MARGIN = 0.3, 1.0, -0.5
 N_ROWS, N_COLUMNS, ROUNDS = 120, 4, 12
@@ -71,16 +71,6 @@ def test_trees_tell_more_of_their_rows_than_the_bounds_of_columns(trees, tells_h
 HALVES = np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]])
 
 
-def test_a_split_outside_of_its_box_leaves_one_box():
-    tree = np.zeros(5, dtype=NODE)
-    tree["left"], tree["value"] = [1, LEAF, 3, LEAF, LEAF], [0, 1, 0, 2, 3]
-    tree["threshold"][[0, 2]] = 5.0, 4.0
-    leaves = Leaves.of(tree, n_columns=1, step=1.0)
-    assert leaves.steps.tolist() == [1.0, 3.0]
-    assert leaves.lows.tolist() == [[-np.inf], [5.0]]
-    assert leaves.highs.tolist() == [[5.0], [np.inf]]
-
-
 def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
     margins = np.array([-1.0, -1.0, 0.5, 0.5, 2.0])
     labels = np.array([0.0, 0.0, 1.0, 1.0, 0.0])
@@ -100,15 +90,6 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
         assert dealt(rows, leaves, LAMBDA)[3] == 1
 
 
-def test_a_tree_of_others_moves_rows_by_the_leaves_that_are_open_to_them():
-    steps, hessians = np.array([-1.0, 1.0]), np.array([3.0, 1.0])
-    leaves = Leaves(*HALVES, steps, hessians, steps)
-    ends = np.array([[-np.inf, np.inf], [-np.inf, 0.0], [0.0, np.inf]])
-    rows = Rows(ends[:, :1], ends[:, 1:], np.zeros(3), np.zeros(3))
-    rows.move(leaves)
-    assert rows.margins.tolist() == [-0.5, -1.0, 1.0]
-
-
 def test_values_are_drawn_from_the_range_of_a_row():
     own = np.array([[1.0, 0.0], [2.0, 0.0], [4.0, 1.0], [5.0, 1.0]])
     ends = np.array([[-np.inf, np.inf], [1.5, np.inf], [1.5, 3.0], [6.0, np.inf], [-np.inf, 0.5]])
@@ -118,13 +99,6 @@ def test_values_are_drawn_from_the_range_of_a_row():
         assert labels.tolist() == rows.labels.tolist()
         assert (np.array([1.0, 1.5, 1.5, 6.0, 0.5]) <= values).all()
         assert (values <= [5.0, 5.0, 3.0, 6.0, 0.5]).all()
-
-
-def test_a_row_is_moved_into_the_box_that_it_is_nearest_to():
-    own = np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [3.0, 30.0, 1.0]])
-    lows = np.array([[1.5, -np.inf], [-np.inf, -np.inf], [3.5, -np.inf]])
-    rows = Rows(lows, np.full((3, 2), np.inf), np.array([0.0, 0.0, 1.0]), np.zeros(3))
-    assert moved(rows, own).tolist() == [[2.0, 20.0, 0.0], [1.0, 10.0, 0.0], [3.5, 30.0, 1.0]]
 
 
 def test_rows_are_matched_so_that_most_values_agree():
@@ -137,19 +111,11 @@ def test_rows_are_matched_so_that_most_values_agree():
     assert matched(truth[:2], truth, tolerances).mean() == pytest.approx(6 / 9)  # a row is missing
 
 
-SHORT = {"data": "breast-cancer", "test-fraction": 0.8, "num-boost-round": 6, "max-depth": 3}
-FEW = {"fedxgbllr.trees": 4, "fedxgbllr.rounds": 1, "fedxgbllr.epochs": 1}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "knows_values"),
-    [("bagging", False), ("cyclic", True), ("fedxgbllr", False), ("pax", False)],
-)
+@pytest.mark.parametrize(("strategy", "knows_values"), [("bagging", False), ("cyclic", True)])
 def test_runs_are_attacked(strategy, knows_values):
-    given = {**SHORT, "strategy": strategy, "seed": 1, VALUES: knows_values}
-    given |= FEW if strategy == "fedxgbllr" else {}
-    found = attack_trees(given)
+    short = {"data": "breast-cancer", "test-fraction": 0.8, "num-boost-round": 6, "max-depth": 3}
+    found = attack_trees({**short, "strategy": strategy, "seed": 1, VALUES: knows_values})
     assert 0.2 < found.chance < 0.8
     assert 0.2 < found.success < 0.8
     assert (found.success > found.chance) or knows_values
