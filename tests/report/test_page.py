@@ -14,10 +14,11 @@ import xgboost
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
+from fedapp.findings import Audit, Finding, Unmeasured
 from fedapp.records.document import load
 from fedapp.report import write_report
 from fedapp.report.certainty import percent_text
-from fedapp.report.page import _gains
+from fedapp.report.page import _gains, attack_cards
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
@@ -226,3 +227,35 @@ def test_the_page_has_gains_lift_rows_by_class_and_missing_values(
     counts = (f"{count:,.0f} ({percent_text(count / 200)})" for count in totals)
     cells = "".join(f'<td class="n">{count}</td>' for count in counts)
     assert aggregation == "secure" or f"<td>all</td>{cells}" in found[FACTS]
+
+
+@pytest.mark.parametrize(
+    ("success", "low", "high", "chance", "verdict"),
+    [
+        (0.619, 0.564, 0.664, 0.5, "above chance"),
+        (0.0, 0.0, 0.006, 0.0, "no difference is shown"),
+        (1.0, 0.9, 1.0, 0.9, "no difference is shown"),
+        (0.3, 0.2, 0.4, 0.5, "no difference is shown"),
+    ],
+)
+def test_the_card_of_an_attack_has_seat_numbers_bar_and_verdict(
+    success, low, high, chance, verdict
+):
+    shares, texts = (success, low, high, chance), ("rows", "epsilon=1", "AUC 0.8 to 0.7")
+    found = Finding("attack <0>", "the server", "share of rows", *shares, *texts)
+    missing = Unmeasured("another attack", "a party", "there are no trees")
+    cards = attack_cards(Audit("2026-01-02", 1.0, False, "the run", (found,), (missing,)))
+    card, other = re.findall(r"<article.*?</article>", cards, re.DOTALL)
+    text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", card)).split())
+    assert text.startswith("attack <0> by the server")
+    assert (
+        f"{success:.3f} [{low:.3f}, {high:.3f}] against {chance:.3f} by chance: {verdict}" in text
+    )
+    assert ('class="attack above"' in card) == (verdict == "above chance")
+    drawn = dict(re.findall(r'class="(reached|chance)" style="[a-z]+: ([\d.]+)%', card))
+    assert drawn == {"reached": f"{100 * success:.2f}", "chance": f"{100 * chance:.2f}"}
+    start, width = re.findall(r'"interval" style="left: ([\d.]+)%;\s+width: ([\d.]+)%', card)[0]
+    assert (float(start), float(width)) == pytest.approx((100 * low, 100 * (high - low)), abs=0.01)
+    assert "epsilon=1. Cost: AUC 0.8 to 0.7." in text
+    assert "not measured: there are no trees" in other
+    assert attack_cards(None) == ""
