@@ -1,6 +1,5 @@
 """Keys, ciphertexts, masks and sums, beside phe and slow obvious forms."""
 
-import multiprocessing
 import os
 import sys
 import time
@@ -14,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from phe.paillier import generate_paillier_keypair
 
-from fedapp.crypto import sums as sums_module
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import FixedPoint, PairLayout
 from fedapp.crypto.paillier import (
@@ -35,7 +33,6 @@ from fedapp.crypto.paillier_masks import (
     fixed_bases,
     random_digits,
     short_bits,
-    square_base,
 )
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
@@ -187,16 +184,6 @@ def test_table_powers_are_plain_powers():
     assert len(set(own.numbers(tables.powers(drawn)))) == 50
 
 
-def test_powers_mod_a_square_are_plain_powers(key):
-    base, prime = mpz(3) ** 400 % key.p**2, key.p
-    table = square_base(base, prime, 5)
-    digits = RNG.integers(0, 256, (20, 6)).astype(np.uint8)
-    digits[0] = 0
-    exponents = [int.from_bytes(row.tobytes(), "little") for row in digits]
-    assert list(table.powers(digits)) == [powmod(base, one, prime**2) for one in exponents]
-    assert len(set(table.powers(random_digits(50, table.n_tables)))) == 50
-
-
 def test_public_masks_are_encryptions_of_zero_and_all_differ(key):
     source = PublicMasks(key.public)
     assert source.n_bases == 27
@@ -216,14 +203,6 @@ def test_masks_from_tables_fall_into_every_class_of_small_characters(key):
     assert min(counts.values()) > 120
 
 
-def test_exponents_are_long_enough_for_the_distance_in_the_docstring():
-    key = generate_key(2048).public
-    n_bases = PublicMasks(key).n_bases
-    assert n_bases == 91
-    assert 8 * BASE_BYTES * n_bases >= 2048 + 128
-    assert (5 * 2.0**-n_bases + 2.0**-128) ** 0.5 / 2 < 2.0**-45
-
-
 @pytest.mark.parametrize("full_masks", [True, False])
 def test_the_owners_masks_are_nth_residues_and_all_differ(key, full_masks):
     values = from_bytes_array(encrypt(replace(key, full_masks=full_masks), [0] * 200, HERE))
@@ -240,10 +219,13 @@ def test_no_small_prime_divides_the_index_of_the_owners_masks():
 
 
 def test_exponents_are_as_long_as_said():
-    """225, 275, 325, 375 and 400 bits are RFC 7919's least for groups of these sizes."""
+    short = generate_key(2048)
+    n_bases = PublicMasks(short.public).n_bases
+    assert 8 * BASE_BYTES * n_bases >= 2048 + 128
+    assert (5 * 2.0**-n_bases + 2.0**-128) ** 0.5 / 2 < 2.0**-45  # the docstring's distance
+    # 225, 275, 325, 375 and 400 bits are RFC 7919's least for groups of these sizes.
     sizes = (2048, 3072, 4096, 6144, 8192)
     assert [short_bits(bits) for bits in sizes] == [256, 320, 384, 512, 640]
-    short = generate_key(2048)
     assert [table.n_tables for table in OwnerMasks(short).tables] == [32, 32]
     full = OwnerMasks(replace(short, full_masks=True))
     assert [table.n_tables for table in full.tables] == [136, 136]
@@ -299,7 +281,7 @@ def sums_read(key, reply, layout, scale, n_sums, workers):
 
 @pytest.mark.parametrize(
     ("n_rows", "n_nodes", "n_outputs"),
-    [(1, 1, 1), (40, 2, 1), (600, 1, 1), (600, 3, 1), (30, 1, 2)],
+    [(1, 1, 1), (600, 3, 1), (30, 1, 2)],
 )
 def test_sums_equal_the_sums_row_by_row(key, two, n_rows, n_nodes, n_outputs):
     rows, codes = some_rows(n_rows, n_outputs), some_codes(n_rows)
@@ -323,13 +305,6 @@ def test_no_rows_make_sums_without_ciphertexts(key, two):
     reply = pack_sums(key.public, sums, layout, two)
     assert (sums_read(key, reply, layout, scale, 80, two) == 0).all()
     assert pack_sums(key.public, sums[:0], layout, two).shape == (0, 128)
-
-
-def test_columns_of_few_bins_are_summed_together():
-    codes = RNG.integers(0, [3, 3, 200], (1000, 3))
-    groups = sums_module.group_columns(codes + np.array([0, 3, 6]))
-    assert [sorted(group.columns) for group in groups] == [[0, 1], [2]]
-    assert len(groups[0].first_rows) == 9
 
 
 def test_no_ciphertext_leaves_as_it_came_or_as_one(key):
@@ -412,21 +387,3 @@ def test_workers_are_shared_and_at_least_one():
     assert shared_workers() is shared_workers()
     with pytest.raises(ValueError, match="n_workers must be >= 1, got 0"):
         Workers(0)
-
-
-def _encrypt_in_a_daemon(pipe, key):
-    with Workers(2) as workers:
-        pipe.send(encrypt(key, [1, 2, 3, 4], workers))
-
-
-@pytest.mark.slow
-def test_a_daemonic_process_may_have_workers(key):
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_encrypt_in_a_daemon, args=(theirs, key), daemon=True)
-    process.start()
-    assert ours.poll(120)
-    assert decrypt(key, ours.recv(), HERE) == [1, 2, 3, 4]
-    process.join()
-    ours.close()
-    theirs.close()
