@@ -8,7 +8,6 @@ import pytest
 
 from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
-from fedapp.audit.bins import solved
 from fedapp.errors import ConfigError, FedappError
 from fedapp.trees.model import LEAF
 from simulations.attack import Attack, Outcome, attack_results
@@ -222,17 +221,6 @@ def test_groups_that_share_a_row_become_one_and_the_two_largest_are_named():
     labels = np.array([0, 0, 1, 1, 1, 0], dtype=np.float32)
     assert grouped.label_auc(np.array([0, 0, 2, 2, 4, 5]), labels) == pytest.approx(8.5 / 9)
     assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
-
-
-def test_bins_are_solved_for_where_sums_are_as_many_as_rows():
-    rng = np.random.default_rng(3)
-    # Of the second column the third bin is that of missing values.
-    widths, codes = np.array([3, 2]), rng.integers(0, 3, size=(40, 2))
-    coefficients = rng.normal(size=(40, 40))
-    coefficients[1] = 0.25
-    columns = zip(codes.T, widths.tolist(), strict=True)
-    members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
-    assert np.array_equal(solved(coefficients, coefficients @ members, widths), codes)
 
 
 def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_row():

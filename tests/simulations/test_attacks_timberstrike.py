@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, drawn, first_counts, matched
+from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, first_counts, matched
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
@@ -88,17 +88,6 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
         assert np.allclose(np.bincount(found, weights=gradients), sums)
         rows.lows[3] = 0.5  # of two that are alike one can be in the second leaf alone
         assert dealt(rows, leaves, LAMBDA)[3] == 1
-
-
-def test_values_are_drawn_from_the_range_of_a_row():
-    own = np.array([[1.0, 0.0], [2.0, 0.0], [4.0, 1.0], [5.0, 1.0]])
-    ends = np.array([[-np.inf, np.inf], [1.5, np.inf], [1.5, 3.0], [6.0, np.inf], [-np.inf, 0.5]])
-    rows = Rows(ends[:, :1], ends[:, 1:], np.array([1.0, 0.0, 1.0, 1.0, 0.0]), np.zeros(5))
-    for seed in range(20):
-        values, labels = drawn(rows, own, np.random.default_rng(seed)).T
-        assert labels.tolist() == rows.labels.tolist()
-        assert (np.array([1.0, 1.5, 1.5, 6.0, 0.5]) <= values).all()
-        assert (values <= [5.0, 5.0, 3.0, 6.0, 0.5]).all()
 
 
 def test_rows_are_matched_so_that_most_values_agree():

@@ -6,7 +6,6 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,20 +101,6 @@ def test_a_small_run_measures_what_its_reference_confirms(bench, words, holds, t
     json.dumps(found)
     assert holds(found), found
     assert not list((tmp_path / "home" / "sites").glob("*/*/"))
-
-
-def test_options_follow_from_a_signature(capsys):
-    def bench(*names, rows=10, first=0, eta=0.5, quick=False, sets=("a",), output=Path("x")):
-        return names, rows, first, eta, quick, sets, output
-
-    assert command(bench, []) == ((), 10, 0, 0.5, False, ("a",), Path("x"))
-    words = shlex.split("b c --rows 2 --first 0 --eta 1 --quick --sets d e --output y")
-    found = command(bench, words)
-    assert found == (("b", "c"), 2, 0, 1.0, True, ("d", "e"), Path("y"))
-    for wrong in ("--rows 0", "--rows x", "--first -1"):
-        with pytest.raises(SystemExit):
-            command(bench, wrong.split())
-    assert "argument --rows: must be a whole number >= 1, got 0" in capsys.readouterr().err
 
 
 def test_a_bench_compares_first_and_has_medians_and_their_ratios():
