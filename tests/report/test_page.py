@@ -57,17 +57,12 @@ def run(path, strategy, *options, **settings):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """For runs that several tests look at; these too have a home of their own."""
+def binary(tmp_path_factory):
+    """A run that several tests look at; it too has a home of its own."""
     path = tmp_path_factory.mktemp("page")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDAPP_HOME", str(path / "home"))
-        yield path
-
-
-@pytest.fixture(scope="module")
-def binary(folder):
-    return run(folder / "binary", "pax", "--baselines")
+        yield run(path / "binary", "pax", "--baselines")
 
 
 def page_of(path):
@@ -110,17 +105,18 @@ def test_a_page_has_no_section_without_content(tmp_path, strategy, settings, abs
     assert ('class="tree"' in rests_on) == (not is_divided)
 
 
-@pytest.mark.parametrize("name", ["federated", "pooled", "alone.party-1", "alone.party-2"])
-def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary, name):
-    summary = summary_of(binary)
-    curves, scores = summary["curves"], summary["metrics"]["test"]
-    if name != "federated":
-        kind, _, party = name.partition(".")
-        curves, scores = summary["baselines"]["curves"][kind], summary["baselines"][kind]
-        curves, scores = (curves[party], scores[party]) if party else (curves, scores)
-    area = np.trapezoid(curves["roc"]["tpr"], curves["roc"]["fpr"])
-    assert abs(area - scores["auc"]) <= max(summary["binning_errors"]["auc"], 1e-9)
-    assert f"{name}, auc {scores['auc']:.3f}" in page_of(binary)
+def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary):
+    summary, page = summary_of(binary), page_of(binary)
+    curves, scores = ({"federated": of} for of in (summary["curves"], summary["metrics"]["test"]))
+    baselines = summary["baselines"]
+    for found, of in ((curves, baselines["curves"]), (scores, baselines)):
+        found["pooled"] = of["pooled"]
+        found |= {f"alone.{party}": one for party, one in of["alone"].items()}
+    assert [*curves] == [*scores] == ["federated", "pooled", "alone.party-1", "alone.party-2"]
+    for name, score in scores.items():
+        area = np.trapezoid(curves[name]["roc"]["tpr"], curves[name]["roc"]["fpr"])
+        assert abs(area - score["auc"]) <= max(summary["binning_errors"]["auc"], 1e-9)
+        assert f"{name}, auc {score['auc']:.3f}" in page
 
 
 def test_contributions_are_xgboosts_own_and_importance_is_beside_the_baselines(binary):

@@ -123,22 +123,18 @@ def test_a_bench_compares_first_and_has_medians_and_their_ratios():
     assert (ours["seconds"], ours["ratio of seconds"], ours["repeats"]) == (4, 2, 3)
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Words of the commands that were run; each prints a table and a line."""
-    commands = []
+def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
+    tmp_path, monkeypatch, capsys
+):
+    asked = []
 
     def run(words, **_):
-        commands.append(words[2:])
+        asked.append(words[2:])
         is_bad = "score" in words
         printed = "a table\n" + json.dumps({"rows": 100}) + "\n"
         return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    return commands
-
-
-def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(tmp_path, asked, capsys):
     only = ("score", "pax_secure")
     for n_runs in (3, 4):  # two of pax_secure, once; score, which fails, each time
         with pytest.raises(SystemExit, match=r"failed: score; NAME\.txt says why"):

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from importlib import import_module
 from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -295,20 +296,15 @@ def test_every_paper_but_one_of_real_flights_has_a_small_run():
     assert {*PAPERS} - {"pax"} == {*SMALL}
 
 
-def predictions(folder, **values):
-    """Folders with predictions, by name."""
-    for name, column in values.items():
-        (folder / name).mkdir()
-        pq.write_table(pa.table({"p": column}), folder / name / "predictions.parquet")
-    return [str(folder / name) for name in values]
-
-
 def test_a_difference_between_two_ways_is_seen_and_refused(tmp_path, monkeypatch):
     credits = dict.fromkeys(fed_eini.CREDITS, ("breast-cancer", "sizes:5,25"))
     monkeypatch.setattr(fed_eini, "CREDITS", credits)
     scores = np.random.default_rng(0).uniform(0.1, 0.9, 100)
     other = np.append(scores[:-1], scores[-1] + 1e-6)
-    same, again, differs = predictions(tmp_path, same=scores, again=scores, differs=other)
+    folders = same, again, differs = [str(tmp_path / name) for name in ("same", "again", "differs")]
+    for folder, column in zip(folders, (scores, scores, other), strict=True):
+        Path(folder).mkdir()
+        pq.write_table(pa.table({"p": column}), Path(folder, "predictions.parquet"))
     runs = [{"credit": "Credit 1", "rows": 100, "folder": folder} for folder in (same, differs)]
     found = fed_eini.table_2("boosted", *runs)
     assert [row["rows"] for row in found] == [10, 20, 40, 80, 100]
