@@ -185,16 +185,6 @@ def test_a_sum_that_the_rows_cannot_have_is_refused():
             layout.unpack([(gradients << layout.field_bits) + hessians], 1)
 
 
-@given(st.lists(st.integers(0, 2**64 - 1)), st.integers(8, 20))
-def test_integers_come_back_from_bytes(values, width):
-    rows = to_bytes_array([mpz(value) for value in values], width)
-    assert rows.shape == (len(values), width)
-    assert from_bytes_array(rows) == values
-    assert to_bytes_array([mpz(258)], 3).tolist() == [[0, 1, 2]]  # big endian, never cut off
-    with pytest.raises(OverflowError, match="too big to convert"):
-        to_bytes_array([mpz(256)], 1)
-
-
 def test_rows_that_a_round_can_show_are_the_bits_of_its_nodes_slots():
     # Of 20 outputs each of two ciphertexts has 10, a slot of 1,280 bits.
     for n_outputs, max_depth, n_rows in ((1, 1, 128), (1, 6, 4096), (20, 2, 2 * 10 * 2560)):

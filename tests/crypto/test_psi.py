@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -80,19 +79,6 @@ def test_an_id_keeps_its_point_in_any_list_and_no_ids_give_none():
     nothing = hash_to_group([])
     for none in (nothing, mask(nothing, draw_scalar()), intersect([nothing])):
         assert none.shape == (0, 32)
-
-
-def test_masks_commute():
-    points = hash_to_group(["a", "b", "c"])
-    scalars = [draw_scalar() for _ in range(3)]
-    masked = []
-    for order in itertools.permutations(scalars):
-        current = points
-        for scalar in order:
-            current = mask(current, scalar)
-        masked.append(current)
-    for other in masked[1:]:
-        np.testing.assert_array_equal(other, masked[0])
 
 
 def test_points_keep_their_order_over_chunks_and_wherever_they_are_in_memory(monkeypatch):

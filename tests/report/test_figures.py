@@ -4,9 +4,7 @@ import re
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
 
-import fedapp
 from fedapp.report import plots
 from fedapp.report.page import confusion_table
 from fedapp.report.tree import rule_text
@@ -95,27 +93,3 @@ def test_a_bar_of_an_interval_is_at_its_models_name_and_blue_where_it_excludes_0
         }
     assert [label.get_text() for label in left.get_yticklabels()] == list(models)
     assert [dot.get_color() == plots.BLUE for dot in dots] == [False, False, True]
-
-
-def test_a_run_draws_the_figures_of_its_report(own_folder, monkeypatch):
-    with monkeypatch.context() as patch:  # only what is asked for below is drawn
-        patch.setattr("fedapp.report.page.run_page", lambda run: "")
-        classes = fedapp.run("pax", parties=2, num_boost_round=2, max_depth=2, baselines=True)
-        numbers = fedapp.run("pax", data="diabetes", num_boost_round=2, max_depth=2, parties=2)
-    roc, curve = classes.plot_roc(), classes.plot_learning_curve()
-    (axes,) = roc.axes
-    assert [line.get_label().partition(",")[0] for line in axes.get_lines()[1:3]] == [
-        "federated",
-        "pooled",
-    ]
-    assert curve.axes[0].get_ylabel() == "auc"
-    assert roc._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
-    assert numbers.plot_residuals().axes[0].get_xlabel().startswith("residual")
-    report = classes.report().read_text()
-    names = "importance", "contributions", "precision_recall", "gains", "lift", "calibration"
-    for name in (*names, "traffic"):
-        figure = getattr(classes, f"plot_{name}")()
-        assert f">{figure.axes[0].get_xlabel()}</text>" in report
-    rule = r"^plot_roc must be of a run whose report has this figure, got one with .*residuals"
-    with pytest.raises(fedapp.ConfigError, match=rule):
-        numbers.plot_roc()

@@ -13,6 +13,7 @@ import pytest
 import xgboost
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.commands import cli
 from fedapp.findings import Audit, Finding, Unmeasured
 from fedapp.records.document import load
@@ -54,15 +55,6 @@ def run(path, strategy, *options, **settings):
     done = CliRunner().invoke(cli, ["run", strategy, "--engine", "local", *options, *words])
     assert done.exit_code == 0, done.output
     return path
-
-
-@pytest.fixture(scope="module")
-def binary(tmp_path_factory):
-    """A run that several tests look at; it too has a home of its own."""
-    path = tmp_path_factory.mktemp("page")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDAPP_HOME", str(path / "home"))
-        yield run(path / "binary", "pax", "--baselines")
 
 
 def page_of(path):
@@ -255,3 +247,19 @@ def test_the_card_of_an_attack_has_seat_numbers_bar_and_verdict(
     assert "epsilon=1. Cost: AUC 0.8 to 0.7." in text
     assert "not measured: there are no trees" in other
     assert attack_cards(None) == ""
+
+
+def test_a_run_draws_the_figures_of_its_report(binary):
+    found = fedapp.load(binary)
+    roc, page = found.plot_roc(), page_of(binary)
+    labels = [line.get_label().partition(",")[0] for line in roc.axes[0].get_lines()[1:3]]
+    assert labels == ["federated", "pooled"]
+    assert found.plot_learning_curve().axes[0].get_ylabel() == "auc"
+    assert roc._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
+    names = "importance", "contributions", "precision_recall", "gains", "lift", "calibration"
+    for name in (*names, "traffic"):
+        figure = getattr(found, f"plot_{name}")()
+        assert f">{figure.axes[0].get_xlabel()}</text>" in page
+    rule = r"^plot_residuals must be of a run whose report has this figure, got one with .*roc"
+    with pytest.raises(fedapp.ConfigError, match=rule):
+        found.plot_residuals()

@@ -21,23 +21,13 @@ from fedapp.runs.clean import list_runs
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from tests.deploy_folders import invoke
-
-
-def run_of(path, strategy, *words):
-    invoke(cli, "run", strategy, "-c", "parties=2", *words, "--output", str(path))
-    return path
+from tests.report.test_page import run
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    words = ("--baselines", "-c", "num-boost-round=3", "-c", "max-depth=3")
-    return run_of(tmp_path_factory.mktemp("trained") / "run", "pax", *words)
-
-
-@pytest.fixture(scope="module")
-def found(trained):
-    invoke(cli, "documents", str(trained))  # whose size is part of a list
-    return outputs(trained)
+def found(binary):
+    invoke(cli, "documents", str(binary))  # whose size is part of a list
+    return outputs(binary)
 
 
 def outputs(run):
@@ -54,8 +44,8 @@ def outputs(run):
     return {**files, "runs list": repr(line).encode(), "metrics": repr(samples).encode()}
 
 
-def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(trained, found, tmp_path):
-    shutil.copytree(trained, copied := tmp_path / "elsewhere" / "renamed")
+def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(binary, found, tmp_path):
+    shutil.copytree(binary, copied := tmp_path / "elsewhere" / "renamed")
     for path in copied.rglob("*"):
         os.utime(path, (10**9, 10**9))  # 2001
     after = outputs(copied)
@@ -65,15 +55,15 @@ def test_a_copy_of_a_runs_folder_says_the_same_in_every_word(trained, found, tmp
 
 
 def test_start_and_end_are_shown_everywhere_and_runs_of_early_versions_have_none(
-    trained, found, tmp_path
+    binary, found, tmp_path
 ):
-    summary = RunFolder(trained).summary
+    summary = RunFolder(binary).summary
     started, ended = (datetime.fromisoformat(summary[name]) for name in ("started", "ended"))
     assert started.utcoffset() == ended.utcoffset() == timedelta(0)
     assert timedelta(0) <= ended - started < timedelta(hours=1)
     assert datetime.now(UTC) - ended < timedelta(hours=1)
     assert summary["started"].encode() in found["runs list"]
-    shutil.copytree(trained, path := tmp_path / "run")
+    shutil.copytree(binary, path := tmp_path / "run")
     (path / "started").unlink()
     early = {name: value for name, value in summary.items() if name not in ("started", "ended")}
     (path / "summary.json").write_text(json.dumps(early))
@@ -108,15 +98,15 @@ def test_times_are_in_words():
 
 
 @pytest.mark.parametrize("kind", ["gain", "total_gain"])
-def test_one_importance_is_shown_everywhere_by_xgboosts_name(kind, trained, found, tmp_path):
+def test_one_importance_is_shown_everywhere_by_xgboosts_name(kind, binary, found, tmp_path):
     if kind == "gain":
-        path, shown = trained, found
+        path, shown = binary, found
     else:
-        words = ("-c", "horizontal-forest.trees=3", "-c", "horizontal-forest.max-depth=4")
-        path = run_of(tmp_path / "run", "horizontal-forest", *words)
+        few = {"horizontal-forest.trees": 3, "horizontal-forest.max-depth": 4}
+        path = run(tmp_path / "run", "horizontal-forest", **few)
         shown = outputs(path)
-    run = fedapp.load(path)
-    by_kind = run.summary["importance"]
+    loaded = fedapp.load(path)
+    by_kind = loaded.summary["importance"]
     values = by_kind[kind]
     ranked = sorted(values, key=lambda name: -values[name])
     other = by_kind["gain" if kind == "total_gain" else "total_gain"]
@@ -131,8 +121,10 @@ def test_one_importance_is_shown_everywhere_by_xgboosts_name(kind, trained, foun
         assert order[: len(ranked)] == ranked[: len(order)], name
         assert len(order) >= min(len(ranked), 20), name
         assert f"{values[ranked[0]]:.6g}" in text, name
-    axes = run.plot_importance().axes[0]
+    axes = loaded.plot_importance().axes[0]
     assert axes.get_xlabel().startswith(f"{kind}, as a share")
     assert [label.get_text() for label in axes.get_yticklabels()] == ranked[:20]
     if kind == "gain":
-        assert run.to_xgboost().get_score(importance_type=kind) == pytest.approx(values, rel=1e-5)
+        assert loaded.to_xgboost().get_score(importance_type=kind) == pytest.approx(
+            values, rel=1e-5
+        )

@@ -37,33 +37,24 @@ DEEP_FOREST = {
 }
 ALONE = {"secureboost.first-trees": 2}
 
-# How attacks are run and shown
 
-WAYS = {"default": {}, "one": {"max-depth": 1}, "two": {"max-depth": 2}}
+def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tmp_path):
+    asked, ways = [], {"default": {}, "one": {"max-depth": 1}}
 
-
-def attack(asked):
     def run(overrides):
         asked.append(overrides)
         return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
 
-    sets = {"first": {"data": "wine", "eta": 0.9}, "second": {"data": "digits"}}
-    return Attack("name", "who", "what", sets, WAYS, run)
-
-
-def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tmp_path):
-    asked = []
-    found = list(attack_results(attack(asked), seeds=2, output=tmp_path))
-    names = [(one["data"], one["setting"]) for one in found]
-    assert names == [(data, way) for data in ("first", "second") for way in WAYS]
+    attack = Attack("name", "who", "what", {"first": {"data": "wine", "eta": 0.9}}, ways, run)
+    found = list(attack_results(attack, seeds=2, output=tmp_path))
+    assert [(one["data"], one["setting"]) for one in found] == [("first", way) for way in ways]
     assert {(one["success"], one["chance"], one["score"]) for one in found} == {(1.0, 0.25, 0.75)}
     given = {"data": "wine", "eta": 0.9, "max-depth": 1}
-    assert asked[2:4] == [{**given, "seed": seed} for seed in (0, 1)]
-    n_runs = len(asked)
-    assert list(attack_results(attack(asked), seeds=2, output=tmp_path)) == found
-    assert len(asked) == n_runs
-    list(attack_results(attack(asked), seeds=3, output=tmp_path))
-    assert {one["seed"] for one in asked[n_runs:]} == {2}
+    assert asked[2:] == [{**given, "seed": seed} for seed in (0, 1)]
+    assert list(attack_results(attack, seeds=2, output=tmp_path)) == found
+    assert len(asked) == 4
+    list(attack_results(attack, seeds=3, output=tmp_path))
+    assert {one["seed"] for one in asked[4:]} == {2}
 
 
 def test_runs_that_the_attack_is_not_for_are_refused(settings):
@@ -100,36 +91,6 @@ def test_an_attack_beats_chance_and_a_remedy_lowers_its_success(name, monkeypatc
             assert less.success == (found.chance if name == "solved_bins" else 0.5)
 
 
-LINES = {
-    "pax_rows": (
-        horizontal.pax_rows,
-        "--rounds 2 --max-bin 16 --least-bin-rows 5",
-        lambda lines: [(line["rows"], line["wrong"]) for line in lines] == [(409, 0)] * 3,
-    ),
-    "membership": (
-        horizontal.membership,
-        "--data breast-cancer --seeds 1",
-        lambda lines: -0.2 < lines[0]["threshold"] < 0.5 and lines[0]["how"] == "plain",
-    ),
-    "held_out_sides": (
-        crafted_sums.held_out_sides,
-        "--rounds 6",
-        lambda lines: lines[0]["labels"] == lines[0]["right"] == 6,
-    ),
-}
-
-
-@pytest.mark.by_default("held_out_sides")
-@pytest.mark.parametrize("name", LINES)
-def test_a_small_run_of_a_command_says_what_it_found(name, monkeypatch):
-    monkeypatch.setattr(horizontal, "SHADOWS", 3)
-    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
-    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
-    function, words, holds = LINES[name]
-    lines = list(command(function, words.split()))
-    assert holds(lines), lines
-
-
 # Rows from sums
 
 
@@ -146,13 +107,6 @@ def test_rows_are_rebuilt_from_honest_sums_unless_bins_have_several(
     found = attacked(run) if aggregation == "secure" else next(horizontal.attack_plain_sums(run))
     assert (found["rows"], found["wrong"]) == (43, 0)
     assert bool(found["rebuilt"]) == (least == 0)
-
-
-def test_fewer_bits_of_precision_are_as_many_rows_fewer():
-    config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
-    line = crafted.attack_once(config, "precision 28")
-    assert (line["bits"], line["readable"]) == (2 * (28 + 7 + 1), 4 * 72)
-    assert line["cells"] == 570
 
 
 # Labels from false sums
@@ -173,6 +127,11 @@ def test_sums_that_are_not_checked_show_labels_and_checked_ones_end_the_run(
     assert before == {"rounds": 5, "labels": n_labels, "right": n_labels, "ended": ""}
     assert (after["rounds"] <= 2, after["labels"] <= 4) == (True, True)
     assert "of column" in after["ended"]
+
+
+def test_sides_that_are_held_out_show_their_labels():
+    (line, *_) = command(crafted_sums.held_out_sides, ["--rounds", "6"])
+    assert line["labels"] == line["right"] == 6
 
 
 def test_labels_are_read_from_exact_figures_fewer_from_rounded_ones_and_none_without():
