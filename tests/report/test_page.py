@@ -147,6 +147,10 @@ def test_a_list_of_contents_leads_to_every_section_of_a_light_page(binary):
     assert [head for _, head in links] == SECTIONS
     assert [place for place, _ in links] == re.findall(r'<section id="(.*?)">', page)
     assert len(page.encode()) < 500_000
+    figures = re.findall(r"<svg[^>]*>", page)
+    assert len(figures) > 10
+    assert all('role="img"' in one and "aria-label=" in one for one in figures)  # a text of each
+    assert "<img" not in page
 
 
 READ = "feature column 'paid' has yes or no, read as 1 or 0"

@@ -6,7 +6,6 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -112,14 +111,6 @@ def make_run(path, objective=BINARY, config="", **changes):
 
 def page_of(run_dir):
     return write_report(run_dir).read_text(encoding="utf-8")
-
-
-def images(page):
-    """The page's drawings; each has a text for who cannot see it."""
-    found = [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
-    assert all(each.get("role") == "img" and each.get("aria-label") for each in found)
-    assert "<img" not in page
-    return found
 
 
 class Elements(HTMLParser):
@@ -244,21 +235,6 @@ def test_the_summary_tells_result_and_cost():
 # Page
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
-    path = make_run(tmp_path / "run", objective)
-    page = page_of(path)
-    assert (path / "report.html").exists()
-    names = OBJECTIVES[objective][0]
-    rows = cells(page)
-    assert ["federated", "test", *["0.8123"] * len(names)] in rows
-    assert ["federated", "valid", *["0.7777"] * len(names)] in rows
-    # Two metrics, bytes and effort by round; gain; bytes by party; and a curve, or a table.
-    assert len(images(page)) == (6 if objective == MULTI else 7)
-    assert all(image.findall(".//{*}path") for image in images(page))
-
-
 ALONE = {"pooled": {"auc": 0.9111}, "alone": {"party-2": {"auc": None}}}
 LEFT = [{"party": "party-2", "step": 17, "reason": "no answer within 60 s"}]
 ENDED = "Training ended early, after 5 of 50 rounds; the best was round 3."
@@ -380,7 +356,7 @@ def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
     (path / "rounds.jsonl").write_text("")
     (path / "ledger.jsonl").write_text("")
     page = page_of(path)
-    assert images(page) == []
+    assert "<svg" not in page
     assert "<h2>Training</h2>" not in page
     assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in cells(page)
 
