@@ -71,21 +71,6 @@ def test_a_forest_whose_trees_leave_out_few_rows_is_refused(trained):
     trained("federated-forest", {**few, "federated_forest__bootstrap": False}, **node)
 
 
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_which_rows_a_round_draws_is_a_secret_of_the_site(trained, strategy):
-    few = {
-        "num_boost_round": 1,
-        "subsample": 0.5,
-        **(SMALL_KEY if strategy == "secureboost" else {}),
-    }
-    secrets = ["a secret of one site", "a secret of one site", "the secret of another", "none"]
-    one, again, other, known = (
-        model_bytes(trained(strategy, few, **{"draws-secret": secret})) for secret in secrets
-    )
-    assert one == again
-    assert len({one, other, known}) == 3
-
-
 def test_draws_of_two_shares_have_nothing_in_common_at_a_site_that_is_not_simulated():
     """Else draws of nearly the same share would differ by single rows."""
     config = SiteConfig("bank", "rows.csv")
