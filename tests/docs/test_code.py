@@ -68,29 +68,16 @@ def tables(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def logged(monkeypatch):
-    """A run of Weights & Biases, which is no dependency."""
-    wandb, run = ModuleType("wandb"), MagicMock()
-    run.__enter__.return_value = run
-    run.summary = {}
-    monkeypatch.setattr(wandb, "init", lambda project: run, raising=False)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    return run
-
-
-@pytest.fixture
-def brief(monkeypatch):
-    """``fedapp.run`` of a page trains two small trees."""
-    run = fedapp.run
-    monkeypatch.setattr(fedapp, "run", lambda *words, **more: run(*words, **{**BRIEF, **more}))
-
-
-@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("page", CODE)
-def test_code_of_a_page_runs(page, tables, logged, monkeypatch):
+def test_code_of_a_page_runs(page, tables, monkeypatch):
     monkeypatch.chdir(tables)
     monkeypatch.setenv("FEDAPP_HOME", str(tables / "home"))  # where parts of divided models are
+    run = fedapp.run
+    monkeypatch.setattr(fedapp, "run", lambda *words, **more: run(*words, **{**BRIEF, **more}))
+    wandb, logged = ModuleType("wandb"), MagicMock(summary={})  # which is no dependency
+    logged.__enter__.return_value = logged
+    wandb.init = lambda project: logged
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     n_blocks, made = CODE[page]
     code = code_of(page)
     assert len(code) == n_blocks
