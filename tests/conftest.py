@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(items):
     for marker, beyond in (("each_value_once", beyond_each_value), ("by_default", beyond_named)):
         thinned = {}
         for item in items:
-            if item.get_closest_marker(marker) and "slow" in marks_of_function(item):
+            marks_of_all = {mark.name for mark in getattr(item.function, "pytestmark", ())}
+            if item.get_closest_marker(marker) and "slow" in marks_of_all:
                 raise pytest.UsageError(f"{item.nodeid} is slow: {marker} would have no effect")
             if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
                 thinned.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -58,11 +59,6 @@ def pytest_collection_modifyitems(items):
         if "fedxgbllr" in item.nodeid:
             item.add_marker(needs_torch)
     items.sort(key=lambda item: not SERVERS & set(getattr(item, "fixturenames", ())))
-
-
-def marks_of_function(item):
-    """Names of the marks that a whole test bears, not one of its cases."""
-    return {mark.name for mark in getattr(item.function, "pytestmark", ())}
 
 
 def beyond_each_value(cases):
@@ -106,18 +102,12 @@ def _own_home(tmp_path, monkeypatch):
 @pytest.fixture(scope="session", autouse=True)
 def _brief_runs():
     """A run in this process stores every checkpoint, also those of brief rounds, waits for no
-    further simulated node, and draws few samples for its scores' intervals."""
+    further simulated node, draws few samples for its scores' intervals, and starts no other
+    processes for big integers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.drive.CHECKPOINT_SECONDS", 0.0)
         patch.setattr("strategies.handshake.QUIET_SECONDS", 0.0)
         patch.setattr(import_module("fedapp.metrics.intervals"), "N_DRAWS", 50)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_core():
-    """A run in this process starts no other ones for big integers."""
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedapp.kernels.n_cores", lambda: 1)
         yield
 

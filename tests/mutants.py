@@ -44,9 +44,9 @@ class Mutant:
     new: str
     tests: tuple[str, ...]  # files, or tests as ``file::function``
 
-    def staleness(self, root=ROOT):
+    def staleness(self):
         """Why the mutant does not fit the code any more; empty if it does."""
-        path = root / self.file
+        path = ROOT / self.file
         if not path.is_file():
             return f"{self.file} is not a file"
         if (count := path.read_text(encoding="utf-8").count(self.old)) != 1:
@@ -57,9 +57,9 @@ class Mutant:
             return "no test is named"
         for test in self.tests:
             file, _, function = test.partition("::")
-            if not (root / file).is_file():
+            if not (ROOT / file).is_file():
                 return f"{file} is not a file"
-            if f"def {function}(" not in (root / file).read_text(encoding="utf-8") and function:
+            if f"def {function}(" not in (ROOT / file).read_text(encoding="utf-8") and function:
                 return f"{file} has no {function}"
         return ""
 

@@ -18,9 +18,8 @@ def names(n_classes):
     return [f"class {number}" for number in range(n_classes)]
 
 
-@pytest.mark.by_default("4-0.5")
-@pytest.mark.parametrize(("n_classes", "epsilon"), [(2, 1.0), (2, 3.0), (4, 0.5), (7, 2.0)])
-def test_classes_stay_and_change_as_often_as_randomised_response_has_it(n_classes, epsilon):
+def test_classes_stay_and_change_as_often_as_randomised_response_has_it():
+    n_classes, epsilon = 4, 0.5
     for label in (0, n_classes - 1):
         labels = np.full(len(MANY), label, np.float32)
         drawn = randomised_classes(labels, names(n_classes), epsilon, MANY, KEY)
@@ -32,9 +31,8 @@ def test_classes_stay_and_change_as_often_as_randomised_response_has_it(n_classe
         assert (np.abs(counts - expected) < 5 * errors).all()
 
 
-@pytest.mark.by_default("1.0")
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_draws_of_two_labels_are_independent_and_no_guess_tells_them_apart_better(epsilon):
+def test_draws_of_two_labels_are_independent_and_no_guess_tells_them_apart_better():
+    epsilon = 1.0
     old, new = (
         randomised_classes(np.full(len(MANY), label, np.float32), names(2), epsilon, MANY, KEY)
         for label in (0, 1)
@@ -56,11 +54,6 @@ def test_noise_of_measures_is_discrete_laplace():
     variance = 2 * math.exp(-rate) / (1 - math.exp(-rate)) ** 2
     assert abs(steps.mean()) < 5 * math.sqrt(variance / len(MANY))
     assert steps.var() == pytest.approx(variance, rel=0.06)
-    # Over the range its density falls by epsilon, no more.
-    for distance in (STEPS // 4, STEPS // 2):
-        share = (np.abs(steps) > distance).mean()
-        expected = 2 * math.exp(-rate * (distance + 1)) / (1 + math.exp(-rate))
-        assert share == pytest.approx(expected, abs=5 * math.sqrt(expected / len(MANY)))
 
 
 def test_measures_are_clipped_to_the_range_and_drawn_anew_for_another_label():

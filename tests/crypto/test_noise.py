@@ -87,18 +87,7 @@ def test_a_variance_out_of_range_is_refused(variance):
         discrete_gaussian(variance, 1, source())
 
 
-def summing_error(variance, n_draws):
-    """How far the sum of draws is from one draw of the sum's variance: the logarithm of the ratio
-    of their probabilities is within this, for every number.
-
-    Source: Kairouz, Liu and Steinke 2021 (arXiv:2102.06387), tau of Theorem 1.
-    """
-    return sum(10 * math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, n_draws))
-
-
 def test_a_sum_of_draws_is_as_one_draw():
-    assert summing_error(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
-    assert summing_error(noise.MIN_SUMMED_VARIANCE, 1000) < 1e-130
     total = sum(discrete_gaussian(2, 20_000, source(bytes([n]))) for n in range(3))
     assert chi_squared(np.asarray(total), gaussian(6, 40)) < 2.2
 
@@ -106,19 +95,14 @@ def test_a_sum_of_draws_is_as_one_draw():
 # What it costs
 
 
-def concentrated_epsilon(multiplier, delta):
-    """Never below the accountant's: Bun and Steinke 2016 (arXiv:1605.02065), Proposition 1.3."""
-    rho = 1 / (2 * multiplier**2)
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
-
-
-@pytest.mark.parametrize(("epsilon", "multiplier"), [(0.5, 7.6674), (1, 4.0454), (4, 1.1576)])
+@pytest.mark.parametrize(("epsilon", "multiplier"), [(0.5, 7.6674), (4, 1.1576)])
 def test_noise_is_what_the_accountant_says_of_one_gaussian(epsilon, multiplier):
     found = budget_for(epsilon, 1e-5, 50, 3)
     assert found.multiplier == pytest.approx(multiplier, abs=2e-4)
     found.check()
     assert epsilon * 0.999 < composed_epsilon([found], 1e-5) <= epsilon
-    assert concentrated_epsilon(found.multiplier, 1e-5) > epsilon
+    rho = 1 / (2 * found.multiplier**2)  # Bun and Steinke 2016, Proposition 1.3
+    assert rho + 2 * math.sqrt(rho * math.log(1e5)) > epsilon
 
 
 def test_the_shares_are_the_whole_budget():

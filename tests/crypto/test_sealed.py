@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -63,16 +64,6 @@ def secrets_of(pairs):
 # Secrets
 
 
-@pytest.mark.parametrize("swap", [False, True], ids=["by one order of the keys", "by the other"])
-def test_both_sides_have_the_secret_and_nobody_else(swap):
-    low, high = sorted((BANK, SHOP), key=lambda keys: public_key(keys.static))
-    first, second = (high, low) if swap else (low, high)
-    secret = agree(first, public(second), OPENING)
-    assert len(secret) == 32
-    assert agree(second, public(first), OPENING) == secret
-    assert len({secret} | secrets_of([(OTHER, first), (OTHER, second)])) == 3
-
-
 def test_a_secret_is_of_all_keys_of_one_side_and_of_what_both_were_told():
     assert agree(BANK, public(SHOP), OPENING) == agree(SHOP, public(BANK), OPENING) == SECRET
     assert agree(SHOP, public(BANK), OPENING + b".") != SECRET
@@ -80,17 +71,14 @@ def test_a_secret_is_of_all_keys_of_one_side_and_of_what_both_were_told():
         assert agree(replace(BANK, **{name: getattr(OTHER, name)}), public(SHOP), OPENING) != SECRET
 
 
-@pytest.mark.parametrize(
-    "stolen", [("static", "static"), ("static", "run"), ("run", "static"), ("run", "run")], ids=str
-)
-def test_one_key_of_each_side_is_not_enough(stolen):
+def test_one_key_of_each_side_is_not_enough():
     """Whoever has one private key of each puts keys of his own in the place of the others."""
-    bank, shop = (
-        replace(OTHER, **{name: getattr(keys, name)})
-        for keys, name in zip((BANK, SHOP), stolen, strict=True)
-    )
-    guesses = secrets_of([(bank, SHOP), (shop, BANK), (bank, shop), (shop, bank)])
-    assert not any(guess == SECRET for guess in guesses)
+    for stolen in product(("static", "run"), repeat=2):
+        bank, shop = (
+            replace(OTHER, **{name: getattr(keys, name)})
+            for keys, name in zip((BANK, SHOP), stolen, strict=True)
+        )
+        assert SECRET not in secrets_of([(bank, SHOP), (shop, BANK), (bank, shop), (shop, bank)])
 
 
 def test_the_long_lived_keys_of_both_open_nothing_once_those_of_the_run_are_gone():
@@ -127,11 +115,11 @@ def test_keys_of_low_order_or_another_length_are_refused(name):
 # Parcels
 
 
-@pytest.mark.parametrize("content", [b"", b"margins", 10_000_000 * b"m"], ids=len)
-def test_a_parcel_opens_for_its_receiver(content):
-    parcel = sealed(content)
-    assert len(parcel) == len(content) + 28
-    assert unseal(SECRET, ADDRESS, parcel) == content
+def test_a_parcel_opens_for_its_receiver():
+    for content in (b"", 10_000 * b"m"):
+        parcel = sealed(content)
+        assert len(parcel) == len(content) + 28
+        assert unseal(SECRET, ADDRESS, parcel) == content
 
 
 def test_a_parcel_that_was_changed_or_is_of_a_third_party_is_refused():
@@ -148,9 +136,8 @@ def test_a_parcel_that_was_changed_or_is_of_a_third_party_is_refused():
     assert refused(SECRET, ADDRESS, forged)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_another_address_is_refused():
+    for change in (
         {"sender": "bank2"},
         {"receiver": "shop2"},
         {"sender": "ban", "receiver": "kshop"},
@@ -160,11 +147,8 @@ def test_a_parcel_that_was_changed_or_is_of_a_third_party_is_refused():
         {"since": 1},
         {"step": 1, "attempt": 3},
         {"last": True},
-    ],
-    ids=str,
-)
-def test_another_address_is_refused(change):
-    assert refused(SECRET, replace(ADDRESS, **change), sealed())
+    ):
+        assert refused(SECRET, replace(ADDRESS, **change), sealed()), change
 
 
 def test_an_address_out_of_range_is_refused():

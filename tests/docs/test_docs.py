@@ -3,20 +3,22 @@
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import typer.main
+import yaml
 
 from fedapp.commands import cli
 from fedapp.commands.json_documents import DOCUMENTS
 from fedapp.errors import DataError
 from fedapp.home import app_folder
-from fedapp.messages.methods import all_methods
 from fedapp.run_files import Message, RoundInfo, Summary
 from fedapp.settings import declared, defaults
 from fedapp.site.settings import SiteConfig
+from tests.docs.first import BLOCK, PAGES, printed
 from tests.pages import blocks, commands_in
 from tests.test_layout import TEXTS
 
@@ -47,14 +49,13 @@ def generated():
     return {Path(path).stem: "\n".join(page()) for path, page in reference.PAGES.items()}
 
 
-def test_every_setting_has_one_line(generated):
-    names = re.findall(r"^\| `([\w.-]+)` \|", generated["run-settings"], re.MULTILINE)
-    assert sorted(names) == sorted(defaults())
-
-
-def test_every_key_of_the_node_config_has_one_line(generated):
-    names = re.findall(r"^\| `([\w.-]+)` \|", generated["node-config"], re.MULTILINE)
-    assert names == [about.name for about in declared(SiteConfig).values()]
+def test_every_setting_and_every_key_of_the_node_config_has_one_line(generated):
+    settings, keys = (
+        re.findall(r"^\| `([\w.-]+)` \|", generated[page], re.MULTILINE)
+        for page in ("run-settings", "node-config")
+    )
+    assert sorted(settings) == sorted(defaults())
+    assert keys == [about.name for about in declared(SiteConfig).values()]
 
 
 def test_every_field_of_a_document_has_a_type_and_a_sentence(generated):
@@ -151,6 +152,7 @@ def test_words_of_pages_are_plain():
 
 def test_the_readme_and_the_documentation_are_short():
     assert len((ROOT / "README.md").read_text().split()) <= 900
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 30
     assert sum(len(prose(page).split()) for page in pages() if DOCS in page.parents) <= 13_950
 
 
@@ -160,20 +162,33 @@ def prose(page):
     return " ".join(word for word in text.split() if re.search("[A-Za-z]", word))
 
 
-def test_the_first_page_shows_the_report_the_commands_python_and_the_methods():
-    """Parts of other pages that it includes, between texts that those have."""
-    page = DOCS / "index.md"
-    text = page.read_text()
-    shown = re.findall(r"\]\((_static/\S+)\)", text)
-    for target, after, before in re.findall(
-        r'^```{include} (\S+)\n:start-after: "(.+)"\n:end-before: "(.+)"$', text, re.MULTILINE
-    ):
-        part = (page.parent / target).read_text().partition(f"{after}\n")[2].partition(before)
-        assert part[1] == before, f"{target} must have {after!r} and then {before!r}"
-        shown.append(part[0])
-    picture, commands, python, methods = shown
-    assert (DOCS / picture).is_file()
-    assert commands.count("\n$ make ") == 2
-    assert len(python.split("```")[1].splitlines()) - 2 <= 6 + 1  # of a blank line
-    table = {name for name in all_methods() if f"`{name}`" in methods}
-    assert len(table) == 4
+# Files beside the documentation
+
+
+def test_every_file_has_the_same_version_and_pythons():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changes = re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert {citation["version"], changes[1]} == {project["version"]}
+    workflow = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
+    job = workflow["jobs"]["check"]
+    form = r"Programming Language :: Python :: (\d\.\d+)"
+    named = re.findall(form, "\n".join(project["classifiers"]))
+    assert named == job["strategy"]["matrix"]["python"]
+    first, last = named[0], named[-1]
+    beyond = f"3.{int(last[2:]) + 1}"
+    assert project["requires-python"] == f">={first},<{beyond}"
+    for name in ("Makefile", "README.md", "docs/tutorials/two-commands.md"):
+        told = re.findall(r"Python (3\.\d+) to (3\.\d+)", (ROOT / name).read_text())
+        assert told == [(first, last)], name
+    compared = re.findall(r"\((3), (\d+)\)", (ROOT / "Makefile").read_text())
+    assert [".".join(version) for version in compared] == [first, beyond]
+
+
+def test_the_first_result_of_the_pages_is_that_of_the_first_command():
+    # The interval is bootstrapped from bins, of which tests have fewer.
+    interval = re.compile(r"\(95 % interval [\d.\s]+to[\d.\s]+\)")
+    shown = printed()
+    for page in PAGES:
+        (block,) = BLOCK.findall((ROOT / page).read_text())
+        assert interval.sub("", block).split() == interval.sub("", shown).split()

@@ -32,10 +32,14 @@ def opening(**plan):
     return HelloRequest("binary:logistic", 0.2, 0.1, 42, False, **plan)
 
 
-def test_the_hospital_takes_part_in_a_masked_run_within_its_epsilon(hospital):
+def test_the_hospital_takes_part_only_in_a_masked_run_within_its_epsilon(
+    hospital,
+):
     check_policy(hospital, "query.hello", "pax")
     private = opening(aggregation="secure", epsilon=1.0, delta=1e-5, parties=PARTIES)
     check_leaving(hospital, "pax", private)
+    with pytest.raises(ConfigError, match="strategy must be one that the site allows"):
+        check_policy(hospital, "query.hello", "fedxgbllr")
 
 
 @pytest.mark.parametrize(
@@ -50,11 +54,6 @@ def test_the_hospital_takes_part_in_a_masked_run_within_its_epsilon(hospital):
 def test_the_hospital_refuses_plain_sums_and_larger_promises(hospital, plan, refused):
     with pytest.raises(ConfigError, match=re.escape(refused)):
         check_leaving(hospital, "pax", opening(**plan))
-
-
-def test_the_hospital_takes_part_in_no_other_method(hospital):
-    with pytest.raises(ConfigError, match="strategy must be one that the site allows"):
-        check_policy(hospital, "query.hello", "fedxgbllr")
 
 
 @pytest.mark.skipif(not THREATS.is_file(), reason="a wheel has no documentation")
@@ -73,35 +72,23 @@ def test_epsilon_under_colluders_is_what_the_page_says(capsys):
 # A method of one's own: a copy of the app with the files of the page.
 
 
-@pytest.fixture(scope="module")
-def app_with_method(tmp_path_factory):
-    """The app, with what is compiled of it, its tests, and the files that the page shows."""
-    app = tmp_path_factory.mktemp("copied") / "app"
+@pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
+def test_a_method_as_the_page_adds_it_is_one(tmp_path):
+    """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
+    app = tmp_path / "app"  # with what is compiled of it
     others = shutil.ignore_patterns(".*", "_build", "gallery", "*.egg-info")
     shutil.copytree(app_folder(), app, ignore=others)
     for path, code in files_in(METHOD).items():
         before = (app / path).read_text() if (app / path).exists() else ""
         (app / path).write_text(before + code)
-    return app
-
-
-def passed(app, *words):
-    """Run pytest there; returns how many tests have passed."""
-    where = {**os.environ, "PYTHONPATH": str(app)}
-    command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *words]
-    done = subprocess.run(command, cwd=app, env=where, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    return int(re.findall(r"(\d+) passed", done.stdout)[0])
-
-
-@pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
-def test_a_method_as_the_page_adds_it_is_one(app_with_method):
-    """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
-    ruff = [sys.executable, "-m", "ruff"]
+    python = [sys.executable, "-m"]
     for words in (["check"], ["format", "--check"]):
-        subprocess.run([*ruff, *words, *files_in(METHOD)], cwd=app_with_method, check=True)
+        subprocess.run([*python, "ruff", *words, *files_in(METHOD)], cwd=app, check=True)
     files = ("tests/test_layout.py", "tests/strategies/test_equal_bagging.py", "tests/contract")
     which = "pooled_reference or is_known_for or declared_fields or nothing_of_rows"
-    chosen = f"every_method_has or (equal-bagging and ({which}))"
-    n_passed = passed(app_with_method, *files, "-k", f"test_layout or test_equal or {chosen}")
-    assert n_passed >= 50 + 2 + 5
+    chosen = f"test_layout or test_equal or every_method_has or (equal-bagging and ({which}))"
+    command = [*python, "pytest", "-n0", "-p", "no:cacheprovider", *files, "-k", chosen]
+    where = {**os.environ, "PYTHONPATH": str(app)}
+    done = subprocess.run(command, cwd=app, env=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) >= 50 + 2 + 5

@@ -66,14 +66,6 @@ def printed(script, folder):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_a_tutorials_commands_are_a_script(name):
-    script = script_of(name)
-    assert script.count("fedapp run") >= 1
-    assert script.count("fedapp predict") >= 1
-    subprocess.run(["bash", "-n", "-c", script], check=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_tutorial_works_word_by_word(name, tmp_path):

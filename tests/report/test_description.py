@@ -8,65 +8,48 @@ import pytest
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report.description import column_tables
-from fedapp.report.plots import cell_shares
 from tests.deploy_folders import invoke
 from tests.tables import write_rows
 
-NAMES = ("<b>north</b>", "$south$")
-SMALL = ("-c", "describe-columns.key-bits=512", "-c", "describe-columns.insecure-small-key=true")
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def rows(n_rows=60):
-    rng = np.random.default_rng(0)
-    return {
-        "age": rng.integers(20, 70, n_rows),
-        "income": rng.normal(size=n_rows).round(4),
-        "town": rng.choice(NAMES, n_rows),
-        "y": rng.integers(0, 2, n_rows),
-    }
+BY_COLUMNS = (
+    *("--vertical", "-c", "align=ordered"),
+    *("-c", "describe-columns.key-bits=512", "-c", "describe-columns.insecure-small-key=true"),
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("more", "shown", "n_figures"),
+    ("more", "shown"),
     [
-        ((), "<h2>Differences between sites</h2>", 2 + 1 + 3),  # label's, the index, each column
-        (
-            ("-c", "describe-rows.aggregation=secure"),
-            "so it cannot warn of sites that differ in",
-            0,
-        ),
-        (("--vertical", "-c", "align=ordered", *SMALL), "party-1: ", 0),
+        ((), "<h2>Differences between sites</h2>"),
+        (("-c", "describe-rows.aggregation=secure"), "so it cannot warn of sites that differ in"),
+        (BY_COLUMNS, "party-1: "),
     ],
+    ids=["plain", "secure", "vertical"],
 )
-def test_a_command_prints_columns_and_writes_a_page(tmp_path, more, shown, n_figures):
-    write_rows(tmp_path / "rows.csv", rows())
-    words = ("describe", "-c", "data=rows.csv", "--label", "y", "-c", "run-dir=one")
-    printed = invoke(cli, *words, "-c", "parties=2", *more)
+def test_a_command_prints_columns_and_writes_a_page(tmp_path, more, shown):
+    rng, names = np.random.default_rng(0), ("<b>north</b>", "$south$")
+    columns = {"income": rng.normal(size=60).round(4), "town": rng.choice(names, 60)}
+    columns |= {"same": np.ones(60), "none": [""] * 60, "y": rng.integers(0, 2, 60)}
+    words = ("--data", str(write_rows(tmp_path / "rows.csv", columns)), "--label", "y")
+    printed = invoke(cli, "describe", *words, "-c", "parties=2", "-c", "run-dir=one", *more)
     assert "report: one/report.html" in printed
     page = (tmp_path / "one" / "report.html").read_text()
     assert shown in page
-    assert ("<h2>Differences between sites</h2>" in page) == ("--vertical" not in more)
+    assert ("<h2>Differences between sites</h2>" in page) == (more is not BY_COLUMNS)
     assert not (tmp_path / "one" / "model.json").exists()
     if not more:
-        lines = {line.split()[0] for line in printed.splitlines() if line.strip()}
-        assert {"age", "income", "town", "y"} <= lines
+        assert {*columns} <= {line.split()[0] for line in printed.splitlines() if line.strip()}
         assert {"<h2>Columns</h2>", "<h2>The label</h2>"} <= {*page.splitlines()}
         assert "<b>north</b>" not in page
         assert "&lt;b&gt;north&lt;/b&gt;" in page
-        assert page.count("<svg") == n_figures
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_table_of_categories_or_of_one_value_has_a_page(tmp_path):
-    table = {"town": rows()["town"], "same": np.ones(60), "none": [""] * 60, "y": rows()["y"]}
-    write_rows(tmp_path / "odd.csv", table)
-    invoke(cli, "describe", "--data", "odd.csv", "--label", "y", "-c", "run-dir=odd")
-    document = json.loads((tmp_path / "odd" / "description.json").read_text())
-    (_, _, numbers, _), (_, _, categories, _) = column_tables(document)
-    assert numbers == [["same", "0.0%", "1", *["1"] * 5], ["none", "100.0%", "0", *[""] * 5]]
-    assert [line[:3] for line in categories] == [["town", "0.0%", "2"], ["y", "0.0%", "2"]]
+        assert page.count("<svg") == 2 + 1 + 4  # label's, the index, each column
+        document = json.loads((tmp_path / "one" / "description.json").read_text())
+        (_, _, (_, *numbers), _), _ = column_tables(document)
+        assert numbers == [["same", "0.0%", "1", *["1"] * 5], ["none", "100.0%", "0", *[""] * 5]]
 
 
 # A column's values, repeated; the table it is in, and its cells there.
@@ -102,22 +85,8 @@ def test_every_kind_is_shown_as_people_write_it_with_shares_of_all_training_rows
             assert all(f">{cell}</td>" in page for cell in cells), cells
 
 
-@pytest.mark.slow
-def test_what_trains_and_what_describes_are_told_apart(tmp_path):
+def test_what_trains_and_what_describes_are_told_apart():
     with pytest.raises(ConfigError, match=r"one that trains \(fedapp describe describes\), got "):
         invoke(cli, "run", "describe-rows")
     with pytest.raises(ConfigError, match=r"^log must be omitted to describe: .*, got mlflow"):
         invoke(cli, "describe", "-c", "log=mlflow")
-    with pytest.raises(ConfigError, match=r"^eta must be omitted for describe-rows"):
-        invoke(cli, "describe", "-c", "eta=0.1")
-
-
-def test_many_categories_are_drawn_and_some_of_them_named():
-    names = [f"town {number}" for number in range(300)]
-    column = {"missing": 3, "counts": list(range(300)), "categories": names}
-    (ax,) = cell_shares(column, names).axes
-    labels = [each.get_text() for each in ax.get_xticklabels()]
-    assert labels[:3] == ["missing", "town 15", "town 31"]
-    assert len(labels) == 19
-    assert len(ax.patches) == 301
-    assert sum(bar.get_height() for bar in ax.patches) == pytest.approx(1)

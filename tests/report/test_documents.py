@@ -1,4 +1,4 @@
-"""Documents that people sign: what they state is the run's, what they cannot know is marked."""
+"""The model card and documents that people sign: they state what the run has, and mark the rest."""
 
 import hashlib
 import re
@@ -6,15 +6,24 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.report.card import in_short
-from fedapp.report.documents import CONTROLS, DOCUMENTS, TEMPLATES, configuration_of
+from fedapp.errors import ConfigError
+from fedapp.report import write_report
+from fedapp.report.card import CARD, in_short, model_card
+from fedapp.report.documents import (
+    CONTROLS,
+    DOCUMENTS,
+    TEMPLATES,
+    Blanks,
+    configuration_of,
+    documents,
+)
 from fedapp.run_files import read_run
 from fedapp.runs.local import run_local
 from fedapp.settings import defaults, load_settings
 from fedapp.site.bundle import app_folder
+from tests.deploy_folders import invoke
 
 MARK = "TO FILL IN"
 PAX = {"strategy": "pax", "num-boost-round": 2, "max-depth": 2, "parties": 2}
@@ -39,16 +48,10 @@ def trained(request):
     return run_local(load_settings(RUNS[request.param])).path
 
 
-def written(run, *words):
-    ended = CliRunner().invoke(cli, ["documents", str(run), *words], catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return ended.output
-
-
 @pytest.mark.by_default("sums")
 @pytest.mark.parametrize("trained", RUNS, indirect=True, ids=str)
 def test_documents_state_what_the_run_has(trained, request, tmp_path):
-    printed = written(trained)
+    printed = invoke(cli, "documents", str(trained))
     run, folder = read_run(trained), trained / "documents"
     configuration = request.node.callspec.params["trained"]
     table, _, _ = configuration.partition(",")
@@ -82,9 +85,7 @@ def test_documents_state_what_the_run_has(trained, request, tmp_path):
         assert (weak in text) == ("secureboost" in run.summary["strategy"])
         assert "ONE MACHINE: all parties of this run were simulated" in text
     assert ("label-epsilon 1 bounds" in texts["threat-model"]) == ("labels" in configuration)
-    card = (trained / "model-card.md").read_text()
-    assert card.count(MARK) == 2
-    assert "run-dir" not in card
+    assert (trained / "model-card.md").read_text().count(MARK) == 2
     checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, check=False)
     assert checked.returncode == 0
     listed = (folder / "SHA256SUMS").read_text()
@@ -96,7 +97,7 @@ def test_documents_state_what_the_run_has(trained, request, tmp_path):
 def test_packages_are_listed_where_cyclonedx_is_installed(trained, tmp_path, monkeypatch):
     folder = trained / "documents"
     monkeypatch.setitem(sys.modules, "cyclonedx_py", None)
-    printed = written(trained)
+    printed = invoke(cli, "documents", str(trained))
     assert "sbom.cdx.json is not written: pip install cyclonedx-bom" in printed
     assert not (folder / "sbom.cdx.json").exists()
     monkeypatch.delitem(sys.modules, "cyclonedx_py")
@@ -105,7 +106,7 @@ def test_packages_are_listed_where_cyclonedx_is_installed(trained, tmp_path, mon
     (package / "__main__.py").write_text("import sys; print(sys.argv[1:])")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "pip install" not in written(trained)
+    assert "pip install" not in invoke(cli, "documents", str(trained))
     assert (folder / "sbom.cdx.json").read_text() == "['environment', '--no-validate']\n"
     assert "  sbom.cdx.json\n" in (folder / "SHA256SUMS").read_text()
 
@@ -113,23 +114,22 @@ def test_packages_are_listed_where_cyclonedx_is_installed(trained, tmp_path, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["plain"], indirect=True)
 def test_answers_fill_the_blanks_and_stay_texts(trained, tmp_path):
-    written(trained)
+    invoke(cli, "documents", str(trained))
     texts = [(trained / "documents" / f"{name}.md").read_text() for name in DOCUMENTS]
     names = sorted({each for text in texts for each in re.findall(rf"{MARK} ([a-z-]+):", text)})
     odd = "<script>alert(1)</script> | *all* [x](y)"
     answers = tmp_path / "answers.toml"
     answers.write_text("\n".join(f"{name} = '{odd}'" for name in names))
-    output = written(trained, "--answers", str(answers), "--output", str(tmp_path / "signed"))
-    assert "to fill in" not in output
+    words = ("--answers", str(answers), "--output", str(tmp_path / "signed"))
+    assert "to fill in" not in invoke(cli, "documents", str(trained), *words)
     card = (trained / "model-card.md").read_text()
     for text in (card, *((tmp_path / "signed" / f"{each}.html").read_text() for each in DOCUMENTS)):
         assert MARK not in text
         assert "<script>" not in text
         assert "<em>all" not in text
     answers.write_text("purpos = 'credit'")
-    ended = CliRunner().invoke(cli, ["documents", str(trained), "--answers", str(answers)])
-    assert "answers must be to one of" in str(ended.exception)
-    assert "did you mean purpose" in str(ended.exception)
+    with pytest.raises(ConfigError, match=r"answers must be to one of .*did you mean purpose"):
+        invoke(cli, "documents", str(trained), "--answers", str(answers))
 
 
 def test_controls_are_settings_and_the_threat_models_page_shows_the_documents_tables():
@@ -139,3 +139,39 @@ def test_controls_are_settings_and_the_threat_models_page_shows_the_documents_ta
         pytest.skip("a wheel has no documentation")
     shown = re.findall(r"\{include\} (\S+)", page.read_text())
     assert {(page.parent / each).resolve() for each in shown} == {*TEMPLATES.glob("threats-*.md")}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_card_tells_scores_by_party_and_what_was_revealed(settings, trained_once):
+    folder = trained_once(settings(parties=2, num_boost_round=1))
+    run = read_run(folder.path)
+    run.summary["parties"][0]["name"] = "<b>|[x](y)`"
+    assert "| &lt;b>\\|\\[x\\](y)\\` | 205 |" in model_card(run)  # no markup
+    write_report(folder.path)
+    card = (folder.path / CARD).read_text()
+    assert card.startswith("# pax on breast-cancer\n")
+    assert "- method: PAX: party-adaptive histogram boosting.\n" in card
+    assert "| party, its test rows |" in card
+    assert "## Who learned what\n\n- The server can rebuild most rows of a small table" in card
+    assert "### pax\n\nIn full, with ``pax.aggregation=plain``: nothing is encrypted" in card
+    assert "Nothing hides a rare one" in card
+    assert "everything except ``hello`` and keys is masked" not in card
+    assert "### inference" not in card
+    assert "| max-bin | 16 |" in card
+    assert "| seed |" not in card
+
+
+@pytest.mark.parametrize(("engine", "is_shown"), [("local", False), ("deployment", True)])
+def test_a_card_hides_nothing_that_a_site_decides(vertical, trained_once, engine, is_shown):
+    """The run config has no say in what node configs have, such as ``label-epsilon``."""
+    run = read_run(trained_once(vertical(num_boost_round=1)).path)
+    run.summary["engine"] = engine
+    card = model_card(run)
+    assert all(f"### {name}\n" in card for name in ("secureboost", "vertical"))
+    assert "### inference" not in card
+    assert ("- With ``label-epsilon`` at the active party" in card) == is_shown
+    assert "- With ``multi-strategy=multi_output_tree``" not in card
+    threats = documents(run, Blanks({}))["threat-model.md"]
+    assert (
+        "label-epsilon" in threats.partition("Off in this run:")[2].partition("\n")[0]
+    ) != is_shown

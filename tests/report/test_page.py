@@ -5,27 +5,28 @@ import json
 import re
 import shutil
 import tomllib
+from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import xgboost
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.commands import cli
+from fedapp.findings import Audit, Finding, Unmeasured
 from fedapp.records.document import load
 from fedapp.report import write_report
 from fedapp.report.certainty import percent_text
-from fedapp.report.page import _gains
+from fedapp.report.page import _gains, attack_cards
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
-from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
 from tests.federated import lines_of
 from tests.strategies.test_settings_read import read_by
-from tests.tables import csv_columns, write_rows
+from tests.tables import csv_columns
 
 MALICIOUS = "<script>alert(1)</script>"
 FACTS = "How the tables were read"
@@ -39,13 +40,6 @@ SECTIONS = [
     "What was run",
 ]
 FAST = {"num-boost-round": 4, "max-depth": 5, "max-bin": 32, "parties": 2}
-FOREST = {
-    "federated-forest.trees": 3,
-    "federated-forest.master-keeps-model": True,
-    "align": "ordered",
-    "share-column-names": True,
-    "allow-export": True,
-}
 SMALL_KEY = {
     "secureboost.key-bits": 512,
     "secureboost.insecure-small-key": True,
@@ -61,25 +55,6 @@ def run(path, strategy, *options, **settings):
     done = CliRunner().invoke(cli, ["run", strategy, "--engine", "local", *options, *words])
     assert done.exit_code == 0, done.output
     return path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """For runs that several tests look at; these too have a home of their own."""
-    path = tmp_path_factory.mktemp("page")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDAPP_HOME", str(path / "home"))
-        yield path
-
-
-@pytest.fixture(scope="module")
-def binary(folder):
-    return run(folder / "binary", "pax", "--baselines")
-
-
-@pytest.fixture(scope="module")
-def forest(folder):
-    return run(folder / "forest", "federated-forest", **FOREST)
 
 
 def page_of(path):
@@ -103,38 +78,37 @@ def sections(page):
 @pytest.mark.parametrize(
     ("strategy", "settings", "absent"),
     [
-        ("pax", {"data": "wine", "objective": "multi:softprob"}, set()),
-        ("pax", {"data": "diabetes", "objective": "reg:squarederror"}, {FACTS}),
-        ("pax", {"test-fraction": 0}, {"Predictions"}),
-        ("fedavg-linear", {"fedavg-linear.rounds": 3}, set()),
-        ("secureboost", {**SMALL_KEY, "num-boost-round": 1, "max-depth": 2}, {"Predictions"}),
+        ("pax", {"data": "wine", "objective": "multi:softprob", "test-fraction": 0}, "Predictions"),
+        ("pax", {"data": "diabetes", "objective": "reg:squarederror"}, FACTS),
+        ("secureboost", {**SMALL_KEY, "num-boost-round": 1, "max-depth": 2}, "Predictions"),
     ],
-    ids=["classes", "numbers", "no test rows", "linear", "parts"],
+    ids=["no test rows", "numbers", "parts"],
 )
 def test_a_page_has_no_section_without_content(tmp_path, strategy, settings, absent):
     page = page_of(run(tmp_path / "run", strategy, **settings))
     found = sections(page)
-    assert list(found) == [name for name in SECTIONS if name not in absent]
+    assert list(found) == [name for name in SECTIONS if name != absent]
     assert all(re.sub(r"<[^>]+>|\s", "", body) for body in found.values())
     assert not re.search(r"<(table|ul|figure|p|dl|h3)[^>]*>\s*</\1>", page)
     assert "nan" not in re.sub(r"[a-z]nan|nan[a-z]", "", page)
     rests_on = found["What the model rests on"]
     is_divided = strategy == "secureboost"
     assert ("The parts of the model lie at the parties" in rests_on) == is_divided
-    assert ('class="tree"' in rests_on) == (strategy == "pax")
+    assert ('class="tree"' in rests_on) == (not is_divided)
 
 
-@pytest.mark.parametrize("name", ["federated", "pooled", "alone.party-1", "alone.party-2"])
-def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary, name):
-    summary = summary_of(binary)
-    curves, scores = summary["curves"], summary["metrics"]["test"]
-    if name != "federated":
-        kind, _, party = name.partition(".")
-        curves, scores = summary["baselines"]["curves"][kind], summary["baselines"][kind]
-        curves, scores = (curves[party], scores[party]) if party else (curves, scores)
-    area = np.trapezoid(curves["roc"]["tpr"], curves["roc"]["fpr"])
-    assert abs(area - scores["auc"]) <= max(summary["binning_errors"]["auc"], 1e-9)
-    assert f"{name}, auc {scores['auc']:.3f}" in page_of(binary)
+def test_the_area_under_a_drawn_roc_curve_is_the_auc_of_the_scores(binary):
+    summary, page = summary_of(binary), page_of(binary)
+    curves, scores = ({"federated": of} for of in (summary["curves"], summary["metrics"]["test"]))
+    baselines = summary["baselines"]
+    for found, of in ((curves, baselines["curves"]), (scores, baselines)):
+        found["pooled"] = of["pooled"]
+        found |= {f"alone.{party}": one for party, one in of["alone"].items()}
+    assert [*curves] == [*scores] == ["federated", "pooled", "alone.party-1", "alone.party-2"]
+    for name, score in scores.items():
+        area = np.trapezoid(curves[name]["roc"]["tpr"], curves[name]["roc"]["fpr"])
+        assert abs(area - score["auc"]) <= max(summary["binning_errors"]["auc"], 1e-9)
+        assert f"{name}, auc {score['auc']:.3f}" in page
 
 
 def test_contributions_are_xgboosts_own_and_importance_is_beside_the_baselines(binary):
@@ -152,65 +126,18 @@ def test_contributions_are_xgboosts_own_and_importance_is_beside_the_baselines(b
     assert "beside the pooled baseline" in sections(page_of(binary))["What the model rests on"]
 
 
-class Boxes(HTMLParser):
-    """Classes of the boxes of a drawn tree, each with how deep it lies."""
-
-    def __init__(self):
-        super().__init__()
-        self.depth, self.found = -1, []
-
-    def handle_starttag(self, tag, attrs):
-        self.depth += tag == "ul"
-        kind = (dict(attrs).get("class") or "").split(" ")[0]
-        if kind in ("split", "leaf"):
-            self.found.append((self.depth, kind))
-
-    def handle_endtag(self, tag):
-        self.depth -= tag == "ul"
-
-
-def nodes_of(tree):
-    """(depth, split or leaf) of every node down to the cut."""
-    found, level, depth = [], [0], 0
-    while level and depth <= DEEPEST:
+def test_a_drawn_tree_has_all_nodes_down_to_the_cut_and_its_names_are_texts(binary):
+    model = load(binary / "model.json", Ensemble)
+    drawn = tree_html(first_tree(replace(model, columns=(MALICIOUS,) * len(model.columns))))
+    tree, level, n_nodes = model.trees[0], [0], Counter()
+    for _ in range(DEEPEST + 1):
         lefts = [int(tree["left"][node]) for node in level]
-        found += [(depth, "leaf" if left == LEAF else "split") for left in lefts]
+        n_nodes.update("leaf" if left == LEAF else "split" for left in lefts)
         level = [left + side for left in lefts if left != LEAF for side in (0, 1)]
-        depth += 1
-    return found
-
-
-@pytest.mark.by_default("boosted")
-@pytest.mark.parametrize("kind", ["boosted", "forest"])
-def test_a_drawn_tree_has_all_nodes_down_to_the_cut_and_its_names_are_texts(kind, request):
-    if kind == "boosted":
-        model = load(request.getfixturevalue("binary") / "model.json", Ensemble)
-    else:
-        model = load(request.getfixturevalue("forest") / "model.json", BaggedForest)
-    tree = first_tree(replace(model, columns=(MALICIOUS,) * len(model.columns)))
-    drawn, boxes = tree_html(tree), Boxes()
-    boxes.feed(drawn)
-    assert sorted(boxes.found) == sorted(nodes_of(model.trees[0]))
-    assert max(depth for depth, _ in boxes.found) >= 3
+    assert Counter(re.findall(r'class="(split|leaf)\b', drawn)) == n_nodes
+    assert n_nodes["split"] > 3
     assert "&lt;script" in drawn
     assert "<script" not in drawn
-
-
-@pytest.mark.slow
-def test_a_forests_page_has_levels_and_only_settings_that_it_reads(forest):
-    page = page_of(forest)
-    assert "by level" in page
-    assert "boosting round" not in page
-    assert "training ended early" not in page
-    body = sections(page)["What was run"]
-    changed, usual = body.split("<details>")
-    shown = re.findall(r"<td>([a-z.-]+)</td><td>", body)
-    assert (
-        {"federated-forest.trees", "max-bin", "columns"} <= {*shown} <= read_by("federated-forest")
-    )
-    assert "<td>federated-forest.trees</td><td><strong>3</strong></td>" in changed
-    assert "<strong>" not in usual
-    assert "<td>federated-forest.criterion</td>" in usual
 
 
 def test_a_list_of_contents_leads_to_every_section_of_a_light_page(binary):
@@ -220,6 +147,10 @@ def test_a_list_of_contents_leads_to_every_section_of_a_light_page(binary):
     assert [head for _, head in links] == SECTIONS
     assert [place for place, _ in links] == re.findall(r'<section id="(.*?)">', page)
     assert len(page.encode()) < 500_000
+    figures = re.findall(r"<svg[^>]*>", page)
+    assert len(figures) > 10
+    assert all('role="img"' in one and "aria-label=" in one for one in figures)  # a text of each
+    assert "<img" not in page
 
 
 READ = "feature column 'paid' has yes or no, read as 1 or 0"
@@ -258,12 +189,6 @@ def test_scores_of_each_party_and_its_traffic_are_shown(binary):
     assert "node " not in found["Traffic"].partition("Bytes by party")[2]
 
 
-def test_lists_of_numbers_take_one_line_of_the_summary(binary):
-    text = (binary / "summary.json").read_text()
-    assert re.search(r'^ +"fpr": \[0\.0, .*, 1\.0\],?$', text, flags=re.MULTILINE)
-    assert json.loads(text) == summary_of(binary)
-
-
 def test_gains_and_lift_follow_from_the_rows_called_positive():
     rates = {"tpr": [0, 0.5, 1.0, 1.0], "fpr": [0, 0.0, 0.5, 1.0]}  # 2 of 8 rows are positive
     gains = _gains({"pax": rates}, 0.25)["pax"]
@@ -285,44 +210,60 @@ def test_the_page_has_gains_lift_rows_by_class_and_missing_values(
     found, summary = sections(page_of(path)), summary_of(path)
     captions = re.findall("<figcaption>(.*?)</figcaption>", found["Predictions"])
     assert {"Gains", "Lift"} <= {caption.partition(" ")[0].strip(":,.") for caption in captions}
-    assert summary["missing"] == {"income": 0.25}
     assert '<td>income</td><td class="n">25%</td>' in found[FACTS]
-    labels = csv_columns(data)["y"]
     weights = summary["class_weights"]
     names = ["all parties"] if aggregation == "secure" else ["party-1", "party-2", "party-3"]
     assert list(weights) == names
     totals = [sum(each) for each in zip(*weights.values(), strict=True)]
-    assert totals == [labels.count("0"), labels.count("1")]
+    assert totals == [csv_columns(data)["y"].count(label) for label in "01"]
     counts = (f"{count:,.0f} ({percent_text(count / 200)})" for count in totals)
     cells = "".join(f'<td class="n">{count}</td>' for count in counts)
     assert aggregation == "secure" or f"<td>all</td>{cells}" in found[FACTS]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_columns_of_one_name_are_explained_by_party_and_compared_with_the_baseline(tmp_path):
-    values = np.random.default_rng(2).normal(size=(90, 2)).round(3)
-    ids, labels = np.arange(90), (values.sum(axis=1) > 0).astype(int)
-    bank = write_rows(tmp_path / "a.csv", {"id": ids, "size": values[:, 0], "label": labels})
-    shop = write_rows(tmp_path / "b.csv", {"id": ids, "size": values[:, 1]})
-    given = {**SMALL_KEY, "data": f"bank={bank},shop={shop}", "id": "id", "label": "label"}
-    given |= {"share-column-names": True, "allow-export": True, "num-boost-round": 1}
-    summary = summary_of(run(tmp_path / "run", "secureboost", "--baselines", **given))
-    gains = summary["baselines"]["importance"]["pooled"]["total_gain"]
-    assert {*gains} == {*summary["contributions"]["mean"]} == {"bank.size", "shop.size"}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_a_warning_is_printed_once_after_the_result_and_before_the_reports_path(
-    tmp_path, write_table
+@pytest.mark.parametrize(
+    ("success", "low", "high", "chance", "verdict"),
+    [
+        (0.619, 0.564, 0.664, 0.5, "above chance"),
+        (0.0, 0.0, 0.006, 0.0, "no difference is shown"),
+        (1.0, 0.9, 1.0, 0.9, "no difference is shown"),
+        (0.3, 0.2, 0.4, 0.5, "no difference is shown"),
+    ],
+)
+def test_the_card_of_an_attack_has_seat_numbers_bar_and_verdict(
+    success, low, high, chance, verdict
 ):
-    data = write_table("flat", 60, flat=[1] * 60)
-    given = [f"data={data}", "label=y", "parties=2", f"run-dir={tmp_path / 'run'}"]
-    words = [word for pair in [*given, "valid-fraction=0"] for word in ("-c", pair)]
-    done = CliRunner().invoke(cli, ["run", "pax", *words])
-    warning = "feature column 'flat' has the same value in every row"
-    assert done.output.count(warning) == 1
-    *_, warned, last = done.output.splitlines()
-    assert warned == f"! {warning}"
-    assert last.startswith("report: ")
+    shares, texts = (success, low, high, chance), ("rows", "epsilon=1", "AUC 0.8 to 0.7")
+    found = Finding("attack <0>", "the server", "share of rows", *shares, *texts)
+    missing = Unmeasured("another attack", "a party", "there are no trees")
+    cards = attack_cards(Audit("2026-01-02", 1.0, False, "the run", (found,), (missing,)))
+    card, other = re.findall(r"<article.*?</article>", cards, re.DOTALL)
+    text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", card)).split())
+    assert text.startswith("attack <0> by the server")
+    assert (
+        f"{success:.3f} [{low:.3f}, {high:.3f}] against {chance:.3f} by chance: {verdict}" in text
+    )
+    assert ('class="attack above"' in card) == (verdict == "above chance")
+    drawn = dict(re.findall(r'class="(reached|chance)" style="[a-z]+: ([\d.]+)%', card))
+    assert drawn == {"reached": f"{100 * success:.2f}", "chance": f"{100 * chance:.2f}"}
+    start, width = re.findall(r'"interval" style="left: ([\d.]+)%;\s+width: ([\d.]+)%', card)[0]
+    assert (float(start), float(width)) == pytest.approx((100 * low, 100 * (high - low)), abs=0.01)
+    assert "epsilon=1. Cost: AUC 0.8 to 0.7." in text
+    assert "not measured: there are no trees" in other
+    assert attack_cards(None) == ""
+
+
+def test_a_run_draws_the_figures_of_its_report(binary):
+    found = fedapp.load(binary)
+    roc, page = found.plot_roc(), page_of(binary)
+    labels = [line.get_label().partition(",")[0] for line in roc.axes[0].get_lines()[1:3]]
+    assert labels == ["federated", "pooled"]
+    assert found.plot_learning_curve().axes[0].get_ylabel() == "auc"
+    assert roc._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
+    names = "importance", "contributions", "precision_recall", "gains", "lift", "calibration"
+    for name in (*names, "traffic"):
+        figure = getattr(found, f"plot_{name}")()
+        assert f">{figure.axes[0].get_xlabel()}</text>" in page
+    rule = r"^plot_residuals must be of a run whose report has this figure, got one with .*roc"
+    with pytest.raises(fedapp.ConfigError, match=rule):
+        found.plot_residuals()

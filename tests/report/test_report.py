@@ -6,11 +6,9 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fedapp import metrics
 from fedapp.commands import cli
@@ -18,6 +16,7 @@ from fedapp.errors import DataError
 from fedapp.report import certainty, summary, write_report
 from fedapp.run_files import read_run
 from fedapp.run_folder import Checkpoints, RunFolder, RunState
+from tests.deploy_folders import invoke
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
 OBJECTIVES = {
@@ -114,25 +113,6 @@ def page_of(run_dir):
     return write_report(run_dir).read_text(encoding="utf-8")
 
 
-def images(page):
-    """The page's drawings; each has a text for who cannot see it."""
-    found = [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
-    assert all(each.get("role") == "img" and each.get("aria-label") for each in found)
-    assert "<img" not in page
-    return found
-
-
-class Elements(HTMLParser):
-    """All elements of a page with their attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-
 def cells(page):
     """The text of every table row."""
     rows = re.findall(r"<tr>(.*?)</tr>", page, flags=re.DOTALL)
@@ -164,34 +144,18 @@ def test_a_finished_training_is_not_lost_by_a_field_that_cannot_be_read(tmp_path
         RunFolder(tmp_path / "no").write_summary(summary_of(BINARY, trees="five"))
 
 
-def test_a_run_folder_is_read_whole(tmp_path):
-    run = read_run(make_run(tmp_path / "run"))
-    assert run.config["pax"] == {"bins": "share"}
-    assert run.summary["exchanges"] == 22
-    assert [entry["round"] for entry in run.rounds] == [1, 2, 3, 4, 5]
-    assert len(run.ledger) == 6
-
-
-FILES = ["config.toml", "summary.json", "rounds.jsonl", "ledger.jsonl"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        *((name, None, rf"run folder must hold {name}, got \w+") for name in FILES),
+        ("rounds.jsonl", None, r"run folder must hold rounds.jsonl, got \w+"),
         ("config.toml", b"a = ", r"config.toml must be TOML, got: "),
         ("summary.json", b"{", r"summary.json must be JSON, got: "),
         ("summary.json", b"[]", r"summary.json must be an object, got list"),
-        ("summary.json", b"{}", r"summary.json must have strategy, got no such field"),
         ("rounds.jsonl", b'\n{"round": "x"}', r"round of rounds.jsonl line 2 must be a whole num"),
-        ("rounds.jsonl", b'{"round"', r"rounds.jsonl line 1 must be JSON"),
-        ("ledger.jsonl", b"{}\n", r"ledger.jsonl line 1 must have step, got no such field"),
         ("ledger.jsonl", b"\xff", r"ledger.jsonl must be UTF-8, got invalid start byte at 0"),
-        ("", {"strategy": 3}, r"strategy of summary.json must be a text, got int"),
         ("", {"version": 2}, r"version of summary.json must be 1, got 2: another version of fed"),
         ("", {"objective": "rank:map"}, r"objective of summary.json must be one of .*, got rank"),
         ("", {"bytes": {"to_parties": 1}}, r"bytes of summary.json must be an object with to_ser"),
-        ("", {"seconds": {}}, r"seconds of summary.json must be an object with total, got dict"),
         ("", {"parties": [{"name": "a"}]}, r"summary.json must have parties.0.rows, got no such"),
     ],
 )
@@ -207,19 +171,16 @@ def test_a_missing_or_malformed_file_is_refused(tmp_path, name, content, text):
         read_run(path)
 
 
-def test_an_empty_folder_and_no_folder_are_refused(tmp_path):
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"must hold config.toml, got an empty folder"):
         read_run(tmp_path)
-    with pytest.raises(DataError, match=r"nowhere: run folder must be a folder, got none"):
-        read_run(tmp_path / "nowhere")
 
 
 # Summary
 
 
 def test_bytes_seconds_and_scores_read_easily():
-    of_bytes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 99_960: "100 kB", 999_960: "1.0 MB"}
-    of_bytes |= {1_234_567: "1.2 MB", 340e9: "340 GB", 5e15: "5000 TB"}
+    of_bytes = {999: "999 B", 99_960: "100 kB", 999_960: "1.0 MB", 5e15: "5000 TB"}
     of_seconds = {0.309: "0.31 s", 42.2: "42 s", 200: "3 min 20 s", 7500: "2 h 05 min"}
     of_scores = {0.81234: "0.8123", math.nan: DASH, None: DASH, 54321.6: "54321.6"}
     for write, texts in (
@@ -258,29 +219,7 @@ def test_the_summary_tells_result_and_cost():
     assert ["alone.party-1", "test", "0.6543", DASH, DASH] in rows
 
 
-def test_a_summary_without_test_rows_shows_the_others():
-    facts = summary_of(BINARY, metrics={"test": {}, "valid": {}, "train": {"auc": 0.5}})
-    assert ["federated", "train", "0.5000"] in [
-        line.split() for line in printed(facts).splitlines()
-    ]
-
-
 # Page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_page_has_every_score_and_every_figure(tmp_path, objective):
-    path = make_run(tmp_path / "run", objective)
-    page = page_of(path)
-    assert (path / "report.html").exists()
-    names = OBJECTIVES[objective][0]
-    rows = cells(page)
-    assert ["federated", "test", *["0.8123"] * len(names)] in rows
-    assert ["federated", "valid", *["0.7777"] * len(names)] in rows
-    # Two metrics, bytes and effort by round; gain; bytes by party; and a curve, or a table.
-    assert len(images(page)) == (6 if objective == MULTI else 7)
-    assert all(image.findall(".//{*}path") for image in images(page))
 
 
 ALONE = {"pooled": {"auc": 0.9111}, "alone": {"party-2": {"auc": None}}}
@@ -300,26 +239,16 @@ PAGES = {
         ],
         ['class="warning"'],
     ),
-    "baselines": (
-        {"baselines": ALONE},
-        "",
-        [["pooled", "test", "0.9111", DASH, DASH], ["alone.party-2", "test", DASH, DASH, DASH]],
-        [],
-    ),
-    "warnings": (
-        {"warnings": ["only 16 bins <"]},
-        "",
-        ['<p class="warning">only 16 bins &lt;</p>'],
-        ["only 16 bins <"],
-    ),
-    "an early end": (
-        {"left_out": LEFT, "best_round": 3},
+    "baselines, warnings, an early end": (
+        {"baselines": ALONE, "warnings": ["only 16 bins <"], "left_out": LEFT, "best_round": 3},
         "",
         [
+            *(["pooled", "test", "0.9111", DASH, DASH], ["alone.party-2", "test", *[DASH] * 3]),
+            '<p class="warning">only 16 bins &lt;</p>',
             '<p class="warning">party-2 was excluded from step 17: no answer within 60 s</p>',
             f'<p class="quiet">{ENDED}</p>',
         ],
-        [],
+        ["only 16 bins <"],
     ),
     "a simulation": ({}, 'data = "breast-cancer"', [">data<"], []),
     "a deployment": ({"engine": "deployment"}, 'data = "breast-cancer"', [], [">data<"]),
@@ -348,13 +277,7 @@ def test_a_page_says_what_the_run_has(tmp_path, name):
         ("pax", "[pax]\naggregation = 'secure'", {}, [], "the rest of a sum is the other&#39;s"),
         ("pax", "", {"privacy": PRIVATE}, [], "no more than epsilon 2 allows"),
         ("bagging", "", {}, ["No measure hides"], "each party&#39;s trees"),
-        (
-            "secureboost",
-            "",
-            {"active": "party-2"},
-            [],
-            "<strong>party-2</strong>: which of its rows",
-        ),
+        ("secureboost", "", {"active": "bank"}, [], "<strong>bank</strong>: which of its rows"),
         ("secureboost", "allow-export = true", {}, [], "and the whole model (allow-export)"),
         ("secureboost", SMALL_KEY, {}, ["A Paillier key of 512 bits"], "Who could see what"),
         ("federated-forest", "", {}, [], "codes of the labels: which rows share one"),
@@ -373,29 +296,17 @@ def test_a_page_says_who_could_see_what_and_alarms_only_where_no_measure_is_in_f
     assert seen in page
 
 
+BETTER = (0.1, 0.01, 0.2)
+
+
 @pytest.mark.parametrize(
     ("metric", "alone", "pooled", "text"),
     [
-        ("auc", [(0.1, 0.01, 0.2)], (0.0, -0.1, 0.1), "better than a alone; against pooled no"),
-        (
-            "logloss",
-            [(0.1, 0.01, 0.2)],
-            (-0.2, -0.3, -0.1),
-            "better than pooled; worse than a alone",
-        ),
-        (
-            "auc",
-            [(0.1, 0.01, 0.2)] * 3,
-            (0, 0, 0),
-            "better than a, b and c alone; equal to pooled.",
-        ),
+        ("auc", [BETTER], (0.0, -0.1, 0.1), "better than a alone; against pooled no"),
+        ("logloss", [BETTER], (-0.2, -0.3, -0.1), "better than pooled; worse than a alone"),
+        ("auc", [BETTER] * 3, (0, 0, 0), "better than a, b and c alone; equal to pooled."),
         ("auc", [(0.0, -0.1, 0.1)] * 7, (-0.2, -0.3, -0.1), "a, b, c, d, e and 2 more alone no"),
-        (
-            "auc",
-            [(None, None, None)],
-            (0.1, 0.0, 0.2),
-            "rows: against pooled no difference is shown.",
-        ),
+        ("auc", [(None,) * 3], (0.1, 0.0, 0.2), "rows: against pooled no difference is shown."),
         ("ks", [], None, ""),
     ],
 )
@@ -415,9 +326,11 @@ def test_names_from_outside_are_escaped_and_nothing_is_loaded(tmp_path):
     page = page_of(make_run(tmp_path / "run", config=config, **changes))
     assert "<script" not in page
     assert page.count("&lt;script src=&#34;https://example.org/x.js&#34;&gt;") >= 5
-    parser = Elements()
+    parser, elements = HTMLParser(), []
+    parser.handle_starttag = lambda tag, attributes: elements.append((tag, dict(attributes)))
     parser.feed(page)
-    for tag, attributes in parser.found:
+    assert len(elements) > 100
+    for tag, attributes in elements:
         assert tag not in {"script", "link", "img", "image", "iframe", "object", "use"} or (
             tag == "use" and attributes["xlink:href"].startswith("#")
         )
@@ -432,7 +345,7 @@ def test_a_forest_without_rounds_or_curves_has_a_page_too(tmp_path):
     (path / "rounds.jsonl").write_text("")
     (path / "ledger.jsonl").write_text("")
     page = page_of(path)
-    assert images(page) == []
+    assert "<svg" not in page
     assert "<h2>Training</h2>" not in page
     assert ["federated", "test", "0.8123", "0.8123", "0.8123"] in cells(page)
 
@@ -444,19 +357,13 @@ def test_a_run_that_was_interrupted_has_a_page_of_its_rounds(tmp_path):
     with pytest.raises(DataError, match=r"must have finished a round, got none to report$"):
         write_report(path)
     Checkpoints(path).save(RunState("8f3a2c", rounds=5), RunState(""))
-    page = page_of(path)
+    output = tmp_path / "page.html"
+    assert invoke(cli, "report", str(path), "--output", str(output)) == f"{output}\n"
+    page = output.read_text(encoding="utf-8")
     assert f"the run has not finished; to resume: fedapp run pax -c resume={path}<" in page
     assert ("federated", "valid") in {tuple(line[:2]) for line in cells(page)}
+    assert not (path / "report.html").exists()
     assert not (path / "model-card.md").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_page_goes_where_output_says(tmp_path):
-    run, output = make_run(tmp_path / "run"), tmp_path / "page.html"
-    ended = CliRunner().invoke(cli, ["report", str(run), "--output", str(output)])
-    assert ended.output == f"{output}\n"
-    assert "<title>pax on breast-cancer" in output.read_text(encoding="utf-8")
-    assert not (run / "report.html").exists()
 
 
 def test_the_class_that_counts_as_positive_is_said_where_classes_have_names():
@@ -467,16 +374,10 @@ def test_the_class_that_counts_as_positive_is_said_where_classes_have_names():
     assert "scores take bad as positive" in printed(unnamed)
 
 
-# The sentence for everyone
-
-
-def in_a_sentence(objective, **changes):
-    return summary.headline({**summary_of(objective), **changes})
-
-
 TWO = "Two organisations together: "
 PAIRS = f"{TWO}the model ranks a positive row above a negative one in 8"
 NAMED = {"label": "default", "classes": ["no", "yes"], "intervals": {"auc": [0.794, 0.8301]}}
+BASELINES = {"pooled": {"auc": 0.8149}, "alone": {"a": {"auc": 0.781}, "b": {"auc": 0.79}}}
 NUMBERS = {"rmse": 6.0, "mae": 4.0, "r2": 0.64}
 
 
@@ -485,17 +386,10 @@ NUMBERS = {"rmse": 6.0, "mae": 4.0, "r2": 0.64}
     [
         (
             BINARY,
-            {
-                **NAMED,
-                "baselines": {
-                    "pooled": {"auc": 0.8149},
-                    "alone": {"a": {"auc": 0.781}, "b": {"auc": 0.79}},
-                },
-            },
+            {**NAMED, "baselines": BASELINES},
             f"{TWO}the model ranks a row with default = yes above one with no in 81 of 100 pairs "
             "(95 % interval 79 to 83); alone they reach 78 to 79; with all data in one place 81.",
         ),
-        (BINARY, {}, f"{PAIRS}1 of 100 pairs."),
         (
             BINARY,
             {"baselines": {"alone": {"bank": {"auc": 0.99}}}},
@@ -513,19 +407,18 @@ NUMBERS = {"rmse": 6.0, "mae": 4.0, "r2": 0.64}
             f"{TWO}predictions of price are typically off by 6; always answering the mean is off "
             "by 10.",
         ),
-        (BINARY, {"metrics": {"test": {}, "train": {"auc": 0.9}}}, ""),
         (BINARY, {"metrics": {"test": {"auc": math.nan}}}, ""),
     ],
 )
 def test_the_headline_compares_with_what_everyone_knows(objective, changes, text):
-    assert in_a_sentence(objective, **changes) == text
+    assert summary.headline(summary_of(objective, **changes)) == text
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_headline_intervals_and_warnings_are_on_every_form_of_a_result(tmp_path):
     given = {"intervals": {"auc": [0.8, 0.825]}, "warnings": ["only 16 bins"]}
     path = make_run(tmp_path / "run", **given)
-    page, sentence = page_of(path), in_a_sentence(BINARY, **given)
+    page, sentence = page_of(path), summary.headline(summary_of(BINARY, **given))
     text, card = printed(read_run(path).summary, path=path), (path / "model-card.md").read_text()
     assert sentence in " ".join(text.split())
     assert sentence in card

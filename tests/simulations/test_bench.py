@@ -1,29 +1,28 @@
-"""Benches: small runs of each, what they compare before they time, and the command of all."""
+"""Benches: small runs, what they compare before they time, the command of all; example apps."""
 
+import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
-import psutil
-import pyarrow.parquet as pq
 import pytest
+from flwr.app import Context, RecordDict
 
 from fedapp.data.datasets import read_source
-from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
+from fedapp.runs.flower import superlink
+from fedapp.runs.local import LocalGrid
 from simulations import __main__ as every
 from simulations import batch, reference, study
-from simulations.bench import encryption, exchange, faults, multi_output, pax, trees
-from simulations.deployment import site_tables
+from simulations.bench import encryption, multi_output, pax, trees
 from simulations.options import command
-from simulations.passing import Scored
-from simulations.study import growth, peak_bytes, pooled_forest
+from simulations.study import pooled_forest
 
 
 @pytest.fixture
@@ -110,20 +109,6 @@ def test_a_small_run_measures_what_its_reference_confirms(bench, words, holds, t
     assert not list((tmp_path / "home" / "sites").glob("*/*/"))
 
 
-def test_options_follow_from_a_signature(capsys):
-    def bench(*names, rows=10, first=0, eta=0.5, quick=False, sets=("a",), output=Path("x")):
-        return names, rows, first, eta, quick, sets, output
-
-    assert command(bench, []) == ((), 10, 0, 0.5, False, ("a",), Path("x"))
-    words = shlex.split("b c --rows 2 --first 0 --eta 1 --quick --sets d e --output y")
-    found = command(bench, words)
-    assert found == (("b", "c"), 2, 0, 1.0, True, ("d", "e"), Path("y"))
-    for wrong in ("--rows 0", "--rows x", "--first -1"):
-        with pytest.raises(SystemExit):
-            command(bench, wrong.split())
-    assert "argument --rows: must be a whole number >= 1, got 0" in capsys.readouterr().err
-
-
 def test_a_bench_compares_first_and_has_medians_and_their_ratios():
     calls = []
     seconds = iter([99, 99, 1, 9, 2, 3, 8, 4])
@@ -144,52 +129,18 @@ def test_a_bench_compares_first_and_has_medians_and_their_ratios():
     assert (ours["seconds"], ours["ratio of seconds"], ours["repeats"]) == (4, 2, 3)
 
 
-def test_a_table_has_an_empty_cell_for_what_a_row_lacks(capsys):
-    rows = [{"data": "a", "auc": 0.51234, "bytes": 2_500_000}, {"data": "b", "auc": None}]
-    study.show("scores", rows, "data; AUC=auc:.3f; MB=mb:.1f")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines == [["scores"], ["data", "AUC", "MB"], ["a", "0.512", "2.5"], ["b"]]
-
-
-def test_growth_is_an_exponent_of_figures_that_both_rows_have():
-    before = {"rows": 10, "seconds": 1.0, "bytes": 5, "peak_bytes": {"bank": 7}}
-    row = {"rows": 100, "seconds": 100.0, "bytes": 50, "peak_bytes": {"bank": 9}}
-    found = growth(before, row, "rows", ("seconds", "bytes", "peak_bytes", "cpu"))
-    assert found == {"growth of seconds": pytest.approx(2), "growth of bytes": pytest.approx(1)}
-    assert growth({}, row, "rows", ("seconds",)) == {}
-
-
-# Every bench
-
-
-LINE = {"bench": "pax_speed", "rows": 100, "versions": {"fedapp": "1"}}
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Words of the commands that were run; each prints a table and LINE."""
-    commands = []
+def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
+    tmp_path, monkeypatch, capsys
+):
+    asked = []
 
     def run(words, **_):
-        commands.append(words[2:])
+        asked.append(words[2:])
         is_bad = "score" in words
-        printed = "a table\n" + json.dumps(LINE) + "\n"
+        printed = "a table\n" + json.dumps({"rows": 100}) + "\n"
         return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
 
     monkeypatch.setattr(subprocess, "run", run)
-    return commands
-
-
-def test_the_lines_of_a_bench_have_its_arguments(tmp_path, asked):
-    batch.bench(quick=True, only=("pax_speed",), folder=str(tmp_path))
-    words = ["--repeats", "1"]
-    assert asked == [["simulations", "bench", "pax_speed", *words]]
-    (line,) = (tmp_path / "pax_speed.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"run": " ".join(words), **LINE}
-    assert "a table" in (tmp_path / "pax_speed.txt").read_text()
-
-
-def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(tmp_path, asked, capsys):
     only = ("score", "pax_secure")
     for n_runs in (3, 4):  # two of pax_secure, once; score, which fails, each time
         with pytest.raises(SystemExit, match=r"failed: score; NAME\.txt says why"):
@@ -207,11 +158,8 @@ def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(tmp_p
     [
         ([], "python -m simulations must be called with one of"),
         (["bench", "nothing"], "  papers pax fedxgbllr"),
-        (["bench"], "bench must be called with --quick or --full, or with the name of one"),
-        (["bench", "--quick", "--only", "x"], "only must be of pax_speed, "),
         (["reference"], "reference must be called with --write FILE or --check FILE"),
         (["bench", "rows", "--methods", "lasso"], "methods must be of secureboost, "),
-        (["bench", "federated_forest", "--align", "x"], "align must be of ordered, psi, got 'x'"),
         (["bench", "rows", "--parties", "3"], "--parties and --columns must be 2 and 20 but for"),
     ],
 )
@@ -219,40 +167,6 @@ def test_a_command_that_cannot_be_run_says_why(words, expected):
     with pytest.raises(SystemExit) as ended:
         every.main(words)
     assert expected in str(ended.value.code)
-
-
-@pytest.mark.parametrize("name", ["", *batch.BENCHES])
-def test_every_bench_describes_itself_and_its_options(name, capsys):
-    with pytest.raises(SystemExit, match=r"^0$"):
-        every.main(["bench", *filter(None, [name]), "--help"])
-    assert f"usage: python -m simulations bench {name}".strip() in capsys.readouterr().out
-
-
-def test_help_shows_all_studies_and_defaults_as_they_are_typed(capsys):
-    every.main(["--help"])
-    shown = capsys.readouterr().out.split()
-    assert {"reference", *(name for _, name in every.PLACES if name)} <= {*shown}
-    usual = "by default 'pax, share' 'pax, equal' secureboost"
-    rows = ("bench parties", usual), ("attacks", "--only"), ("attacks solved_bins", "--seeds")
-    for words, option in rows:
-        with pytest.raises(SystemExit):
-            every.main([*words.split(), "--help"])
-        out = " ".join(capsys.readouterr().out.split())
-        assert option in out
-        assert ("--only" in out) == (words != "attacks solved_bins")  # of which there is one
-
-
-def test_a_line_tells_its_bench_commit_and_versions(capsys):
-    study.print_line("x", seconds=1.0)
-    told = json.loads(capsys.readouterr().out)
-    assert (told["bench"], told["seconds"], list(told["versions"])) == ("x", 1.0, [*study.PACKAGES])
-    assert told.items() >= {**study.provenance(), "load": told["load"]}.items()
-    head = ["git", "-C", str(app_folder()), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
-    assert told["commit"].removesuffix("-dirty") == (commit or "unknown")
-
-
-# Reference digests
 
 
 def test_a_command_ends_with_its_line_and_another_digest_is_named(tmp_path, capsys):
@@ -282,40 +196,6 @@ def test_every_method_has_a_plan_and_every_way_to_predict():
     }
 
 
-def test_a_digest_leaves_out_what_a_run_draws_and_nothing_else(tmp_path):
-    def digest(**document):
-        (tmp_path / "part.json").write_text(json.dumps(document))
-        return reference.digest_of(tmp_path / "part.json")
-
-    assert digest(records=[1], salt="a") == digest(records=[1], salt="b")
-    assert digest(records=[1]) != digest(records=[2])
-
-
-# What the benches compare
-
-
-def test_a_table_is_the_same_in_one_place_and_at_the_sites(tmp_path):
-    whole = study.random_table(40, 20)
-    for by_columns, n_columns, labelled in ((True, [12, 11], 1), (False, [22, 22], 2)):
-        nodes = site_tables(tmp_path, whole, trees.ROWS_SITES, "label", by_columns)
-        tables = [pq.read_table(nodes[name]["data"]) for name in trees.ROWS_SITES]
-        assert [len(table.column_names) for table in tables] == n_columns
-        assert sum(bool(node["label"]) for node in nodes.values()) == labelled
-        for name in whole.column_names:
-            parts = [table[name].to_numpy() for table in tables if name in table.column_names]
-            joined = parts[0] if by_columns else np.concatenate(parts)
-            np.testing.assert_array_equal(joined, whole[name].to_numpy())
-
-
-def test_a_peak_is_that_of_the_largest_process_of_a_family():
-    mine, gone = psutil.Process(), psutil.Process()
-    gone._pid = 2**22 + 1  # no process has this number
-    with trees.peaks_of(lambda: {"bank": [gone, mine], "insurer": [gone]}) as peaks:
-        pass
-    assert peak_bytes() / 2 < peaks["bank"] < 2 * peak_bytes()
-    assert [*peaks] == ["bank"]
-
-
 def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path):
     values = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
     labels, ones = (values[:, 0] > values[:, 1]).astype(np.float32), np.ones(80, np.float32)
@@ -335,34 +215,41 @@ def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path)
         trees.check_same(pooled, replace(pooled, values=others))
 
 
-def test_scores_are_those_of_sklearn():
-    found = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
-    assert pax.test_score(found, True) == ("auc", 1.0)
-    name, value = pax.test_score(found, False)
-    assert (name, value) == ("rmse", pytest.approx(np.sqrt((0.01 + 4 + 4) / 3)))
+# Example apps
+
+EXAMPLES = Path(__file__).parents[2] / "simulations" / "examples"
+APPS = {"pax": 3, "secureboost": 2}
 
 
-# Faults
+@pytest.mark.parametrize("name", ["pax", pytest.param("secureboost", marks=pytest.mark.slow)])
+def test_an_example_trains_on_its_own_tables(name, capsys):
+    app, n_parties = importlib.import_module(f"simulations.examples.{name}.app"), APPS[name]
+    nodes = ({"partition-id": each, "num-partitions": n_parties} for each in range(n_parties))
+    contexts = [
+        Context(run_id=0, node_id=number, node_config=node, state=RecordDict(), run_config={})
+        for number, node in enumerate(nodes, start=2)
+    ]
+    grid = LocalGrid(contexts, app.client)
+    run = Context(0, 0, {}, RecordDict(), {"rounds": 2})
+    try:
+        app.server(grid, run)
+    finally:
+        grid.close()
+    printed = capsys.readouterr().out
+    assert "'round': 2" in printed
+    assert "'test_auc': 0.9" in printed
 
 
-def test_the_first_line_that_names_a_fault_is_found_and_a_wrong_cause(tmp_path):
-    scene = SimpleNamespace(output=tmp_path / "run.txt", log=lambda name: tmp_path / f"{name}.log")
-    logs = [tmp_path / f"{name}.log" for name in (faults.COORDINATOR, *exchange.SITES)]
-    for path in (scene.output, *logs):
-        path.write_text("1T2Z ERROR bank before\n")
-    witness = faults.Witness(scene, r"\bbank\b")
-    with logs[1].open("a") as file:
-        print("1T3Z INFO bank worker: quiet\n    bank: a line of a traceback", file=file)
-        file.flush()
-        witness.look()
-        assert (witness.line, witness.seconds) == ("", None)
-        print("1T4Z ERROR bank worker: no room\n1T5Z ERROR bank worker: later", file=file)
-    with scene.output.open("a") as file:
-        print(
-            "bank's clock is 40 s ahead; Flower refuses a site whose clock is 5 s ahead", file=file
+@pytest.mark.slow
+@pytest.mark.parametrize("name", APPS)
+def test_flwr_run_takes_an_examples_folder(name, tmp_path):
+    with superlink() as link:
+        lines = f'[superlink.here]\naddress = "{link.host}"\ninsecure = true\n'
+        (tmp_path / "config.toml").write_text(lines)
+        words = ["flwr", "run", str(EXAMPLES / name), "here", "--stream"]
+        words += ["--run-config", "rounds=2", "--federation-config", "num-supernodes=2"]
+        environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
+        ran = subprocess.run(
+            words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        file.write("shop's clock is")  # a line of which the rest is not written yet
-    witness.look()
-    assert witness.seconds is not None
-    assert "bank's clock is" in witness.wrong
-    assert witness.line == witness.wrong
+    assert "'test_auc': 0.9" in ran.stdout + ran.stderr, ran.stdout + ran.stderr
