@@ -457,7 +457,7 @@ def test_names_leave_only_where_their_owner_shares_them(by_columns):
     check_no_rows(app, summary_of(folder))
     sums = {f"query.describe_columns_{one}" for one in ("setup", "encrypt", "take")}
     sums |= {f"evaluate.describe_columns_{one}" for one in ("sum", "finish")}
-    check_declared(app, set(ORDERED) | sums)
+    check_declared(app, ORDERED | sums)
 
 
 def of_sites(sites, tmp_path, **more):
