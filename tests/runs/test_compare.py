@@ -26,7 +26,7 @@ from fedapp.report.summary import fact_grid
 from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import run_baselines
-from fedapp.runs.compare import compare, same_rows
+from fedapp.runs.compare import compare
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import Compared
 from fedapp.runs.series import default_folder
@@ -141,7 +141,7 @@ def test_what_is_compared_stands_with_the_table_and_on_the_page():
     assert "0.0000" not in one + page
 
 
-@pytest.mark.parametrize("n_seeds", [2, 3, 5, 10])
+@pytest.mark.parametrize("n_seeds", [2, 5])
 def test_equal_methods_differ_in_one_comparison_of_twenty(n_seeds):
     draws = np.random.default_rng(n_seeds).normal(0.8, 0.01, (4000, 2, n_seeds))
     ties = []
@@ -181,13 +181,6 @@ SHOWN = {
         "By test rmse, pax is ahead of cyclic by 0.0233 (0.0090 to 0.0377); no difference is "
         "shown between pax and bagging or pooled XGBoost (95 % intervals over 3 runs).",
         ("+0.0233  +0.0090 to +0.0377",),
-    ),
-    "one run": (
-        OF_ONE_RUN,
-        ROWS,
-        "By test auc, pax is ahead of bagging by 0.0100 (0.0020 to 0.0180); no difference is shown "
-        "between pax and pooled XGBoost (95 % intervals over test rows, of one run).",
-        ("-0.0100  -0.0180 to -0.0020", "-0.5000 to +0.1000"),
     ),
     "one run, parties alone": (
         (*OF_ONE_RUN[:1], *PARTIES),
@@ -232,23 +225,15 @@ def test_page_terminal_and_python_say_what_the_intervals_show(tmp_path, case):
     assert bool(printed.strip()) == ("no interval" not in verdict) == ("95 % intervals:" in page)
 
 
-@pytest.mark.parametrize("n_seeds", [1, 2])
-def test_a_comparison_in_python_shows_the_table_of_the_command(tmp_path, n_seeds):
-    lines = (*made(n_seeds).lines, Line("<b>no score</b>", (float("nan"),) * n_seeds))
-    comparison = made(n_seeds, lines=lines)
-    RunFolder(tmp_path).write_json("comparison.json", comparison.document)
+def test_a_comparison_in_a_notebook_is_tables_without_markup_of_names(tmp_path):
+    lines = (*made(2).lines, Line("<b>no score</b>", (float("nan"),) * 2))
+    RunFolder(tmp_path).write_json("comparison.json", made(2, lines=lines).document)
     compared = Compared(tmp_path)
-    first, *rest = repr(compared).splitlines()
-    assert first == f"Compared('{display_path(tmp_path)}')"
-    shown = [comparison.verdict, score_table(comparison.records)]
-    if (differences := difference_table(comparison.records)) is not None:
-        shown += ["", differences]
-    assert "\n".join(rest) == text_of(*shown).rstrip()
+    assert repr(compared).startswith(f"Compared('{display_path(tmp_path)}')\n")
     html = compared._repr_html_()
-    n_differences = 1 + len(lines) - 2 if n_seeds > 1 else 0  # without the best and an unscored one
-    assert html.count("<tr>") == 1 + len(lines) + n_differences
+    assert html.count("<tr>") == 1 + len(lines) + 1 + len(lines) - 2  # but the best and unscored
     assert "<td>&lt;b&gt;no score&lt;/b&gt;</td>" in html
-    assert ("less pax" in html) == (n_seeds > 1)
+    assert "less pax" in html
 
 
 def with_alone(n_parties):
@@ -268,9 +253,6 @@ def with_alone(n_parties):
     ]
     scores = {"auc": (0.95, 0.97), "logloss": (0.2, 0.3)}
     return made(2, lines=(Line("pax", (0.95, 0.97), 2.0, 30.0, 1e6, others=scores), *alone))
-
-
-# The rows that are scored
 
 
 def test_many_parties_alone_are_shown_as_mean_best_and_worst():
@@ -295,8 +277,6 @@ def test_a_score_far_from_all_others_is_written_beside_its_name():
     assert near_range([*near, 30.0]) == (0.95, 0.98)
     assert near_range([*near, 0.9]) == (0.9, 0.98)
     assert near_range([0.2, 0.95, 0.96]) == (0.2, 0.96)  # of three none is far from all others
-    assert near_range([0.9] * 4 + [0.2]) == (0.2, 0.9)  # no range to be far from
-    assert near_range([]) == (0.0, 1.0)
     scores = {"a": 0.95, "b": 0.96, "c": 0.97, "d": 0.2}
     points = [(name, 1.0, score, (0.9, 1.0)) for name, score in scores.items()]
     drawn = tradeoff(points, "bytes", "auc", str).to_svg()
@@ -320,13 +300,6 @@ def test_the_pooled_model_is_one_number_whatever_the_parties_have():
         exact = {"logloss", "accuracy", "rmse", "mae"} & set(by_rows)
         assert len(exact) == 2
         assert all(by_rows[name] == pytest.approx(by_columns[name], rel=1e-12) for name in exact)
-
-
-def test_parties_by_a_column_hold_back_the_same_rows(tmp_path, write_table):
-    path = write_table(n_rows=90, shop=[f"s{row % 3}" for row in range(90)], c=range(90))
-    more = {"data": str(path), "label": "y", "partition": "column:shop"}
-    runs = [load_settings({**SHORT, **more, "strategy": name}) for name in ("pax", "secureboost")]
-    assert same_rows(runs) == {"train": 65, "valid": 7, "test": 18}
 
 
 BESIDE = r"^data must be one table to split, because pax beside secureboost cannot hold back the"
