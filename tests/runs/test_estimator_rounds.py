@@ -7,36 +7,29 @@ import numpy as np
 import pytest
 import xgboost
 from scipy import sparse
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.exceptions import NotFittedError
 
 from fedapp import (
     FedAvgLinearClassifier,
     FedBaggingClassifier,
     PAXClassifier,
-    PAXRegressor,
     SecureBoostClassifier,
 )
 
 SHAPE = {"max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0}
-DATA = {
-    "classes": (load_iris, PAXClassifier, xgboost.XGBClassifier),
-    "numbers": (load_diabetes, PAXRegressor, xgboost.XGBRegressor),
-}
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_a_model_is_continued_and_its_rounds_predict_as_in_xgboost(data, tmp_path):
-    loaded, ours, theirs = DATA[data]
-    X, y = loaded(return_X_y=True)
+def test_a_model_is_continued_and_its_rounds_predict_as_in_xgboost(tmp_path):
+    ours, theirs = PAXClassifier, xgboost.XGBClassifier
+    X, y = load_iris(return_X_y=True)
     first = theirs(n_estimators=2, **SHAPE).fit(X, y)
     there = theirs(n_estimators=3, **SHAPE).fit(X, y, xgb_model=first)
     here = ours(n_estimators=3, parties=1, **SHAPE).fit(X, y, xgb_model=first)
-    predict = "predict_proba" if hasattr(there, "predict_proba") else "predict"
     for part in (here, pickle.loads(pickle.dumps(here))):
         for rounds in (None, (0, 1), (0, 3), (2, 5), (4, 5), (0, 0), (3, 0)):
-            expected = getattr(there, predict)(X, iteration_range=rounds)
-            predicted = getattr(part, predict)(X, iteration_range=rounds)
+            expected = there.predict_proba(X, iteration_range=rounds)
+            predicted = part.predict_proba(X, iteration_range=rounds)
             np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-4)
     rule = r"^iteration_range must be two numbers of rounds, the first <= the second <= 5, got"
     for rounds in ((0, 6), (3, 2), (-1, 2)):
@@ -55,8 +48,7 @@ def test_a_model_is_continued_and_its_rounds_predict_as_in_xgboost(data, tmp_pat
     assert further.get_booster().num_boosted_rounds() == 6
 
 
-@pytest.mark.by_default("csr", "coo")
-@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("form", ["csr", "coo"])
 def test_absent_entries_of_sparse_rows_are_missing_as_in_xgboost(form):
     rng = np.random.default_rng(0)
     rows = sparse.random_array((400, 8), density=0.4, format="csr", rng=rng, dtype=np.float32)

@@ -15,7 +15,6 @@ from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.report.summary import resolved_facts
-from fedapp.run_files import read_run
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.compare import draws_of_seed
 from fedapp.runs.local import run_local
@@ -141,6 +140,23 @@ def test_a_group_is_drawn_alike_by_parties_with_other_groups():
     assert not np.array_equal(other.test, drawn[0].test)
 
 
+@given(st.integers(2, 300), st.integers(2, 20), st.floats(0, 0.9), st.integers(0, 2**32))
+@drawing(max_examples=50, deadline=None)
+def test_each_row_tests_in_one_fold(n_rows, folds, valid, seed):
+    folds = min(folds, n_rows)
+    splits = [Holdout(0.2, valid, seed, fold, folds).split(n_rows) for fold in range(1, folds + 1)]
+    assert sorted(np.concatenate([split.test for split in splits])) == list(range(n_rows))
+    assert np.ptp([len(split.test) for split in splits]) <= 1
+    for split in splits:
+        rows = np.concatenate([split.train, split.valid, split.test])
+        assert sorted(rows) == list(range(n_rows))
+        assert len(split.train)
+    of_fraction = Holdout(0.25, 0.0, 3).split(40)  # without folds
+    assert (len(of_fraction.test), len(of_fraction.train)) == (10, 30)
+    with pytest.raises(ConfigError, match=r"^folds must be at most the 3 rows of a table, got 4$"):
+        Holdout(0.2, 0.0, 0, 1, 4).split(3)
+
+
 # By time
 
 DAYS = [f"2023-{month:02}-15" for month in range(1, 13)] * 5
@@ -190,19 +206,6 @@ def test_folds_by_time_train_on_all_rows_before(write_table, tables, valid):
             }
             assert not {"day"} & {*stacked_tables(settings)[0].columns}
     assert sorted(tests) == [row for row in range(60) if DAYS[row] >= "2023-07-15"]
-
-
-@pytest.mark.parametrize(
-    "how", [{"group": "who"}, {"test-from": "day:2023-07-01"}], ids=["group", "time"]
-)
-def test_methods_of_both_families_have_the_same_test_rows(write_table, how):
-    settings, _ = by_time(write_table, "shared", **how)
-    both = [settings.model_copy(update={"strategy": name}) for name in ("pax", "secureboost")]
-    first, second = (of_baselines(each) for each in both)
-    assert first["test"]
-    assert {key: sorted(rows) for key, rows in first.items()} == {
-        key: sorted(rows) for key, rows in second.items()
-    }
 
 
 @pytest.mark.parametrize("tables", ["shared", "own", "sites"])
@@ -287,6 +290,17 @@ RANKED = {"qid": "half", "objective": "rank:ndcg"}
 NO_TRAINING = "must leave training rows, which come before, got none at day:2020-01-01: name"
 QUERY = "must be omitted with qid, as the rows of a query are in one subset$"
 REFUSED = {
+    "one fold": ({"folds": 1}, r"^folds must be 0 \(none\) or >= 2, got 1$"),
+    "no fold": (
+        {"folds": 3},
+        "^fold must be in .*, got 0; fedapp compare --folds runs all of them$",
+    ),
+    "a fold too many": ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
+    "without folds": ({"fold": 1}, "^fold must be 0 without folds, got 1"),
+    "a share of folds": (
+        THREE | {"test_fraction": 0.5},
+        "^test-fraction must be omitted with folds, of which one is held back, got 0.5$",
+    ),
     "no column": ({"test_from": "2023-07-01"}, "^test-from must be COLUMN:TIME, as in booked:2024"),
     "two times": ({"test_from": "day:2023-07-01,2023-08-01"}, "^test-from must have one time.* 2$"),
     "a time a fold": (JULY | THREE, r"^test-from must have 3 times, one a fold \(booked.*, got 1$"),
@@ -316,7 +330,6 @@ REFUSED = {
         "^test-from must leave test rows, got none of any party: those of day from 2030-01-01 on; ",
     ),
     "no training rows": ({"test_from": "day:2020-01-01"}, f"test-from {NO_TRAINING}"),
-    "no rows before": (JULY | {"valid_from": "day:2020-01-01"}, f"valid-from {NO_TRAINING}"),
     "no date": (
         {"test_from": "day:19500"},
         "^test-from must be a date, as .*, as column 'day' is,",
@@ -325,7 +338,6 @@ REFUSED = {
         {"test_from": "c:2023-07-01"},
         "^test-from must be a number, as column 'c' is, g",
     ),
-    "nan": ({"test_from": "c:nan"}, "^test-from must be a number, as column 'c' is, got"),
     "texts": ({"test_from": "town:1"}, "^test-from column 'town' must be numbers or dates, got "),
     "no such column": ({"test_from": "dya:2023-07-01"}, "^test-from column 'dya' must be in .*day"),
     "no such group": ({"group": "whom"}, r"^group column 'whom' must be in .*did you mean who\?$"),
@@ -334,13 +346,11 @@ REFUSED = {
         "^group must have test rows, got none: .* few groups. Another",
     ),
     "no group": ({"group": "gaps"}, "^group column 'gaps' must have no missing values"),
-    "no time": ({"test_from": "empty:5"}, "^test-from column 'empty' must have a value, got"),
     "few groups": (
         {"group": "half"} | THREE,
         "^folds must be at most the 2 groups of rows that ar",
     ),
     "queries of groups": ({"group": "who"} | RANKED, f"^group {QUERY}"),
-    "queries by time": (JULY | RANKED, f"^test-from {QUERY}"),
 }
 
 
@@ -359,7 +369,6 @@ def test_what_cannot_be_split_is_refused(write_table, settings, case):
     ("how", "rule"),
     [
         ({"folds": 3, "fold": 3}, "^test-from must have 3 times, one a fold"),
-        ({"folds": 3, "fold": 4}, r"^fold must be in \[1, 3\] with folds=3, got 4"),
         ({"valid_from": "a:1"}, "^valid-from must be of the column of test-from, got a:1$"),
     ],
 )
@@ -391,7 +400,7 @@ def test_sites_split_by_the_columns_of_their_node_configs(write_table, settings,
     )
     folder = run_local(settings(strategy="pax", parties=2, seed=3), sites(*nodes))
     assert folder.summary["split"]["together"] == {"bank": "who", "shop": "customer"}
-    text = resolved_facts(read_run(folder.path).summary)["rows together"]
+    text = resolved_facts(folder.summary)["rows together"]
     rule = "those of one who are in one subset at bank; those of one customer are in one subset at"
     assert text == f"{rule} shop"
 

@@ -1,15 +1,12 @@
 """What a person sees while a command works: phases, rounds, and how long a phase has taken."""
 
-import importlib
 import io
 import json
-import pkgutil
 import re
 import sys
 import threading
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,20 +17,16 @@ from rich.text import Text
 import fedapp
 import fedapp.messages
 from fedapp.errors import ConfigError
-from fedapp.messages.fields import Request
-from fedapp.messages.methods import all_methods
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, Silent, Stage, Stages
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.local import run_local
 from strategies.delivery import RULE
 from strategies.handshake import find_nodes, site_names
-from tests.network import die, resumed, run
 from tests.report.test_report import round_line
 
 START = 1_000_000.0
-WORDS = re.compile(r"[a-z][a-zA-Z, ]{5,40}")
 
 
 class Watched:
@@ -208,29 +201,6 @@ def test_a_terminal_has_one_live_line(tmp_path):
     assert len(line.removeprefix("[2K")) <= 80
 
 
-# Stages
-
-
-def requests():
-    for module in pkgutil.iter_modules(fedapp.messages.__path__):
-        importlib.import_module(f"fedapp.messages.{module.name}")
-
-    def below(kind):
-        return [kind, *(each for one in kind.__subclasses__() for each in below(one))]
-
-    ours = [kind for kind in below(Request)[1:] if kind.__module__.startswith("fedapp.messages.")]
-    return [kind for kind in ours if hasattr(kind, "kind")]  # a part of several requests has none
-
-
-def test_every_request_says_in_words_what_is_done_and_methods_have_ones_of_their_rounds():
-    texts = {kind.kind: kind.doing for kind in requests()}
-    assert len(texts) > 40
-    assert [text for text in texts.values() if not WORDS.fullmatch(text)] == []
-    marked = {kind.kind.partition(".")[2] for kind in requests() if kind.each_round}
-    for name in (name for name, method in all_methods().items() if method.trains):
-        assert any(kind.startswith(name.replace("-", "_")) for kind in marked), name
-
-
 class Timed:
     """Stages with a clock that is moved by hand."""
 
@@ -293,43 +263,26 @@ def test_a_stage_names_the_parties_that_are_waited_for():
     assert timed.noted[-1].doing == "growing trees"
 
 
-@pytest.mark.parametrize(
-    ("parties", "n_lost", "text"),
-    [
-        (3, 0, "waiting for 3 parties"),
-        (3, 2, "waiting for 1 party"),
-        (0, 0, "waiting for the parties"),  # any number of them
-    ],
-)
-def test_the_parties_that_are_waited_for_are_counted(monkeypatch, tmp_path, parties, n_lost, text):
+def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    monkeypatch.setattr("strategies.handshake.QUIET_SECONDS", -1.0)
     waits = []
-    nodes = list(range(parties - n_lost or 3))
-    assert find_nodes(LocalGrid(nodes), parties, n_lost, 9.0, waits.append) == nodes
-    assert waits == [text]
 
+    def find(parties, n_lost, *nodes):
+        grid = SimpleNamespace(get_node_ids=lambda: nodes)
+        return find_nodes(grid, parties, n_lost, 0.0, waits.append)
 
-class LocalGrid(SimpleNamespace):
-    """A grid of the local engine, by its name."""
-
-    def __init__(self, nodes):
-        super().__init__(get_node_ids=lambda: nodes)
-
-
-def test_sites_that_are_not_connected_are_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    for parties, n_lost, text in ((3, 2, "1 party"), (0, 0, "the parties")):
+        assert find(parties, n_lost, 17) == [17]
+        assert waits.pop() == f"waiting for {text}"
     (tmp_path / "sites").mkdir()
     for name, node in {"bank": 17, "shop": 4}.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
-    waits = []
-    with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
-        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
-    assert waits == ["waiting for 2 parties", "waiting for shop"]
-    monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", -1.0)
-    with pytest.raises(ConfigError, match=r"^parties must be 2"):
-        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
+    for explained_after in (9.0, -1.0):
+        monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", explained_after)
+        with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
+            find(2, 0, 17)
+    assert waits[:2] == ["waiting for 2 parties", "waiting for shop"]
     assert waits[-1] == f"waiting for shop, not connected: the site's own log says why; {RULE}"
 
 
@@ -353,19 +306,6 @@ def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
         ("scoring", 0),
     ]
     assert not (folder.path / "progress.json").exists()
-
-
-def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(settings, monkeypatch):
-    monkeypatch.setattr("fedapp.run_folder.BRIEF", 0.0)  # else a quick round is not noted
-    interrupted = settings(parties=2, num_boost_round=5)
-    die(interrupted, dies_before_sending=8)
-    folder = RunFolder(Path(interrupted.run_dir))
-    assert (folder.stage.doing, folder.stage.round) == ("growing trees", 3)
-    # Of the second round all is saved but its scores, which come with the third.
-    assert folder.saved_state.rounds == 1
-    run(resumed(interrupted), simulated_contexts(interrupted))
-    assert folder.stage is None
-    assert folder.saved_state is None
 
 
 # Calls in Python
