@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -66,20 +67,14 @@ def test_without_a_package_all_else_is_imported_and_runs(tmp_path, package, refu
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
-@pytest.mark.parametrize(
-    "words", [("run", "fedxgbllr"), ("compare", "pax", "fedxgbllr")], ids=["run", "compare"]
-)
-def test_a_command_says_what_to_install_before_anything_runs(words, tmp_path, monkeypatch):
+def test_commands_and_a_site_say_what_to_install_before_anything_runs(
+    own_folder, settings, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.chdir(tmp_path)
-    error = CliRunner().invoke(cli, [*words]).exception
-    with pytest.raises(ConfigError, match=f"^{INSTALL}"):
-        raise error or AssertionError
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_site_says_what_to_install_before_it_reads_its_table(settings, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
+    for words in (["run", "fedxgbllr"], ["compare", "pax", "fedxgbllr"]):
+        with pytest.raises(ConfigError, match=f"^{INSTALL}"):
+            raise CliRunner().invoke(cli, words).exception
+        assert not Path("runs").exists()
     with pytest.raises(PartyError, match=rf"^party-1 \(step 0\): {INSTALL}"):
         run_local(settings(strategy="fedxgbllr", parties=1))
 
@@ -99,14 +94,6 @@ def test_every_requirement_is_pinned_and_those_of_a_method_are_an_extra():
     pins = (folder / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].replace("-", "_").lower() for line in pins if "==" in line}
     assert names <= pinned
-
-
-def test_versions_are_those_of_the_modules():
-    import xgboost
-
-    found = versions(("xgboost", "numpy", "no-such-package"))
-    assert found["xgboost"] == xgboost.__version__
-    assert found["no-such-package"] == "unknown"
 
 
 def test_a_run_warns_of_packages_that_it_was_not_tested_with(monkeypatch, tmp_path):

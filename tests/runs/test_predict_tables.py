@@ -86,16 +86,6 @@ def scores():
     return dict(zip(columns["id"], map(float, columns["probability_1"]), strict=True))
 
 
-def changed(path, *replaced):
-    """A copy of a table with other texts."""
-    text = path.read_text()
-    for old, new in replaced:
-        text = text.replace(old, new)
-    copy = path.with_name(f"changed-{path.name}")
-    copy.write_text(text)
-    return copy
-
-
 def narrow(path):
     columns = csv_columns(path)
     for name in "ab":
@@ -112,7 +102,11 @@ def insurer(of, path):
 
 
 def bank(of, *replaced):
-    return named({**of, "bank": changed(of["bank"], *replaced)})
+    text = of["bank"].read_text()
+    for old, new in replaced:
+        text = text.replace(old, new)
+    (copy := of["bank"].with_name("changed.csv")).write_text(text)
+    return named({**of, "bank": copy})
 
 
 def swapped(of):
@@ -127,7 +121,6 @@ NOT_MATCHED = "15 rows written to out.csv", "5 of 20 rows were not matched (--ve
 YES, NO = (",1\n", ",yes\n"), (",0\n", ",no\n")
 PREDICTED = {  # the tables from those trained on, more words, the exit status, and the output
     "no names": (lambda of: f"{of['bank']},{of['insurer']}", "", 1, [WHOSE]),
-    "one of two": (lambda of: str(of["insurer"]), "", 1, [WHOSE]),
     "a label": (lambda of: insurer(of, some_rows(of["bank"], 0, 200)), "", 1, ["label column 'y'"]),
     "swapped": (swapped, "", 0, [f"insurer.csv {UNLIKE}", f"bank-0-200y.csv {UNLIKE}"]),
     "narrow": (lambda of: insurer(of, narrow(of["insurer"])), "", 0, [f"narrow.csv {UNLIKE}"]),
@@ -288,19 +281,6 @@ def test_names_say_whose_they_are_where_two_parties_have_one_name():
         joint_names({"a": ["b.c"], "a.b": ["c"], "d": ["c", "b.c"]})
 
 
-def test_the_tables_of_a_whole_model_in_the_wrong_order_are_refused(tmp_path):
-    """Both parties have an x, so no column of the insurer is taken from the bank's table."""
-    (tmp_path / "bank.csv").write_text("x,id\n1,p\n")
-    (tmp_path / "insurer.csv").write_text("x,y,id\n2,3,p\n")
-    columns, roles = joint_names({"bank": ["x"], "insurer": ["x", "y"]}), Roles(id_column="id")
-    right = {party: str(tmp_path / f"{party}.csv") for party in ("bank", "insurer")}
-    assert read_joined(right, columns, roles, "bank")[0].values.tolist() == [[1, 2, 3]]
-    wrong = {"bank": right["insurer"], "insurer": right["bank"]}
-    rule = r"'insurer\.y' of the model must be in one of the tables, got none"
-    with pytest.raises(DataError, match=rule):
-        read_joined(wrong, columns, roles, "bank")
-
-
 @pytest.mark.parametrize("also", [[], ["a"]])
 def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(tmp_path, also):
     """``bank.a`` of the shop is not ``a`` of the bank."""
@@ -317,40 +297,6 @@ def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(tmp_pa
         read_joined(sources, ["bank.a"], roles, "bank")
 
 
-def test_predictions_of_a_whole_model_are_scored_with_weights(settings, write_table, tmp_path):
-    weights = [1 + place % 3 for place in range(60)]
-    data, output = write_table("weighted", 60, w=weights), tmp_path / "out.csv"
-    given = {"data": str(data), "label": "y", "weight": "w", "parties": 2}
-    folder = run_local(settings(strategy="pax", **given))
-
-    def shown(data):
-        words = ["predict", str(folder.path), "--data", str(data), "--output", str(output)]
-        result = CliRunner().invoke(cli, words)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    text = shown(data)
-    p = np.array(written(output)["probability_1"], float)
-    truth = np.array(csv_columns(data)["y"], int)
-    assert f"{sk.log_loss(truth, p, sample_weight=weights):.4f}" in text
-    assert f"{sk.log_loss(truth, p):.4f}" not in text
-    without = shown(some_rows(data, 0, 60, drop="y"))
-    assert "logloss" not in without
-    assert "60 rows written" in without
-
-
-@pytest.mark.parametrize("n_rows", [5, 20, 100, 1000])
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_of_the_same_table_are_never_called_unlike(n_rows, seed):
-    rng = np.random.default_rng(seed)
-    kinds = [rng.normal(size=3000), rng.integers(0, 3, 3000), rng.lognormal(0, 2, 3000)]
-    kinds.append(np.where(rng.random(3000) < 0.3, np.nan, rng.normal(size=3000)))
-    values = np.column_stack(kinds).astype(np.float32)
-    trained, new = quantiles(values[:1500]), values[1500:][:n_rows]
-    check_range(trained, new)
-    assert unlike_columns(trained, new) == []
-
-
 def test_columns_of_another_kind_are_called_unlike():
     rng = np.random.default_rng(1)
     kinds = [rng.normal(size=500), rng.uniform(-1, 1, 500), rng.normal(size=500)]
@@ -360,15 +306,20 @@ def test_columns_of_another_kind_are_called_unlike():
     with pytest.raises(DataError, match="got 500 of 500 rows with most columns outside of it"):
         check_range(trained, values + 100)
     check_range(trained, np.full_like(values, np.nan))
+    # Days since a date go on beyond those trained on: warned of, and not refused.
+    trained = quantiles(np.linspace(0, 1000, 500, dtype=np.float32)[:, None])
+    later = np.linspace(1150, 1300, 3, dtype=np.float32)[:, None]
+    check_range(trained, later)
+    assert unlike_columns(trained, later) == [0]
 
 
-@pytest.mark.parametrize("n_rows", [1, 3, 250])
-@pytest.mark.parametrize("n_columns", [1, 2])
-def test_a_column_that_drifts_is_warned_of_and_not_refused(n_rows, n_columns):
-    """Days since a date go on beyond those trained on."""
-    days = np.linspace(0, 1000, 500, dtype=np.float32)
-    trained = quantiles(np.column_stack([days] * n_columns))
-    later = np.linspace(1150, 1300, n_rows, dtype=np.float32)
-    values = np.column_stack([later] * n_columns)
-    check_range(trained, values)
-    assert unlike_columns(trained, values) == list(range(n_columns))
+@pytest.mark.parametrize("n_rows", [5, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_the_same_table_are_never_called_unlike(n_rows, seed):
+    rng = np.random.default_rng(seed)
+    kinds = [rng.normal(size=3000), rng.integers(0, 3, 3000), rng.lognormal(0, 2, 3000)]
+    kinds.append(np.where(rng.random(3000) < 0.3, np.nan, rng.normal(size=3000)))
+    values = np.column_stack(kinds).astype(np.float32)
+    trained, new = quantiles(values[:1500]), values[1500:][:n_rows]
+    check_range(trained, new)
+    assert unlike_columns(trained, new) == []

@@ -64,13 +64,6 @@ def best_is_run_and_shown_first(found, shown):
 
 SEARCH = {"runs": 2, "space": {"gamma": "int:0:3"}}
 GROUPS = {  # a call, the words of the command, the runs, who judges them, what else is refused
-    "seeds": (
-        partial(fedapp.compare, ["pax"], seeds=2),
-        "compare pax --seeds 2",
-        ["pax-42", "pax-43"],
-        lines_are_means,
-        {},
-    ),
     "folds": (
         partial(fedapp.compare, ["bagging", "pax"], folds=2),
         "compare bagging pax --folds 2",
@@ -178,6 +171,9 @@ def change(path, **facts):
     """What a file says that it was made from."""
     content = json.loads(path.read_text())
     content["made_from"] |= facts
+    content["made_from"] = {
+        key: one for key, one in content["made_from"].items() if one is not None
+    }
     path.write_text(json.dumps(content))
 
 
@@ -187,13 +183,7 @@ def by_other_code(folder):
 
 def without_gamma(folder):
     """As of a version that had no such setting."""
-    content = json.loads((folder / INPUTS_FILE).read_text())
-    del content["made_from"]["gamma"]
-    (folder / INPUTS_FILE).write_text(json.dumps(content))
-
-
-def without_inputs(folder):
-    (folder / INPUTS_FILE).unlink()
+    change(folder / INPUTS_FILE, gamma=None)
 
 
 def as_it_was(folder):
@@ -204,10 +194,8 @@ AGAIN = {  # how far the run came, what changed, what is told of it; other code 
     "finished": (run_local, as_it_was, ["finished before"]),
     "finished, other code": (run_local, by_other_code, ["finished before, by other code"]),
     "finished, before a setting": (run_local, without_gamma, ["finished before"]),
-    "finished, no inputs": (run_local, without_inputs, [NO_INPUTS, "done"]),
     "stopped": (stopped, as_it_was, ["goes on", "done"]),
     "stopped, other code": (stopped, by_other_code, ["goes on, by other code", "done"]),
-    "stopped, no inputs": (stopped, without_inputs, [NO_INPUTS, "done"]),
     "killed before it began": (not_run, as_it_was, ["done"]),
 }
 
@@ -263,11 +251,6 @@ def test_rows_in_a_file_serve_again_where_all_is_the_same(settings, tmp_path, wr
     assert f"1 result in {tmp_path} (new/rows.json)" in other_code(tmp_path)
     path.write_text('{"rows": [{"value": 1}]}')
     assert rows_of(path, settings, 2) == ([{"value": 2}], [f"rows.json: {NO_INPUTS}"])
-    for number in range(8):
-        rows_of(tmp_path / f"{number}.json", settings, number)
-        change(tmp_path / f"{number}.json", code="other")
-    assert "8 results in" in other_code(tmp_path)
-    assert "5.json and 2 more)" in other_code(tmp_path)
 
 
 def test_a_table_is_read_once_for_as_long_as_it_stays(settings, monkeypatch, write_table, tmp_path):
