@@ -80,14 +80,8 @@ REFUSED = {  # arguments of ``fedapp.run("pax")``, and how the error begins, as 
     "trees": ({"n_trees": 3}, "n_trees is not a setting; did you mean num_boost_round?"),
     "section": ({"pax": {"bin": 3}}, "pax={'bin': ...} is not a setting; did you mean pax={'bins'"),
     "of a section": ({"local_rounds": 3}, "local_rounds is not a setting; did you mean bagging={"),
-    "commas": (
-        {"drop_columns": ["a", "b, c"]},
-        "drop_columns must be names without commas, got 'b, c': a schema drops a column by its ",
-    ),
-    "unread": (
-        {"secureboost": {"key_bits": 2048}},
-        "secureboost={'key_bits': ...} must be omitted for pax, which does not read it, got 2048; ",
-    ),
+    "commas": ({"drop_columns": ["a", "b, c"]}, "drop_columns must be names without commas, got "),
+    "unread": ({"secureboost": {"goss": True}}, "secureboost={'goss': ...} must be omitted for p"),
     "a type": ({"eta": object()}, "eta must be a text, a number, a truth value or a list, got obj"),
     "resumed": ({"data": "wine", "resume": "runs"}, "data must be omitted with resume"),
 }

@@ -70,24 +70,6 @@ def test_rounds_of_bagging_are_those_of_all_parties():
     assert model.apply(X, iteration_range=(1, 2)).shape == (len(y), 2)
 
 
-@pytest.mark.parametrize("n_before", [0, 3])
-def test_scores_of_rounds_and_the_best_one_are_xgboosts(n_before):
-    X, y = load_breast_cancer(return_X_y=True)
-    sets = [(X[::2], y[::2]), (X[1::2], y[1::2])]
-    first = n_before and xgboost.XGBClassifier(n_estimators=n_before, **SHAPE).fit(*sets[0])
-    options = {"n_estimators": 9, "early_stopping_rounds": 2, **SHAPE}
-    there = xgboost.XGBClassifier(**options, eval_metric="logloss")
-    there.fit(*sets[0], eval_set=sets, verbose=False, xgb_model=first or None)
-    here = PAXClassifier(**options, parties=1)
-    here.fit(*sets[0], eval_set=sets, xgb_model=first or None)
-    assert here.best_iteration == there.best_iteration >= n_before
-    assert here.apply(X).shape == (len(y), here.best_iteration_ + 1)
-    found, expected = here.evals_result(), there.evals_result()
-    assert list(found) == list(expected) == ["validation_0", "validation_1"]
-    for name, scores in expected.items():
-        np.testing.assert_allclose(found[name]["logloss"], scores["logloss"], rtol=0, atol=1e-5)
-
-
 def test_what_has_no_rounds_or_scores_refuses_them():
     X, y = load_breast_cancer(return_X_y=True)
     pax = PAXClassifier(n_estimators=1, parties=2)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
-from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
-from fedapp.server_app import app
+from fedapp.runs.local import LocalGrid, run_local
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE
 from tests.forests import move_thresholds
 
@@ -151,19 +149,6 @@ def test_a_run_is_running_until_its_process_lets_go(unfinished, settings, monkey
     monkeypatch.setattr(LocalGrid, "pull_messages", watching)
     run_local(run)
     assert seen == {State.RUNNING}
-
-
-def test_the_server_app_leaves_the_page_to_a_command_that_waits_for_the_run(settings):
-    pages = {}
-    for name in ("waited for", "alone"):
-        contexts = simulated_contexts(
-            settings(num_boost_round=1, parties=1, run_dir=str(RUNS / name))
-        )
-        folder = RunFolder(RUNS / name)
-        with folder.held() if name == "waited for" else nullcontext():
-            app(LocalGrid(contexts), contexts[0])
-        pages[name] = (folder.path / "report.html").exists()
-    assert pages == {"waited for": False, "alone": True}
 
 
 # fedapp runs clean

@@ -139,24 +139,6 @@ def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
         assert watched.tick() == ["0:01  scoring"]
 
 
-def test_a_thread_shows_what_comes_while_a_command_works(tmp_path):
-    shown = threading.Event()
-
-    class Told(io.StringIO):
-        def write(self, text):
-            if "scoring" in text:
-                shown.set()
-            return super().write(text)
-
-    folder, follower = RunFolder(tmp_path), Follower(Console(file=Told()))
-    with follower.alive(), follower.run(folder, "auc"):
-        Stages(folder.note).wait("scoring")
-        assert shown.wait(30)
-    assert threading.active_count() == 1 or not [
-        thread for thread in threading.enumerate() if thread.name.endswith("(watch)")
-    ]
-
-
 # Phases
 
 
@@ -232,20 +214,12 @@ def test_an_exchange_is_a_stage_and_has_a_round_if_it_is_part_of_one():
     assert timed.exchange(MaskRequest, 5).since == START + 32
 
 
-def test_of_brief_exchanges_and_rounds_one_stands_for_all(monkeypatch):
+def test_of_brief_exchanges_and_rounds_one_stands_for_all():
     timed = Timed()
     for round_id in (1, 2, 3, 4):
         timed.exchange(GrowRequest, 0.09, round_id=round_id)
     # The first, of which nothing is known, and the one that begins 0.25 s later.
     assert [stage.round for stage in timed.noted] == [1, 4]
-    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
-    timed = Timed()
-    for round_id in (1, 2):
-        for takes in (0.01, 0.01, 0.2):
-            timed.exchange(GrowRequest, takes, round_id=round_id)
-    # Nothing is known of the first round's; of the second's the first and the long one are told.
-    assert [stage.round for stage in timed.noted] == [1, 1, 1, 2, 2]
-    assert timed.noted[-1].since == pytest.approx(START + 0.24)
 
 
 def test_a_stage_names_the_parties_that_are_waited_for():

@@ -101,20 +101,6 @@ def test_a_state_is_read_back_as_it_was_saved(tmp_path):
     assert RunState("f00d", step=1).gap("node 1") == 1
 
 
-def test_only_what_was_assigned_is_written_again(tmp_path):
-    checkpoints, state, trees = Checkpoints(tmp_path), training(), np.zeros((20, 500))
-    state.grown = Grown(tuple(np.copy(tree) for tree in trees))
-    checkpoints.save(STATE, state)
-    first = (tmp_path / "checkpoint").stat().st_size
-    assert first > trees.nbytes
-    checkpoints = Checkpoints(tmp_path)
-    state = checkpoints.read(Training)
-    state.grown = Grown((*state.grown.trees, np.ones(500)))
-    checkpoints.save(STATE, state)
-    assert (tmp_path / "checkpoint").stat().st_size < first + np.ones(500).nbytes + 1500
-    assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 21
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

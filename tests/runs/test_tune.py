@@ -17,7 +17,6 @@ from fedapp.runs.search_space import (
     settings_of_trial,
     space_of,
 )
-from fedapp.runs.tuned_baselines import baseline_space
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 
@@ -138,20 +137,6 @@ def test_baselines_have_the_trials_of_the_search(write_table):
         assert one["settings"].items() <= found.best.items()
         assert one["valid"] == pytest.approx(found.summary["valid"])
         assert one["test"] == pytest.approx(found.summary["test"])
-
-
-@pytest.mark.parametrize(
-    ("strategy", "names"),
-    [("fedxgbllr", {"eta", "max-depth", "lambda"}), ("federated-forest", set[str]())],
-)
-def test_baselines_search_what_they_read(strategy, names):
-    given = {"subsample": 0.9}
-    first = load_settings({"strategy": strategy, **given})
-    searched = set(baseline_space(first, given, space(strategy, given)))
-    assert searched >= names
-    assert "subsample" not in searched
-    has_sections = any("." in name for name in searched)
-    assert has_sections == (strategy == "federated-forest")
 
 
 @pytest.mark.parametrize(
