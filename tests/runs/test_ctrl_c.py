@@ -74,12 +74,12 @@ def test_ctrl_c_ends_a_command_in_one_sentence(stage, terminal, tmp_path, reques
     places = {"new": str(tmp_path / "new"), "run": ""}
     if "{run}" in words:
         places["run"] = str(request.getfixturevalue("finished"))
-    ended = terminal.interrupted(spot, number, *(word.format(**places) for word in words))
-    assert READY in ended.text
-    said = re.findall(r"^interrupted: (.*)$", ended.text, re.MULTILINE)
-    assert [re.match(told, each) is not None for each in said] == [True], ended.text
-    assert not re.search(r"Traceback|Exception ignored|\w+Error\b|\[bt\]|Aborted", ended.text)
-    assert ended.status == 130
+    status, text = terminal.interrupted(spot, number, *(word.format(**places) for word in words))
+    assert READY in text
+    said = re.findall(r"^interrupted: (.*)$", text, re.MULTILINE)
+    assert [re.match(told, each) is not None for each in said] == [True], text
+    assert not re.search(r"Traceback|Exception ignored|\w+Error\b|\[bt\]|Aborted", text)
+    assert status == 130
 
 
 class Importing:

@@ -3,15 +3,16 @@
 import copy
 import doctest
 import pickle
+from functools import partial
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import sklearn
 import xgboost
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
-from sklearn.datasets import load_breast_cancer, make_classification
+from sklearn.datasets import load_breast_cancer, load_iris, make_classification
 from sklearn.exceptions import NotFittedError
 from sklearn.inspection import permutation_importance
 from sklearn.metrics import log_loss
@@ -21,11 +22,11 @@ from sklearn.preprocessing import StandardScaler
 
 import fedapp
 from fedapp import (
+    FedAvgLinearClassifier,
     FedBaggingClassifier,
     FederatedForestRegressor,
     HorizontalForestClassifier,
     PAXClassifier,
-    PAXRegressor,
     SecureBoostClassifier,
 )
 from fedapp.home import home
@@ -63,7 +64,7 @@ SAME = {  # parameters, arguments of fit, settings of a run, and its column c7
         {"weight": "c7"},
         WEIGHTS * np.where(Y, 0.5, 3.0),
     ),
-    "parameters": ({"aggregation": "secure", "learning_rate": 1}, {}, SECURE_RUN, None),
+    "settings": ({"aggregation": "secure", "settings": {"eta": 1}}, {}, SECURE_RUN, None),
 }
 
 
@@ -195,17 +196,6 @@ def test_a_forest_is_fitted_also_where_its_roots_are_not_split():
     assert found.feature_importances_ == pytest.approx(shares)  # of all gain
 
 
-def test_a_frame_may_have_categories_and_missing_values():
-    rng = np.random.default_rng(0)
-    towns = rng.choice(["Oslo", "Rome", "Bern"], 90)
-    frame = pa.table({"town": towns, "age": [None, *rng.integers(20, 60, 89).tolist()]})
-    found = PAXRegressor(**SHORT, learning_rate=1).fit(frame, (towns == "Rome") * 10.0)
-    assert found.feature_names_in_.tolist() == ["town", "age"]
-    assert found.n_features_in_ == 2
-    assert np.allclose(found.predict(frame), (towns == "Rome") * 10.0, atol=1)
-    assert found.feature_importances_[0] == pytest.approx(1, abs=0.01)
-
-
 def test_importance_is_that_of_xgboost():
     X, y = make_classification(150, 6, n_informative=4, n_classes=3, random_state=0)
     found = PAXClassifier(n_estimators=3, max_depth=3, parties=2).fit(X, y)
@@ -219,17 +209,15 @@ def test_importance_is_that_of_xgboost():
 
 
 def test_a_pickled_estimator_has_its_model_and_its_run():
-    pytest.importorskip("onnx")
     found = PAXClassifier(**SHORT).fit(X, Y, eval_set=[(X, Y)])
     place, scores, best = found.run_.path, found.evals_result_, found.best_iteration_
-    booster, onnx, summary = found.get_booster(), found.to_onnx(), found.run_.summary
+    booster, summary = found.get_booster().save_raw("json"), found.run_.summary
     expected, pickled = found.predict_proba(X), pickle.dumps(found)
     del found
     again = pickle.loads(pickled)
     assert not place.exists()
     assert np.array_equal(again.predict_proba(X), expected)
-    assert again.get_booster().save_raw("json") == booster.save_raw("json")
-    assert len(again.to_onnx()) == len(onnx)
+    assert again.get_booster().save_raw("json") == booster
     assert (again.evals_result_, again.best_iteration_) == (scores, best)
     assert again.run_.summary == summary
     assert np.array_equal(again.run_.predict_proba(X), expected)
@@ -256,6 +244,88 @@ def test_eval_set_chooses_the_rounds_that_are_kept():
     whole, cut = (each.run_.summary["metrics"]["train"]["logloss"] for each in (kept, found))
     assert cut == pytest.approx(whole, rel=1e-9)
     assert np.array_equal(found.run_.predict(X), kept.predict(X))
+
+
+# What XGBoost has
+
+SHAPE = {"max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0}
+
+
+def test_a_model_is_continued_and_its_rounds_predict_as_in_xgboost(tmp_path):
+    ours, theirs = PAXClassifier, xgboost.XGBClassifier
+    X, y = load_iris(return_X_y=True)
+    first = theirs(n_estimators=2, **SHAPE).fit(X, y)
+    there = theirs(n_estimators=3, **SHAPE).fit(X, y, xgb_model=first)
+    here = ours(n_estimators=3, parties=1, **SHAPE).fit(X, y, xgb_model=first)
+    for part in (here, pickle.loads(pickle.dumps(here))):
+        for rounds in (None, (0, 1), (0, 3), (2, 5), (4, 5), (0, 0), (3, 0)):
+            expected = there.predict_proba(X, iteration_range=rounds)
+            predicted = part.predict_proba(X, iteration_range=rounds)
+            np.testing.assert_allclose(predicted, expected, rtol=0, atol=1e-4)
+    rule = r"^iteration_range must be two numbers of rounds, the first <= the second <= 5, got"
+    for rounds in ((0, 6), (3, 2), (-1, 2)):
+        with pytest.raises(ValueError, match=rule):
+            here.predict(X, iteration_range=rounds)
+    leaves = here.apply(X)
+    np.testing.assert_array_equal(leaves, there.apply(X))
+    n_trees = leaves.shape[1] // 5
+    of_rounds = here.apply(X, iteration_range=(1, 4))
+    np.testing.assert_array_equal(of_rounds, leaves[:, n_trees : 4 * n_trees])
+    first.save_model(path := tmp_path / "first.json")
+    for model in (first.get_booster(), path, str(path)):
+        other = ours(n_estimators=3, parties=1, **SHAPE).fit(X, y, xgb_model=model)
+        assert other.model_text_ == here.model_text_
+    further = ours(n_estimators=1, parties=1, **SHAPE).fit(X, y, xgb_model=here)
+    assert further.get_booster().num_boosted_rounds() == 6
+
+
+@pytest.mark.parametrize("form", ["csr", "coo"])
+def test_absent_entries_of_sparse_rows_are_missing_as_in_xgboost(form):
+    rng = np.random.default_rng(0)
+    rows = sparse.random_array((400, 8), density=0.4, format="csr", rng=rng, dtype=np.float32)
+    labels = (np.asarray(rows.sum(axis=1)).ravel() > 1.5).astype(int)
+    rows.data[::7] = 0  # entries of 0 are values
+    rows.data[3::50] = np.nan
+    there = xgboost.XGBClassifier(n_estimators=3, **SHAPE).fit(rows, labels)
+    here = PAXClassifier(n_estimators=3, parties=1, **SHAPE).fit(rows.asformat(form), labels)
+    expected = there.predict_proba(rows)
+    np.testing.assert_allclose(here.predict_proba(rows.asformat(form)), expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(here.apply(rows.asformat(form)), there.apply(rows))
+    assert not np.allclose(here.predict_proba(rows.toarray()), expected)
+
+
+def test_rounds_of_bagging_are_those_of_all_parties():
+    model = FedBaggingClassifier(n_estimators=3, parties=2, **SHAPE).fit(X, Y)
+    assert model.apply(X).shape == (N_ROWS, 6)
+    assert model.apply(X, iteration_range=(1, 2)).shape == (N_ROWS, 2)
+
+
+def test_what_has_no_rounds_or_scores_refuses_them():
+    pax = PAXClassifier(n_estimators=1, parties=2)
+    with pytest.raises(NotFittedError):
+        pax.evals_result()
+    first = xgboost.XGBClassifier(n_estimators=1, **SHAPE).fit(X, Y)
+    linear = FedAvgLinearClassifier(rounds=1, parties=2).fit(X, Y)
+    fitted, vertical = pax.fit(X, Y), SecureBoostClassifier(parties=2)
+    assert not hasattr(fitted, "best_iteration")
+    for call, rule in {
+        fitted.evals_result: "evals_result must be of a fit that scored its rounds",
+        partial(linear.apply, X): "apply must be of boosted trees, got another model$",
+        partial(linear.predict, X, iteration_range=(0, 1)): (
+            "iteration_range must be omitted for other models than"
+        ),
+        partial(linear.fit, X, Y, xgb_model=first): (
+            "xgb_model must be omitted for fedavg-linear, which"
+        ),
+        partial(vertical.fit, X, Y, xgb_model=first): (
+            "xgb_model must be omitted where parties have different columns, whose model is divided"
+        ),
+        partial(pax.fit, X, Y, xgb_model=[1]): (
+            "xgb_model must be a path, a fitted estimator or an xgboost.Booster, got list$"
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{rule}"):
+            call()
 
 
 # scikit-learn's tools
@@ -286,16 +356,6 @@ def test_scikit_learns_tools_work():
     cell = FedBaggingClassifier(**SHORT).fit(X[train], Y[train], groups=groups[train])
     assert len(cell.run_.summary["parties"]) == 2
     assert scores[0] == cell.score(X[test], Y[test])
-
-
-def test_a_warning_is_logged_by_the_first_fit_alone(caplog, monkeypatch):
-    monkeypatch.setattr("fedapp.sklearn.base._WARNED", set())
-    model = FederatedForestRegressor(n_estimators=1, max_depth=1, parties=2)
-    for _ in range(2):
-        model.fit(X, Y)
-        assert any("labels=encoded" in text for text in model.run_.summary["warnings"])
-    warned = [each for each in caplog.messages if "labels=encoded" in each]
-    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -121,7 +121,6 @@ INVALID = detail("Invalid run config.", code=ApiErrorCode.INVALID_RUN_CONFIG, ex
         (500, BROKEN, "must be able to use its database, .*/superlink.db back, and FOLDER/start-"),
         (404, LOST, "must have the database that the run began with, .*, or run again$"),
         (412, INVALID, r"must do as asked, got 412: Invalid run config\. x=1$"),
-        (504, "<html>", "must do as asked, got 504: Gateway Timeout$"),
     ],
 )
 def test_a_refusal_is_a_sentence_by_its_code_and_shows_no_password(nobody, status, body, rule):
@@ -288,20 +287,6 @@ def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
         with answering(nobody, 404, body), pytest.raises(SuperLinkError) as caught:
             flower_runs._status_of(7, hospitals())
         assert caught.value.has_lost_run == has_lost_run
-
-
-@pytest.mark.parametrize(
-    ("device", "n_gpus", "n_cores", "share"),
-    [("cpu", 1, 4, 0.0), ("cuda", 0, 4, 0.0), ("cuda", 1, 3, 0.3333), ("cuda", 4, 2, 1.0)],
-)
-def test_actors_share_the_gpus_where_a_run_asks_for_them(
-    monkeypatch, settings, device, n_gpus, n_cores, share
-):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    monkeypatch.setattr(flower_runs, "n_cores", lambda: n_cores)
-    run = settings(strategy="fedxgbllr", fedxgbllr__device=device)
-    assert flower_runs._gpus_of_actor(run) == share
 
 
 class Answers:

@@ -21,10 +21,7 @@ from tests.forests import move_thresholds
 RUNS = Path("runs")
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
@@ -60,7 +57,7 @@ def state_of(site, model_id, days=0.0, is_part=False):
 
 
 def invoked(*words, typed=""):
-    return CliRunner().invoke(cli, list(words), input=typed)
+    return CliRunner().invoke(cli, list(words), input=typed, env={"COLUMNS": "120"})
 
 
 def states_of(runs):
@@ -97,15 +94,11 @@ def test_runs_are_listed_by_state(unfinished, settings):
     assert (len(re.findall(line, few)), len(re.findall(line, every))) == (20, 23)
 
 
-COMPARED = {  # what is read of a comparison's summary
-    "data": "breast-cancer",
-    "metric": "auc",
-    "methods": {"rows": ["pax", "cyclic"]},
-    "lines": [
-        {"name": "pooled XGBoost", "scores": [0.99], "n_bytes": None},
-        {"name": "cyclic", "scores": [0.97, 0.98], "n_bytes": 7.0},
-    ],
-}
+POOLED = {"name": "pooled XGBoost", "scores": [0.99], "n_bytes": None}
+CYCLIC = {"name": "cyclic", "scores": [0.97, 0.98], "n_bytes": 7.0}
+# What is read of the summary of a comparison, and of a search.
+COMPARED = {"data": "breast-cancer", "metric": "auc", "lines": [POOLED, CYCLIC]}
+COMPARED |= {"methods": {"rows": ["pax", "cyclic"]}}
 SEARCHED = {"data": "wine", "metric": "auc", "strategy": "pax", "test": {"auc": 0.96}}
 
 
@@ -126,10 +119,7 @@ def test_comparisons_and_searches_are_listed_as_wholes(unfinished):
         ("interrupted", "unfinished comparison or search", "", "rows"),
     }
     assert not told
-    shown = invoked("runs").output
-    for word in ("comparison of", "search, pax", "unfinished"):
-        assert word in shown
-    assert "-42" not in shown
+    assert "-42" not in invoked("runs").output
     assert "begun/pax-42" in invoked("runs", "--all").output
     assert {run.path.name[-3:] for run in plan(RUNS).runs} == {"-42"}
 

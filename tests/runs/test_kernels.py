@@ -107,11 +107,7 @@ def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
     lines = list[str]()
 
     class Listener(Silent):
-        def begin(self, doing, ends=False):
-            lines.append(doing)
-
-        def tell(self, text):
-            lines.append(text)
+        begin = tell = lambda _, text, ends=False: lines.append(text)
 
     for _ in range(2):
         session.check_tables(load_settings({"parties": 2}), "local", Listener())

@@ -171,10 +171,7 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables, mo
     assert expected in text
     truth, found = [int(y) for y in csv_columns(tables["bank"])["y"]], [*scores().values()]
     assert f"{sk.roc_auc_score(truth, found):.4f}" in text
-    threshold = summary_of(folder)["threshold"]["value"]
-    recall = sk.recall_score(truth, np.array(found) >= threshold)
-    assert f"at the run's threshold, {threshold:.4f}: f1" in text
-    assert f"recall {recall:.4f}" in text
+    assert f"at the run's threshold, {summary_of(folder)['threshold']['value']:.4f}: f1" in text
 
 
 def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(

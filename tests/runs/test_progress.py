@@ -3,16 +3,13 @@
 import io
 import json
 import re
-import sys
 import threading
 from dataclasses import replace
-from itertools import groupby
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 import fedapp
 import fedapp.messages
@@ -90,11 +87,10 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched):
         assert [text.split()[2] for text in watched.tick()] == ["2/50"]
         watched.write(1, 2, 3, 4)  # longer than what was read, in a file that was begun anew
         assert [text.split()[2] for text in watched.tick()] == ["3/50", "4/50"]
-        for number, (rubbish, rule) in enumerate(RUBBISH.items(), start=5):
-            watched.write(*range(1, number), tail=f"{rubbish}\n")
-            assert [rule in text for text in watched.tick()] == [True]
-            watched.write(*range(1, number + 1))
-            assert [text.split()[2] for text in watched.tick()] == [f"{number}/50"]
+        watched.write(1, 2, 3, 4, tail="{nonsense\n")
+        assert ["rounds.jsonl must be JSON, got: " in text for text in watched.tick()] == [True]
+        watched.write(*range(1, 6))
+        assert [text.split()[2] for text in watched.tick()] == ["5/50"]
         watched.write(*range(1, 51))
         watched.folder.write_json("summary.json", {})
     assert watched.lines[-1].split()[2] == "50/50"
@@ -105,13 +101,6 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched):
         "0:01  round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
         "0:01  round 2/5  exchanges 10  1.2 MB  0.31 s",
     ]
-
-
-RUBBISH = {
-    "{nonsense": "a line of rounds.jsonl must be JSON, got: ",
-    '{"round": 1}': "a line of rounds.jsonl must have train, got no such field",
-    "3": "a line of rounds.jsonl must be an object, got int",
-}
 
 
 def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched):
@@ -212,14 +201,6 @@ def test_an_exchange_is_a_stage_and_has_a_round_if_it_is_part_of_one():
     assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
     timed.stages.wait("aligning the rows")
     assert timed.exchange(MaskRequest, 5).since == START + 32
-
-
-def test_of_brief_exchanges_and_rounds_one_stands_for_all():
-    timed = Timed()
-    for round_id in (1, 2, 3, 4):
-        timed.exchange(GrowRequest, 0.09, round_id=round_id)
-    # The first, of which nothing is known, and the one that begins 0.25 s later.
-    assert [stage.round for stage in timed.noted] == [1, 4]
 
 
 def test_a_stage_names_the_parties_that_are_waited_for():
@@ -333,37 +314,6 @@ def test_threads_and_other_processes_show_nothing(monkeypatch):
     monkeypatch.setattr("fedapp.report.progress.parent_process", object)
     call()
     assert [type(watcher) for watcher in watchers] == [Silent, Silent]
-
-
-def test_a_notebook_has_one_output_that_changes(monkeypatch):
-    """As IPython has it: a display with an id is updated in place."""
-    shown = []
-
-    class Output:
-        def update(self, content, raw=False):
-            text = content if raw else content._repr_mimebundle_((), ())
-            shown.append(text["text/plain"])
-
-    def display(content, display_id=False):
-        output = Output()
-        output.update(content)
-        return output if display_id else None
-
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with following(None) as watcher:
-        watcher.begin("reading the settings")
-        watcher.tell("! a column is empty")
-        watcher.begin("scoring")
-    lines = [Text.from_ansi(text).plain.split("━")[0].strip() for text in shown]
-    assert [line for line, _ in groupby(lines)] == [
-        "",
-        "reading the settings",
-        "! a column is empty",
-        "scoring",
-        "",
-    ]
 
 
 @pytest.mark.usefixtures("own_folder")

@@ -17,25 +17,15 @@ from tests.tables import write_rows
 
 OBJECTIVES = tuple(objective for objective in NAMES if objective != CUSTOM)
 BINARY, MULTI, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
-FOREST = {"trees": 4, "max_depth": 3}
-# Settings of methods, beside those of PAX; objectives that are scored.
+# Settings of methods, and objectives that are scored; tests/contract has the other methods.
 METHODS = {
     "pax": ({}, OBJECTIVES),
     "pax, secure": ({"pax__aggregation": "secure"}, (BINARY, MULTI, NUMBERS, "survival:aft")),
     "pax, floors": ({"least_bin_rows": 3}, (BINARY, NUMBERS, "survival:cox")),
     "pax, calibrated": ({"calibration": "platt"}, (BINARY,)),
-    "bagging": ({}, (BINARY, MULTI, NUMBERS, "count:poisson")),
-    "cyclic": ({}, (BINARY, MULTI, NUMBERS)),
     "fedavg-linear": ({"fedavg_linear__rounds": 3}, (BINARY, MULTI, NUMBERS)),
-    "fedxgbllr": ({"fedxgbllr__rounds": 2, "fedxgbllr__trees": 4}, (BINARY, NUMBERS)),
-    "horizontal-forest": (
-        {f"horizontal_forest__{name}": value for name, value in FOREST.items()},
-        (BINARY, MULTI, NUMBERS),
-    ),
-    "secureboost": (
-        {"secureboost__key_bits": 512, "secureboost__insecure_small_key": True},
-        (BINARY, MULTI, NUMBERS, "survival:aft", "survival:cox"),
-    ),
+    "horizontal-forest": ({"horizontal_forest__trees": 4}, (BINARY, MULTI, NUMBERS)),
+    "secureboost": ({}, (BINARY, MULTI, NUMBERS, "survival:aft", "survival:cox")),
 }
 CASES = [
     pytest.param(name, objective, 1 + place % 3, id=f"{name}-{objective}")
@@ -92,7 +82,6 @@ def test_scores_of_a_run_are_those_of_its_predictions(vertical, tmp_path, name, 
     data = made(tmp_path / "rows.csv", objective)
     how = {"strategy": strategy, "data": str(data), **roles_of(objective)}
     how |= {"num_boost_round": 3, "max_depth": 3} if "pax" in name or "boost" in name else {}
-    how |= {"num_boost_round": 3, "max_depth": 3} if name in ("bagging", "cyclic") else {}
     if strategy == "secureboost":
         parties, how = 2, {**how, "columns": "even", "max_bin": 16}
     extra = requested(objective) if strategy in ("pax", "secureboost") else ()
