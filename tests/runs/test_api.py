@@ -54,9 +54,6 @@ class Streamed:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
-# What is refused
-
-
 ONE_TABLE = "must be omitted: data has rows and labels in one table"
 ARROW = pa.table({"a": [1.0, 2.0] * 20, "y": [0, 1] * 20})
 STRANGE = pa.table({"y": pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}]))})
@@ -97,9 +94,6 @@ def test_what_a_call_refuses_leaves_no_folder(case):
     with pytest.raises(fedapp.ConfigError, match=r"^path must be the folder of a comparison that"):
         fedapp.Compared(".")
     assert not list(Path("runs").glob("*"))
-
-
-# Frames
 
 
 @pytest.mark.parametrize("library", ["arrow", "pandas", "polars"])
@@ -153,16 +147,12 @@ def test_categories_of_numbers_are_categories():
     )
 
 
-# Settings
-
-
 def test_settings_are_named_as_in_python():
     found = arguments.settings_of(
         "pax",
         {
             "reg_lambda": np.float32(2),
             "reg_alpha": 1,
-            "lambda_": None,
             "drop_columns": ["a", "b"],
             "monotone_constraints": {"age": 1, "income": -1},
             "interaction_constraints": [["age", "income"], ["sex"]],
@@ -181,9 +171,6 @@ def test_settings_are_named_as_in_python():
         "init-model": "runs/one",
         "label": "54",
     }
-
-
-# Runs
 
 
 def test_python_and_the_command_train_the_same_model_that_predicts_the_same(mixed):
@@ -319,9 +306,6 @@ def test_a_model_without_boosting_or_classes_has_no_booster_or_probabilities(wri
     assert run.classes == ()
     with pytest.raises(fedapp.ConfigError, match=r"^predict_proba must be of a model of classes"):
         run.predict_proba(numbers)
-
-
-# The public face
 
 
 def test_importing_fedapp_loads_nothing_else_and_all_public_names_are_there():

@@ -84,9 +84,6 @@ def test_a_folder_follows_from_table_settings_and_engine(write_table):
     assert len({first, own, folder(data=path, label="y"), *others}) == 7
 
 
-# The table and the page
-
-
 def made(n_seeds=1, **more):
     """A comparison of two methods and their baselines."""
     scores = {"pax": 0.97, "secureboost": 0.96, "fedavg-linear": 0.2}
@@ -266,9 +263,6 @@ def test_a_score_far_from_all_others_is_written_beside_its_name():
     assert ">c<" in drawn
     assert "beyond the axis" in tradeoff_page(made())
     assert "beyond the axis" not in tradeoff_page(made(lines=made().lines[:3]))
-
-
-# The rows that are scored
 
 
 TWO = {"data": "a.csv,b.csv", "label": "y", "parties": 2}

@@ -169,22 +169,6 @@ def test_a_run_that_cannot_stop_early_has_fixed_rounds(given, eta, rounds, patie
     assert load_settings(stored) == load_settings(settings.as_config()) == settings
 
 
-@pytest.mark.parametrize(
-    ("given", "weight"),
-    [
-        ({}, 5.0),
-        ({"min-child-weight": 2}, 2.0),
-        ({"min-child-weight": "1"}, 1.0),
-        ({"preset": "xgboost"}, 1.0),
-    ],
-)
-def test_children_weigh_more_where_a_column_has_many_categories(given, weight):
-    settings = load_settings(given)
-    assert settings.splitting([0, 100]).min_child_weight == weight
-    for few in ([0, 99], []):
-        assert settings.splitting(few).min_child_weight == (1.0 if weight == 5 else weight)
-
-
 def test_few_validation_rows_stop_no_run_unless_it_is_asked_for():
     assert load_settings({}).watching(99).early_stopping_rounds == 0
     assert load_settings({}).watching(100).early_stopping_rounds == 20

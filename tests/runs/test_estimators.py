@@ -97,15 +97,19 @@ def test_classes_and_columns_are_those_of_fit():
 
 
 def test_a_fit_leaves_nothing_but_the_folder_that_it_is_given(tmp_path):
-    found = PAXClassifier(**SHORT).fit(X, Y)
-    place = found.run_.path
+    found = PAXClassifier(**SHORT).fit(X, Y, eval_set=[(X, Y)])
+    place, summary, scores = found.run_.path, found.run_.summary, found.evals_result_
     assert place.exists()
     assert not list((home() / "sites").glob("*/*/*"))
     copies = [copy.deepcopy(found), pickle.loads(pickle.dumps(found))]
     expected = found.predict(X)
     del found
     assert not place.exists()
-    assert all(np.array_equal(each.predict(X), expected) for each in copies)
+    for each in copies:
+        assert np.array_equal(each.predict(X), expected)
+        assert np.array_equal(each.run_.predict(X), expected)
+        assert (each.run_.summary, each.evals_result_) == (summary, scores)
+        assert each.run_.report().is_file()
     kept = PAXClassifier(**SHORT, run_dir=tmp_path / "kept").fit(X, Y)
     assert kept.run_.path == tmp_path / "kept"
     assert (kept.run_.path / "report.html").exists()
@@ -208,25 +212,6 @@ def test_importance_is_that_of_xgboost():
         assert found.run_.summary["importance"][ours] == pytest.approx(score, rel=1e-5)
 
 
-def test_a_pickled_estimator_has_its_model_and_its_run():
-    found = PAXClassifier(**SHORT).fit(X, Y, eval_set=[(X, Y)])
-    place, scores, best = found.run_.path, found.evals_result_, found.best_iteration_
-    booster, summary = found.get_booster().save_raw("json"), found.run_.summary
-    expected, pickled = found.predict_proba(X), pickle.dumps(found)
-    del found
-    again = pickle.loads(pickled)
-    assert not place.exists()
-    assert np.array_equal(again.predict_proba(X), expected)
-    assert again.get_booster().save_raw("json") == booster
-    assert (again.evals_result_, again.best_iteration_) == (scores, best)
-    assert again.run_.summary == summary
-    assert np.array_equal(again.run_.predict_proba(X), expected)
-    assert again.run_.report().is_file()
-    place = again.run_.path
-    del again
-    assert not place.exists()
-
-
 def test_eval_set_chooses_the_rounds_that_are_kept():
     # One party routes its rows in training as in the model, so scores of rounds are the model's.
     given = {"max_depth": 3, "learning_rate": 1.0, "max_bin": 16, "parties": 1}
@@ -326,9 +311,6 @@ def test_what_has_no_rounds_or_scores_refuses_them():
     }.items():
         with pytest.raises(ValueError, match=f"^{rule}"):
             call()
-
-
-# scikit-learn's tools
 
 
 @pytest.mark.slow

@@ -60,10 +60,6 @@ def nobody(tmp_path, monkeypatch):
     return port
 
 
-def hospitals():
-    return find_superlink("hospitals")
-
-
 def asked_of(link):
     """The fault of a question to a SuperLink."""
     with pytest.raises(SuperLinkError) as caught, link.client() as client:
@@ -179,21 +175,17 @@ def test_what_a_process_logs_and_a_program_that_is_not_installed_become_sentence
         check_program({"PATH": str(tmp_path)}, "flower-superlink")
 
 
-@pytest.mark.parametrize(
-    ("engine", "hint"),
-    [
-        ("simulator", "did you mean simulation?"),
+def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
+    nobody, tmp_path, own_folder
+):
+    known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
+    for engine, hint in (
         ("hospital", "did you mean hospitals?"),
         ("xyz", "a coordinator first sources its own: . FOLDER/env.sh"),
-    ],
-)
-def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
-    nobody, engine, hint, tmp_path, own_folder
-):
-    error = CliRunner().invoke(cli, ["run", "pax", "--engine", engine]).exception
-    assert isinstance(error, ConfigError)
-    known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
-    assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
+    ):
+        error = CliRunner().invoke(cli, ["run", "pax", "--engine", engine]).exception
+        assert isinstance(error, ConfigError)
+        assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
     assert not Path("runs").exists()
 
 
@@ -209,15 +201,12 @@ class Told(Silent):
 
 
 LOST_RUN = SuperLinkError("no connection", True)
+RUNNING = "running", *[""] * 8
 NOT_STARTED = (
-    r"^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
+    "^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
 )
 ASKED = {  # a run's statuses, "" is no answer; what comes of it, and how many texts are shown
-    "restarted": (
-        ["running", *[""] * 8, "running", *[""] * 8, "finished:completed"],
-        "finished:completed",
-        4,
-    ),
+    "restarted": ([*RUNNING, *RUNNING, flower_runs.COMPLETED], flower_runs.COMPLETED, 4),
     "silent for two minutes": (["running"], flower_runs.UNKNOWN, 2),
     "never started": (["pending", *["starting"] * 100], (RunFailedError, NOT_STARTED), 2),
     "lost": (["running", LOST_RUN], (SuperLinkError, "^no connection$"), 1),
@@ -248,18 +237,19 @@ def test_a_superlink_is_asked_again_until_its_run_is_given_up(case, monkeypatch)
         assert watcher.texts[1] == f"{silent}again for 120 s"
 
 
-def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
-    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got "
-
-    with socket.create_server(("127.0.0.1", nobody)) as server:
-
-        def hang_up():
-            server.accept()[0].close()
-
-        (thread := Thread(target=hang_up)).start()
-        fault = asked_of(hospitals())
+def fault_where(port, treated):
+    """The fault of a question to a server that does this with its connection."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        thread = Thread(target=lambda: treated(server.accept()[0]))
+        thread.start()
+        fault = asked_of(find_superlink("hospitals"))
         thread.join()
-    assert fault.startswith(f"{rule}a connection without an answer: it is starting, stopped or")
+    return fault
+
+
+def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
+    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got a connection without "
+    assert fault_where(nobody, socket.socket.close).startswith(f"{rule}an answer: it is starting,")
 
 
 def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(nobody, tmp_path):
@@ -269,15 +259,12 @@ def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(nobod
     (Path(os.environ["FLWR_HOME"]) / "config.toml").write_text(config)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pair.pem")
-    with socket.create_server(("127.0.0.1", nobody)) as server_socket:
 
-        def refuse():
-            with suppress(OSError), context.wrap_socket(server_socket.accept()[0], True):
-                pass
+    def refuse(connection):
+        with suppress(OSError), context.wrap_socket(connection, True):
+            pass
 
-        (thread := Thread(target=refuse)).start()
-        got = asked_of(hospitals())
-        thread.join()
+    got = fault_where(nobody, refuse)
     assert "a certificate that is refused (" in got
     assert got.endswith("; at the coordinator: fedapp federation renew FOLDER")
 
@@ -285,7 +272,7 @@ def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(nobod
 def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
     for body, has_lost_run in ((LOST, True), (BROKEN, False)):
         with answering(nobody, 404, body), pytest.raises(SuperLinkError) as caught:
-            flower_runs._status_of(7, hospitals())
+            flower_runs._status_of(7, find_superlink("hospitals"))
         assert caught.value.has_lost_run == has_lost_run
 
 

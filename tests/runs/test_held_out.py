@@ -100,27 +100,6 @@ def test_no_person_is_in_two_subsets(write_table, role, tables, path):
     assert n_kept >= 8
 
 
-@given(st.integers(1, 40), st.integers(2, 6), st.integers(0, 2**32), st.booleans())
-@drawing(max_examples=60, deadline=None)
-def test_each_group_tests_in_one_fold(n_groups, folds, seed, is_whole):
-    groups = np.array([f"g{row % n_groups}" for row in range(100)])
-    tests = list[int]()
-    for fold in range(1, folds + 1):
-        holdout = Holdout(0.2, 0.1, seed, fold, folds)
-        if n_groups < folds:
-            with pytest.raises(ConfigError, match=rf"^folds must be at most the {n_groups} groups"):
-                holdout.split_groups(groups, is_whole)
-            return
-        try:
-            split = holdout.split_groups(groups, is_whole)
-        except DataError:  # by chance, where groups are drawn by their names
-            assert not is_whole
-            return
-        assert len(split.test) or not is_whole
-        tests += split.test.tolist()
-    assert sorted(tests) == list(range(100))
-
-
 def test_a_group_is_drawn_alike_by_parties_with_other_groups():
     names = np.array([f"person {number}" for number in range(4000)])
     everybody, some = names, names[1000:1500]

@@ -14,7 +14,7 @@ from fedapp.errors import PartyError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
-from fedapp.runs.local import LocalGrid, run_local
+from fedapp.runs.local import run_local
 from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE
 from tests.forests import move_thresholds
 
@@ -62,9 +62,6 @@ def invoked(*words, typed=""):
 
 def states_of(runs):
     return {run.path.name: str(run.state) for run in runs}
-
-
-# fedapp runs
 
 
 def test_runs_are_listed_by_state(unfinished, settings):
@@ -124,24 +121,11 @@ def test_comparisons_and_searches_are_listed_as_wholes(unfinished):
     assert {run.path.name[-3:] for run in plan(RUNS).runs} == {"-42"}
 
 
-def test_a_run_is_running_until_its_process_lets_go(unfinished, settings, monkeypatch):
+def test_a_run_is_running_until_its_process_lets_go(unfinished):
     folder = unfinished("one", "DataError")
     with folder.held(), folder.held():
         assert folder.state is State.RUNNING
     assert folder.state is State.FAILED
-    run, seen = settings(num_boost_round=1, parties=1, run_dir=str(RUNS / "two")), set()
-    pull = LocalGrid.pull_messages
-
-    def watching(grid, message_ids):
-        seen.add(RunFolder(RUNS / "two").state)
-        return pull(grid, message_ids)
-
-    monkeypatch.setattr(LocalGrid, "pull_messages", watching)
-    run_local(run)
-    assert seen == {State.RUNNING}
-
-
-# fedapp runs clean
 
 
 def test_failed_runs_are_deleted_after_asking_and_others_stay(unfinished, settings):
@@ -273,9 +257,6 @@ def test_folders_of_others_are_named_and_stay(case, unfinished, settings, tmp_pa
         assert f"skipped: runs/other: {rule}" in done.output
     assert (RUNS / "other").exists()
     assert target.exists()
-
-
-# fedapp predict
 
 
 def test_only_a_prediction_that_fails_keeps_its_run(vertical):

@@ -1,7 +1,6 @@
 """What a command leaves when it is interrupted, and how it goes on."""
 
 import errno
-import json
 import os
 import re
 import shlex
@@ -22,7 +21,6 @@ from fedapp.errors import PartyError
 from fedapp.home import app_folder, home, open_private, write_atomically
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
-from tests.disk import full_disk
 from tests.federated import model_bytes, summary_of
 from tests.network import resumed, step_of
 
@@ -136,29 +134,6 @@ main()
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=app_folder())
     told = "\ninterrupted: nothing has begun; run the same command again\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
-
-
-def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_last(
-    settings, write_table, trained_once
-):
-    """Also where the process dies meanwhile, and leaves half a checkpoint."""
-    given = {"strategy": "cyclic", "data": str(write_table(n_rows=120)), "label": "y", "parties": 2}
-    whole, full = trained_once(settings(**given)), settings(**given)
-    contexts, folder = simulated_contexts(full), RunFolder(Path(full.run_dir))
-    with full_disk("checkpoint", after=2, share=0.5) as torn, pytest.raises(OSError, match="space"):
-        run_local(full, contexts)
-    failure = json.loads((folder.path / "failure.json").read_text())
-    assert failure["message"].startswith(f"'{folder.path / 'checkpoint'}' must be a path that can")
-    assert failure["message"].endswith("got: no space left on device")
-    saved = folder.saved_state
-    assert saved is not None
-    with (folder.path / "checkpoint").open("ab") as file:
-        file.write(torn[0])
-    assert torn[0]
-    assert folder.saved_state == saved
-    again = run_local(resumed(full), contexts)
-    assert summary_of(again)["metrics"] == summary_of(whole)["metrics"]
-    assert model_bytes(again) == model_bytes(whole)
 
 
 def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys):

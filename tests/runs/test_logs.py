@@ -78,9 +78,6 @@ def fakes(monkeypatch):
     return found
 
 
-# One run, told to any tool
-
-
 def stopped(table, **more):
     with pytest.raises(fedapp.StoppedError):
         logged(table, on_round=lambda info: info["round"] < 2, run_dir="one", **more)
@@ -157,9 +154,6 @@ def test_scores_that_are_no_numbers_are_not_logged(monkeypatch):
     }
 
 
-# Whose side logs
-
-
 @pytest.mark.parametrize(
     ("grid_name", "is_held", "expected"),
     [("HttpGrid", False, 1), ("HttpGrid", True, 1), ("InMemoryGrid", True, 0)],
@@ -178,9 +172,6 @@ def test_between_organisations_the_serverapp_logs(
     assert "numpy differs" in summary_of(folder)["warnings"]
     if expected:
         assert [told[0] for told in fakes.made[0].told] == ["round", "round", "end"]
-
-
-# The tools themselves
 
 
 def check_mlflow(mlflow, run, table):

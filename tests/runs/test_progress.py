@@ -63,9 +63,6 @@ def watched(tmp_path):
     return Watched(tmp_path)
 
 
-# Rounds
-
-
 def test_a_round_is_a_line_once_its_own_is_finished(watched):
     """Also where the file is written anew, as ``resume`` does: the last lines go, other ones come
     in their place; and where lines are rubbish, which is told once."""
@@ -126,9 +123,6 @@ def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
         assert watched.tick(1) == []
         watched.stage("scoring")
         assert watched.tick() == ["0:01  scoring"]
-
-
-# Phases
 
 
 def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds(watched):
@@ -261,9 +255,6 @@ def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
         ("scoring", 0),
     ]
     assert not (folder.path / "progress.json").exists()
-
-
-# Calls in Python
 
 
 class Terminal(io.StringIO):

@@ -118,9 +118,6 @@ def test_deleted_rows_prove_that_a_retrained_model_has_none_of_them(tmp_path):
     assert summary_of(retrained(proof, ""))["retrained"]["digest"] == facts["digest"]
 
 
-# Tables
-
-
 FIELDS = st.one_of(
     st.sampled_from(
         ["", "NA", "true", "FALSE", "yes", "0", "1", "1.0", "007", " 2", "1e3", "10:00"]
@@ -203,9 +200,6 @@ def test_files_of_ids_that_are_refused(tmp_path, ids, rule):
     rule = r"id must name the column of the ids in \S*ids.csv, got none"
     with pytest.raises(ConfigError, match=rule):
         read_table(site_config({**node, "id": ""}, {}))
-
-
-# Refusals, and the command
 
 
 def simple(folder, **more):

@@ -28,19 +28,9 @@ from fedapp.trees.model import Grown
 from fedapp.trees.sets import CategorySets
 from strategies.run import train
 
-STATE = RunState(
-    "f00d",
-    attempt=2,
-    step=9,
-    exchanges=8,
-    rounds=2,
-    left_out=({"party": "bank", "step": 4, "reason": "no answer"},),
-    warnings=("few bins",),
-    asked={"clinic": 9, "lab": 7},
-    fingerprints={"clinic": "ab"},
-    bytes=(1, 2),
-    seconds=(0.1, 1 / 3),
-)
+ASKED = {"asked": {"clinic": 9, "lab": 7}, "fingerprints": {"clinic": "ab"}}
+LOST = {"left_out": ({"party": "bank", "step": 4, "reason": "no answer"},), "warnings": ("few",)}
+STATE = RunState("f00d", 2, step=9, rounds=2, bytes=(1, 2), seconds=(0.1, 1 / 3), **ASKED, **LOST)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +54,9 @@ class Training:
     n_read: int = field(init=False)  # no part of the record
 
 
-def training(n_trees=1):
-    trees = tuple(np.full(2, number, dtype=np.int32) for number in range(n_trees))
-    last = Round((0.5, math.nan), n_trees)
-    return Training(
-        np.arange(3.0), Grown(trees), last, {"bank": (("shop", b"sealed"),), "shop": ()}
-    )
+def training():
+    grown, last = Grown((np.zeros(2, dtype=np.int32),)), Round((0.5, math.nan), 1)
+    return Training(np.arange(3.0), grown, last, {"bank": (("shop", b"sealed"),), "shop": ()})
 
 
 def test_a_state_is_read_back_as_it_was_saved(tmp_path):

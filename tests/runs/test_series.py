@@ -26,8 +26,6 @@ from tests.federated import model_bytes
 SHORT = {"label": "y", "parties": 2, "num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 NAME = "pax-42"
 
-# Commands and calls that make several runs
-
 
 def lines_are_means(found, shown):
     of_pax = next(line for line in found.summary["table"] if line["strategy"] == "pax")
@@ -142,9 +140,6 @@ def test_several_runs_go_on_where_they_were_interrupted(name, write_table, train
     rule = r"^table must be that of the runs in \S*command, got one with another content; "
     with pytest.raises(ConfigError, match=rule):
         raise CliRunner().invoke(cli, words).exception
-
-
-# One run
 
 
 @pytest.fixture

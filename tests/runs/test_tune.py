@@ -28,9 +28,6 @@ def space(strategy="pax", given=None, **asked):
     return space_of(settings, given or {}, {k.replace("_", "-"): v for k, v in asked.items()})
 
 
-# Spaces
-
-
 def test_each_method_has_settings_to_search_by_default():
     methods = [name for name, method in all_methods().items() if method.trains]
     found = {name: set(space(name)) for name in methods}
@@ -44,21 +41,13 @@ def test_each_method_has_settings_to_search_by_default():
 
 @pytest.mark.parametrize(
     ("name", "text", "values"),
-    [
-        ("max-depth", "int:3:8", {*range(3, 9)}),
-        ("pax.bins", "share,equal", {"share", "equal"}),
-        ("alpha", "log:0.01:0.5", ()),
-    ],
+    [("max-depth", "int:3:8", {*range(3, 9)}), ("pax.bins", "share,equal", {"share", "equal"})],
 )
 def test_draws_lie_in_their_domain_and_reach_its_ends(name, text, values):
     domain, study = space(**{name: text}), new_study(larger_is_better=True)
     trials = [new_trial(study, "random", domain, seed, 1) for seed in range(150)]
     drawn = [settings_of_trial(trial)[name] for trial in trials]
-    if values:
-        assert set(drawn) == values
-        return
-    low, high = domain[name].low, domain[name].high
-    assert low <= min(drawn) < 1.2 * low < 0.8 * high < max(drawn) <= high
+    assert set(drawn) == values
 
 
 @pytest.mark.parametrize("kind", ["random", "optuna"])
@@ -102,9 +91,6 @@ def test_a_draw_follows_from_seed_and_trials(kind, tmp_path):
 def test_a_space_that_cannot_be_searched_is_refused(asked, match):
     with pytest.raises(ConfigError, match=match):
         space_of(load_settings({"strategy": "pax"}), {"max-bin": 16}, asked)
-
-
-# Searches
 
 
 def test_rows_that_are_not_scored_are_not_kept_either(write_table, monkeypatch):
