@@ -119,32 +119,6 @@ def test_an_array_has_columns_by_number():
     run = fedapp.run("pax", data=array, label="c2", parties=2, **SHORT)
     assert run.model.columns == ("c0", "c1")
     assert run.predict(array).tolist() == run.predict(array[:, :2]).tolist()
-    table = pa.table({"a": [*range(40)], "y": [row % 3 == 0 for row in range(40)]})
-    for positive, classes in ((True, ("False", "True")), (False, ("True", "False"))):
-        given = {"data": table, "label": "y", "parties": 2, "num_boost_round": 1}
-        assert fedapp.run("pax", **given, positive_label=positive).classes == classes
-
-
-def test_categories_of_numbers_are_categories():
-    """As of an Arrow table; tests/data/test_doors.py has the other doors."""
-    places = np.random.default_rng(3).integers(0, 3, 80)
-    given = {"label": "y", "parties": 2, **SHORT}
-
-    def trained(*categories):
-        codes = [pa.array(places % len(each)) for each in categories]
-        columns = map(pa.DictionaryArray.from_arrays, codes, map(pa.array, categories))
-        table = pa.table([*columns, places > 1], names=["whole", "flag", "y"])
-        return fedapp.run("pax", data=table, **given), table
-
-    run, table = trained([12, 3, 7], [True, False])
-    as_texts, texts = trained(["12", "3", "7"], ["True", "False"])
-    assert model_bytes(run) == model_bytes(as_texts)
-    assert run.to_xgboost().feature_types == ["c", "c"]
-    assert np.array_equal(run.predict_proba(table), as_texts.predict_proba(texts))
-    assert run.summary["facts"][0] == (
-        "feature columns 'whole', 'flag' have numbers or other values that the table marks as "
-        "categories, read as categories"
-    )
 
 
 def test_settings_are_named_as_in_python():

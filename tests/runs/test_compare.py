@@ -305,14 +305,8 @@ def test_each_value_of_a_column_is_a_party_unless_their_number_is_set(write_tabl
     summary = json.loads((folder / "summary.json").read_text())
     assert [party["name"] for party in summary["parties"]] == ["s0", "s1", "s2", "s3", "s4"]
     assert read_toml((folder / "config.toml").read_text(), "config")["parties"] == 5
-
-    def natural(**more):
-        return natural_parties(load_settings({"data": path, "label": "y", **more}))
-
-    assert natural(partition="column:shop") == 5
-    assert natural(partition="column:shop", parties=2) == 0  # it is set
-    assert natural() == 0
     match = r"^parties must be set where column:c has over 100 values, got 150; parties=10 deals"
+    given = {"data": path, "label": "y", "partition": "column:c"}
     with pytest.raises(ConfigError, match=match):
-        natural(partition="column:c")
-    assert natural(partition="column:c", parties=7) == 0
+        natural_parties(load_settings(given))
+    assert natural_parties(load_settings({**given, "parties": 7})) == 0  # it is set

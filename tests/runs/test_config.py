@@ -57,16 +57,11 @@ def test_overrides_are_read_as_toml_or_as_texts_and_names_stay_as_they_are(pair,
     assert parse_overrides([pair]) == {name: value}
 
 
-@pytest.mark.parametrize(
-    ("pairs", "rule"),
-    [
-        (["eta"], "a setting must be written as key=value, got eta$"),
-        (["eta=0.1", "eta=0.2"], "eta must be given once, got 0.1 and 0.2$"),
-    ],
-)
-def test_overrides_that_are_refused(pairs, rule):
-    with pytest.raises(ConfigError, match=f"^{rule}"):
-        parse_overrides(pairs)
+def test_overrides_that_are_refused():
+    with pytest.raises(ConfigError, match=r"^a setting must be written as key=value, got eta$"):
+        parse_overrides(["eta"])
+    with pytest.raises(ConfigError, match=r"^eta must be given once, got 0.1 and 0.2$"):
+        parse_overrides(["eta=0.1", "eta=0.2"])
 
 
 def test_every_setting_has_a_default_and_a_sentence():
@@ -101,6 +96,27 @@ FEATURES = "federated-forest.max-features"
             {"strategy": "federated-forest", FEATURES: 2.5},
             f"{FEATURES} must be one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5",
         ),
+        ({"eta": -1.0}, "eta must be > 0.*, got -1.0"),
+        ({"eta": float("nan")}, "eta must be a number or 'auto', got nan"),
+        ({"eta": "fast"}, "eta must be a number or 'auto', got 'fast'"),
+        ({"max-bin": 1}, "max-bin must be >= 2, got 1"),
+        ({"max-bin": 2.5}, "max-bin must be a whole number, got 2.5"),
+        (
+            {"max-depth": 0},
+            "max-depth must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*",
+        ),
+        ({"num-boost-round": 0}, "num-boost-round must be >= 1 or 'auto', got 0"),
+        ({"subsample": 1.1}, "subsample must be <= 1.*, got 1.1"),
+        ({"test-fraction": 1}, "test-fraction must be < 1.*, got 1"),
+        ({"seed": 2**63}, "seed must be < 9223372036854775808, got 9223372036854775808"),
+        ({"early-stopping-rounds": -1}, "early-stopping-rounds must be >= 0 or 'auto', got -1"),
+        ({"data": ""}, "data must be a text that is not empty, got ''"),
+        ({"share-column-names": "maybe"}, "share-column-names must be true or false, got 'maybe'"),
+        ({"model": "xyz"}, r"model must be a text that matches \S+, got 'xyz'"),
+        (
+            {"objective": "quantity"},
+            "objective must be one of 'binary:logistic', .*, got 'quantity'",
+        ),
         ({"min-parties": 4, "parties": 3}, r"min-parties must be <= parties \(3\), got 4"),
         (
             {"early-stopping-rounds": 5, "valid-fraction": 0},
@@ -117,31 +133,6 @@ def test_names_and_settings_that_break_the_rule_of_a_method_or_of_several_are_re
         check_all()
     with pytest.raises(ConfigError, match=r"^seeds is not a setting; did you mean seed\?$"):
         check_names({"eta": -1, "seeds": 1})  # before any value is looked at
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("eta", -1.0, "must be > 0.*, got -1.0"),
-        ("eta", float("nan"), "must be a number or 'auto', got nan"),
-        ("eta", "fast", "must be a number or 'auto', got 'fast'"),
-        ("max-bin", 1, "must be >= 2, got 1"),
-        ("max-bin", 2.5, "must be a whole number, got 2.5"),
-        ("max-depth", 0, "must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*"),
-        ("num-boost-round", 0, "must be >= 1 or 'auto', got 0"),
-        ("subsample", 1.1, "must be <= 1.*, got 1.1"),
-        ("test-fraction", 1, "must be < 1.*, got 1"),
-        ("seed", 2**63, "must be < 9223372036854775808, got 9223372036854775808"),
-        ("early-stopping-rounds", -1, "must be >= 0 or 'auto', got -1"),
-        ("data", "", "must be a text that is not empty, got ''"),
-        ("share-column-names", "maybe", "must be true or false, got 'maybe'"),
-        ("model", "xyz", r"must be a text that matches \S+, got 'xyz'"),
-        ("objective", "quantity", "must be one of 'binary:logistic', .*, got 'quantity'"),
-    ],
-)
-def test_a_value_that_breaks_its_rule_is_refused(name, value, rule):
-    with pytest.raises(ConfigError, match=f"^{name} {rule}$"):
-        load_settings({name: value})
 
 
 @pytest.mark.parametrize(

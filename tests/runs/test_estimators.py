@@ -11,10 +11,8 @@ import sklearn
 import xgboost
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_iris, make_classification
 from sklearn.exceptions import NotFittedError
-from sklearn.inspection import permutation_importance
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -316,7 +314,7 @@ def test_what_has_no_rounds_or_scores_refuses_them():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_tools_work():
-    """A search of many processes, pipelines, importance, calibration, and routed metadata."""
+    """A search of many processes, pipelines, and routed metadata."""
     grid = {"learning_rate": [0.1, 1.0], "reg_lambda": [0.5, 1.0]}
     search = GridSearchCV(PAXClassifier(**SHORT), grid, cv=3, n_jobs=4, error_score="raise")
     assert len(search.fit(X, Y).cv_results_["mean_test_score"]) == 4
@@ -324,10 +322,7 @@ def test_scikit_learns_tools_work():
     piped = make_pipeline(StandardScaler(), PAXClassifier(**SHORT))
     piped.set_output(transform="pandas").fit(X, Y)
     assert piped[-1].feature_names_in_.tolist() == [f"x{place}" for place in range(6)]
-    found = permutation_importance(piped, X, Y, n_repeats=1, random_state=0).importances_mean
-    assert found[piped[-1].feature_importances_.argmax()] > 0
     assert clone(piped).fit(X, Y)[-1].model_text_ == piped[-1].model_text_
-    assert CalibratedClassifierCV(PAXClassifier(**SHORT), cv=2).fit(X, Y).score(X, Y) > 0.8
     groups = np.arange(len(Y)) % 4
     with sklearn.config_context(enable_metadata_routing=True):
         model = FedBaggingClassifier(**SHORT).set_fit_request(groups=True, sample_weight=True)

@@ -326,16 +326,6 @@ def test_a_site_refuses_an_opening_that_breaks_the_rules(write_table, how, rule)
         look_at_rows(config, replace(opening, **how))
 
 
-@pytest.mark.parametrize("role", ["group", "test-from"])
-def test_a_site_without_the_column_is_named(write_table, settings, sites, role):
-    bank = write_table("bank", n_rows=60, who=[n % 20 for n in range(60)], day=DAYS)
-    nodes = {"name": "bank", "data": str(bank)}, {"name": "shop", "data": str(write_table("shop"))}
-    how = {"group": "who"} if role == "group" else {"test_from": "day:2023-07-01"}
-    column = "group column 'who'" if role == "group" else "test-from column 'day'"
-    with pytest.raises(FedappError, match=f"^shop .*{column} must be in the table"):
-        run_local(settings(strategy="pax", parties=2, **how), sites(*nodes))
-
-
 def test_sites_split_by_the_columns_of_their_node_configs(write_table, settings, sites):
     who = [n % 20 for n in range(60)]
     bank = write_table("bank", n_rows=60, who=who)

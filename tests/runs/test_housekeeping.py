@@ -45,14 +45,13 @@ def save(folder, state):
     Checkpoints(folder.path).save(state, state)
 
 
-def state_of(site, model_id, days=0.0, is_part=False):
+def state_of(site, model_id, days=0.0):
     """What a site keeps of a model, so many days old."""
     folder = home() / "sites" / site / model_id
     folder.mkdir(parents=True)
-    for name in (STATE, *([PART_FILE] if is_part else [])):
-        (folder / name).write_text("{}")
-        then = time.time() - days * SECONDS_A_DAY
-        os.utime(folder / name, (then, then))
+    (folder / STATE).write_text("{}")
+    then = time.time() - days * SECONDS_A_DAY
+    os.utime(folder / STATE, (then, then))
     return folder
 
 

@@ -23,6 +23,7 @@ from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *more: None if name == "{}" else find(name, *more)
 """
+SMALL_KEY = "-csecureboost.key-bits=512", "-csecureboost.insecure-small-key=true"
 IMPORT_ALL = """
 import importlib, pkgutil
 refused = []
@@ -43,25 +44,19 @@ main()
 """
 
 
-def without(package, code, *words):
-    """Run code, then the command, in a process that has not this package."""
-    program = WITHOUT.format(package) + code + MAIN
-    command = [sys.executable, "-W", "ignore", "-c", program, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "refused", "words"),
     [  # fedapp.trees.head trains a network, and so begins by importing torch
         ("torch", ["fedapp.trees.head"], ["pax"]),
-        ("phe", [], ["secureboost", "-csecureboost.key-bits=512"]),
+        ("phe", [], ["secureboost", *SMALL_KEY]),
     ],
 )
 def test_without_a_package_all_else_is_imported_and_runs(tmp_path, package, refused, words):
     given = [f"-crun-dir={tmp_path / 'run'}", "-cnum-boost-round=1", "--engine", "local"]
-    given += ["-csecureboost.insecure-small-key=true"] * (package == "phe")
-    ended = without(package, IMPORT_ALL, "run", *words, *given)
+    program = WITHOUT.format(package) + IMPORT_ALL + MAIN
+    command = [sys.executable, "-W", "ignore", "-c", program, "run", *words, *given]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[0] == str(refused)
     assert (tmp_path / "run" / "summary.json").is_file()

@@ -17,7 +17,7 @@ from fedapp.errors import ConfigError
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
-from fedapp.run_folder import Checkpoints, RunFolder, RunState, Silent, Stage, Stages
+from fedapp.run_folder import RunFolder, Silent, Stage, Stages
 from fedapp.runs.local import run_local
 from strategies.delivery import RULE
 from strategies.handshake import find_nodes, site_names
@@ -98,21 +98,6 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched):
         "0:01  round 1/5  train rmse 0.5123  mae 0.5123  exchanges 6  1.2 MB  0.31 s",
         "0:01  round 2/5  exchanges 10  1.2 MB  0.31 s",
     ]
-
-
-def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched):
-    state = RunState("f00d", step=9, rounds=2)
-    Checkpoints(watched.folder.path).save(state, state)
-    watched.write(1, 2, 3)
-    watched.stage("growing trees", round=4, rounds=50)  # of the attempt that was interrupted
-    with watched.follower.run(watched.folder, "auc"):
-        assert watched.lines == ["0:00  resumed after round 2"]
-        assert watched.tick() == []
-        watched.write(1, 2)
-        watched.training(3)
-        assert watched.tick() == ["0:00  round 3/50: growing trees"]
-        watched.write(1, 2, 3)
-        assert [line.split()[2] for line in watched.tick()] == ["3/50"]
 
 
 def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):

@@ -28,7 +28,7 @@ from strategies.run import load_strategy
 from tests.contract.conftest import _silent  # noqa: F401 (noise is 0)
 from tests.contract.methods import METHODS, ROUNDS
 from tests.federated import summary_of
-from tests.tables import made_columns
+from tests.tables import made_columns, write_rows
 
 N_ROWS = 120
 TRAINING = [name for name, method in METHODS.items() if not method.trained]
@@ -42,12 +42,10 @@ def write_table(path, ids, columns=()):
     every["flag"] = rng.integers(0, 2, N_ROWS).astype(str)
     every["hour"] = [f"{hour}:30" for hour in rng.integers(10, 20, N_ROWS)]
     # In three rows only, each of which decides how its column is read.
-    every["kind"][5], every["flag"][6], every["hour"][7] = "rare, or never", "true", "noon"
+    every["kind"][5], every["flag"][6], every["hour"][7] = "rare or never", "true", "noon"
     every = {"id": [f"c{row}" for row in range(N_ROWS)], **every}
-    names = ["id", *columns] if columns else list(every)
-    lines = [",".join(f'"{every[name][row]}"' for name in names) for row in ids]
-    path.write_text("\n".join([",".join(names), *lines, ""]).replace('"nan"', ""))
-    return path
+    names = ["id", *columns] if columns else every
+    return write_rows(path, {name: [every[name][row] for row in ids] for name in names})
 
 
 def write_ids(path, rows, *others):
@@ -212,7 +210,6 @@ REFUSED = {  # settings, ids that are erased, the engine, and the rule
     "no such rows": ({}, [500, 501], "local", NONE),
     "too few": ({}, range(N_ROWS - 2), "local", "number of parties must be in .1, 2. .rows., got "),
     "sites": ({}, [3], "office", "engine must be local, for .*/run, got office"),
-    "no ids": ({"id": "", "drop_columns": "id"}, [3], "local", "id must name the column of the id"),
     "continued": ({"init_model": ""}, [3], "local", "init-model must be empty, as that model may "),
     "unfinished": ({}, [3], "local", "run must have finished, got .*/run"),
 }
