@@ -76,17 +76,6 @@ def test_a_run_and_its_predictions_have_the_scores_of_its_summary(write_table):
     assert "40 rows written to scores.csv" in done.stderr
 
 
-def test_columns_are_described_in_numbers(write_table):
-    days = ["2020-01-31", "2020-03-01"] * 20
-    table = str(write_table(c=[*range(39), ""], y=[0] * 30 + [1] * 10, d=days))
-    content = document("data", "describe", table, "--label", "y")
-    columns = {column["name"]: column for column in content["columns"]}
-    assert columns["c"]["range"] == [0.0, 38.0]
-    assert (columns["c"]["missing"], columns["c"]["distinct"]) == (1, 39)
-    assert columns["d"]["range"] == ["2020-01-31", "2020-03-01"]
-    assert content["label"]["classes"][0] == {"label": 0.0, "rows": 30, "share": 0.75}
-
-
 def test_runs_that_wait_are_listed_with_their_plan():
     node = {"name": "bank", "data": "rows.csv", "label": "y", "allow": "pax", "approve": "ask"}
     opening = replace(HelloRequest("binary:logistic", 0.2, 0.1, 42, False), **planned(("bank",)))

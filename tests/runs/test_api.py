@@ -44,16 +44,6 @@ def mixed(write_table):
     return write_table(n_rows=80, **{name: rng.choice(one, 80) for name, one in columns.items()})
 
 
-class Streamed:
-    """A frame of a library that speaks Arrow and nothing else."""
-
-    def __init__(self, table):
-        self.table = table
-
-    def __arrow_c_stream__(self, requested_schema=None):
-        return self.table.__arrow_c_stream__(requested_schema)
-
-
 ONE_TABLE = "must be omitted: data has rows and labels in one table"
 ARROW = pa.table({"a": [1.0, 2.0] * 20, "y": [0, 1] * 20})
 STRANGE = pa.table({"y": pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}]))})
@@ -99,7 +89,7 @@ def test_what_a_call_refuses_leaves_no_folder(case):
 @pytest.mark.parametrize("library", ["arrow", "pandas", "polars"])
 def test_a_frame_trains_the_model_of_its_file(mixed, library):
     read = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-    frame = Streamed(pyarrow.csv.read_csv(mixed, convert_options=read))
+    frame = pyarrow.csv.read_csv(mixed, convert_options=read)
     if library != "arrow":
         frame = pytest.importorskip(library).read_csv(mixed)
     if library == "pandas":

@@ -20,8 +20,6 @@ def test_defaults_and_ways_of_writing():
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
     assert settings.sections["pax"] == {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
-    with pytest.raises(ValueError, match="frozen"):
-        settings.eta = 0.5
     for overrides in ({"pax.bins": "equal"}, {"pax": {"bins": "equal"}}):
         assert PAX.section_settings(load_settings(overrides)).bins == "equal"
     assert config(align="rows")["align"] == "ordered"

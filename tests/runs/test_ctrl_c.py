@@ -36,7 +36,6 @@ STAGES = {
     "XGBoost's memory": (f"{XGBOOST}:__del__", 1, ALONE, COMPLETE),
     "results": ("fedapp.report.summary:print_summary", 1, PAX, COMPLETE),
     "page": ("fedapp.report:write_report", 1, ["report", "{run}"], AGAIN),
-    "export": ("fedapp.api:load", 1, ["export", "{run}"], AGAIN),
     "compare": (PUSH, 7, ["compare", "pax", "bagging", *SMALL, "--output", "{new}"], "finished"),
     "tune": (PUSH, 7, ["tune", "pax", "--runs", "2", *SMALL, "--output", "{new}"], "finished"),
     "describe": (PUSH, 2, ["describe", "-c", "parties=2", "-c", "run-dir={new}"], NOTHING),
@@ -48,7 +47,6 @@ STAGES = {
         AGAIN,
     ),
     "serve": ("uvicorn.server:main_loop", 1, ["serve", "{run}", "--port", "0"], "the server has"),
-    "runs": ("fedapp.runs.clean:list_runs", 1, ["runs"], AGAIN),
 }
 
 

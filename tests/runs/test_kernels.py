@@ -164,29 +164,3 @@ def test_kernels_on_disk_are_loaded_ahead_and_without_the_compiler_and_run_witho
     )
     warned = "each process compiles its kernels: [Errno 17] File exists"
     assert ran.stderr.count(warned) == 1
-
-
-@pytest.mark.slow
-def test_after_all_kernels_are_compiled_a_first_run_compiles_nothing(tmp_path):
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    command, given = [sys.executable, "-m", "fedapp.runs.kernels"], {**os.environ, **cache}
-    both = [subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    printed = sorted(each.communicate()[0] for each in both)
-    assert printed == ["", "Compiling kernels, once: a minute at most\n"]  # the other one waits
-    code = """
-import fedapp
-from numba.core.dispatcher import Dispatcher
-missed = []
-compile = Dispatcher.compile
-
-def noted(kernel, types):
-    found = compile(kernel, types)
-    missed.extend((kernel.__name__, each) for each in kernel.stats.cache_misses)
-    return found
-
-Dispatcher.compile = noted
-fedapp.run("pax", num_boost_round=2)
-fedapp.run("secureboost", num_boost_round=1, max_depth=3)
-assert not missed, missed
-"""
-    run_code(code, tmp_path, **cache)

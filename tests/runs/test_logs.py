@@ -1,8 +1,6 @@
 """Runs in MLflow: what is read back there is the run's."""
 
 import json
-import os
-import socket
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -219,19 +217,3 @@ def test_mlflow_in_sqlite_after_a_stop_inside_another_run_and_from_a_simulation(
         assert found.data.tags["mlflow.parentRunId"] == outer.info.run_id
     finally:
         mlflow.set_tracking_uri(None)
-
-
-@pytest.mark.slow
-def test_an_mlflow_that_does_not_answer_is_given_up(table, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"http://ann:secret@127.0.0.1:{listening.getsockname()[1]}"
-        try:
-            run = logged(table, on_round=lambda info: mlflow.set_tracking_uri(address))
-        finally:
-            mlflow.set_tracking_uri(None)
-    (told,) = [text for text in run.summary["warnings"] if "mlflow" in text]
-    assert told.startswith("log=mlflow failed and is given up: MlflowException: API request to ")
-    assert "secret" not in told
-    assert {*logs.VARIABLES} & {*os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}  # the test's own

@@ -151,50 +151,35 @@ def test_a_terminal_has_one_live_line(tmp_path):
     assert len(line.removeprefix("[2K")) <= 80
 
 
-class Timed:
-    """Stages with a clock that is moved by hand."""
+def test_an_exchange_is_a_stage_with_its_round_and_who_is_waited_for():
+    now, noted = [START], list[Stage]()
+    stages = Stages(noted.append, lambda: now[0])
 
-    def __init__(self):
-        self.now, self.noted = START, list[Stage]()
-        self.stages = Stages(self.noted.append, lambda: self.now)
-
-    def exchange(self, kind, takes, **more):
-        request = kind.__new__(kind)
-        given = {"round_id": 1, "n_rounds": 4, **more}
-        end = self.stages.begin(request, **given)
-        self.now += takes
+    def exchange(kind, takes, round_id=1):
+        end = stages.begin(kind.__new__(kind), round_id=round_id, n_rounds=4)
+        now[0] += takes
         end()
-        return self.noted[-1]
+        return noted[-1]
 
-
-def test_an_exchange_is_a_stage_and_has_a_round_if_it_is_part_of_one():
-    timed = Timed()
-    assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
-    assert timed.exchange(MatchRequest, 5) == Stage("aligning the rows", START)  # goes on
-    assert timed.exchange(SketchRequest, 5) == Stage("summarising the columns", START + 10)
+    assert exchange(MaskRequest, 5) == Stage("aligning the rows", START)
+    assert exchange(MatchRequest, 5) == Stage("aligning the rows", START)  # goes on
+    assert exchange(SketchRequest, 5) == Stage("summarising the columns", START + 10)
     first = Stage("growing trees", START + 15, round=1, rounds=4)
-    assert timed.exchange(GrowRequest, 8) == first
-    assert timed.exchange(GrowRequest, 2) == replace(first, since=START + 23)
-    assert timed.exchange(GrowRequest, 6, round_id=2) == replace(first, since=START + 25, round=2)
+    assert exchange(GrowRequest, 8) == first
+    assert exchange(GrowRequest, 2) == replace(first, since=START + 23)
+    assert exchange(GrowRequest, 6, round_id=2) == replace(first, since=START + 25, round=2)
     # The scores of the last round come with an exchange that would begin another.
-    assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
-    timed.stages.wait("aligning the rows")
-    assert timed.exchange(MaskRequest, 5).since == START + 32
-
-
-def test_a_stage_names_the_parties_that_are_waited_for():
-    timed = Timed()
-    timed.exchange(GrowRequest, 1)
-    timed.stages.name_waiting(["bank", "shop"])
-    named = {"doing": "growing trees; waiting for bank, shop", "waiting": ["bank", "shop"]}
-    assert timed.noted[-1] == replace(timed.noted[-2], **named)
-    timed.stages.name_waiting(["bank", "shop"], ["shop"])
-    assert timed.noted[-1].doing == "growing trees; waiting for bank, shop (shop not connected)"
-    timed.stages.name_waiting([f"party-{n}" for n in range(300)])
-    assert timed.noted[-1].doing.endswith("party-3, party-4, party-5 and 294 more")
-    assert len(timed.noted[-1].waiting) == 300
-    timed.exchange(GrowRequest, 1)  # brief, and noted nevertheless
-    assert timed.noted[-1].doing == "growing trees"
+    assert exchange(GrowRequest, 1, round_id=5).round == 4
+    stages.name_waiting(["bank", "shop"])
+    assert noted[-1].doing == "growing trees; waiting for bank, shop"
+    stages.name_waiting(["bank", "shop"], ["shop"])
+    assert noted[-1].doing == "growing trees; waiting for bank, shop (shop not connected)"
+    stages.name_waiting([f"party-{n}" for n in range(300)])
+    assert noted[-1].doing.endswith("party-3, party-4, party-5 and 294 more")
+    assert len(noted[-1].waiting) == 300
+    assert exchange(GrowRequest, 0.1).doing == "growing trees"  # brief, and noted nevertheless
+    stages.wait("aligning the rows")
+    assert exchange(MaskRequest, 5).since == now[0] - 5
 
 
 def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch):
