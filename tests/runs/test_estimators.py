@@ -47,8 +47,6 @@ X, Y = load_breast_cancer(return_X_y=True)
 X, Y = X[::3, :6], Y[::3]
 N_ROWS = len(Y)
 NAMES = [name for name in fedapp.__all__ if name.endswith(("Classifier", "Regressor"))]
-
-
 WEIGHTS, MARGINS = 0.5 + np.arange(N_ROWS) / 300, np.linspace(-1, 1, N_ROWS)
 BY_CLASS, SECURE = {0: 3.0, 1: 0.5}, {"aggregation": "secure"}
 SECURE_RUN = {"pax": SECURE, "eta": 1, "parties": 3}
@@ -211,8 +209,6 @@ def test_eval_set_chooses_the_rounds_that_are_kept():
     assert cut == pytest.approx(whole, rel=1e-9)
     assert np.array_equal(found.run_.predict(X), kept.predict(X))
 
-
-# What XGBoost has
 
 SHAPE = {"max_depth": 3, "learning_rate": 0.3, "reg_lambda": 1.0}
 

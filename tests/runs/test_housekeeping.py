@@ -19,8 +19,6 @@ from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE
 from tests.forests import move_thresholds
 
 RUNS = Path("runs")
-
-
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 

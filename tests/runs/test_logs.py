@@ -169,11 +169,15 @@ def test_between_organisations_the_serverapp_logs(
         assert [told[0] for told in fakes.made[0].told] == ["round", "round", "end"]
 
 
-def check_mlflow(mlflow, run, table):
-    """Hold what MLflow has of a run against the run, and return it."""
+def test_mlflow_has_the_run_inside_another_and_its_model_predicts_the_same(table):
+    mlflow = pytest.importorskip("mlflow")
+    with mlflow.start_run() as outer:
+        run = logged(table)
+    assert mlflow.active_run() is None
     run_id = json.loads((run.path / logs.RUN_ID_FILE).read_text())["mlflow"]
     client = mlflow.MlflowClient()
     found = client.get_run(run_id)
+    assert found.data.tags["mlflow.parentRunId"] == outer.info.run_id
     assert found.info.status == "FINISHED"
     assert found.data.params["max-depth"] == "2"
     unlogged = {"run-dir", "resume", "log", "strategy", "secureboost.key-bits"}
@@ -195,25 +199,3 @@ def check_mlflow(mlflow, run, table):
     assert model.metadata.signature.inputs.input_names() == list(run.model.columns)
     rows = table.drop_columns("y").to_pandas()
     assert np.array_equal(model.predict(rows)["probability_1"], run.predict_proba(rows)[:, 1])
-    return found
-
-
-def test_mlflow_has_the_run_and_its_model_predicts_the_same(table):
-    mlflow = pytest.importorskip("mlflow")
-    check_mlflow(mlflow, logged(table), table)
-    assert mlflow.active_run() is None
-
-
-@pytest.mark.slow
-def test_mlflow_in_sqlite_after_a_stop_inside_another_run_and_from_a_simulation(table, tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    try:
-        stopped(table)
-        check_mlflow(mlflow, fedapp.run("pax", resume="one"), table)
-        with mlflow.start_run() as outer:
-            inner = logged(table, engine="simulation")
-        found = check_mlflow(mlflow, inner, table)
-        assert found.data.tags["mlflow.parentRunId"] == outer.info.run_id
-    finally:
-        mlflow.set_tracking_uri(None)

@@ -33,9 +33,6 @@ def test_each_method_has_settings_to_search_by_default():
     found = {name: set(space(name)) for name in methods}
     assert all(found.values())
     assert set().union(*found.values()) == set(DEFAULT_SPACE)
-    assert found["federated-forest"] == {
-        f"federated-forest.{name}" for name in ("max-depth", "min-samples-leaf", "max-features")
-    }
     assert found["pax"] - set(space(given={"eta": 0.1})) == {"eta"}
 
 
