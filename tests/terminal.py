@@ -15,7 +15,6 @@ import subprocess
 import sys
 import termios
 import time
-from typing import NamedTuple
 
 from fedapp.home import app_folder
 
@@ -24,13 +23,6 @@ MOST_SECONDS = 300  # of a command
 HEARS, TOLD = socket.socketpair()  # of a signal that has come
 TOLD.setblocking(False)
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
-
-
-class Ended(NamedTuple):
-    """A command that has ended, and what its terminal shows."""
-
-    status: int
-    text: str
 
 
 class Terminal:
@@ -46,11 +38,12 @@ class Terminal:
         )
 
     def interrupted(self, spot, number, *words):
-        """Press Ctrl-C, twice, in the ``number``-th call of ``module:function`` by a command."""
+        """Press Ctrl-C, twice, in the ``number``-th call of ``module:function`` by a command; its
+        status, and what its terminal shows."""
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps([spot, number, *map(str, words)]), file=self._process.stdin, flush=True)
-        return Ended(*json.loads(self._process.stdout.readline()))
+        return json.loads(self._process.stdout.readline())
 
     def close(self):
         """End the process."""

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 from typer.core import TyperCommand
 
 from fedapp import commands
@@ -55,10 +54,7 @@ def _followed(text):
 DOORS = {
     "say": say,
     "print": print,
-    "standard error": lambda text: print(text, file=sys.stderr),
-    "lines": lambda text: sys.stdout.writelines([text]),
     "markup": lambda text: console.print(f"[bold]{escape(text)}[/]"),
-    "rich text": lambda text: console.print(Text(text)),
     "frame": _framed,
     "warning": lambda text: print_warning(console, text),
     "log": _logged,
@@ -67,7 +63,6 @@ DOORS = {
     "error": _raised(ConfigError),
     "error of a table": _raised(lambda text: DataError("rule", here=text)),
     "error of a run": _raised(lambda text: RunFailedError(text, [text])),
-    "error of a file": _raised(lambda text: FileNotFoundError(2, "No such file", text)),
     "usage": _raised(click.UsageError),
     "traceback": lambda text: sys.excepthook(ValueError, ValueError(text), None),
 }
@@ -100,5 +95,5 @@ def test_no_control_character_reaches_a_terminal(monkeypatch, door, text):
 def test_a_text_without_them_is_shown_as_it_is(monkeypatch):
     text = "größe :heart: [b] \N{NO-BREAK SPACE}µg/l"
     assert all(unicodedata.category(letter) != "Cc" for letter in text)
-    for door in ("say", "print", "standard error", "error"):
+    for door in ("say", "print", "error"):
         assert text in printed(monkeypatch, DOORS[door], text)

@@ -1,12 +1,10 @@
 """A Ray cluster: two of Ray's nodes on this machine."""
 
-import os
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +18,6 @@ from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
-from simulations.paper import all_made, series
 from tests.federated import model_bytes
 
 ATTEMPTS, START_SECONDS = 4, 90
@@ -65,7 +62,7 @@ def _started(words, log):
 def test_what_two_nodes_make_is_what_one_process_makes(
     settings, write_table, tmp_path, monkeypatch, two_nodes
 ):
-    """Parties of a run, runs of a comparison, trials of a search, and parts of a study."""
+    """Parties of a run, runs of a comparison, and trials of a search."""
     monkeypatch.chdir(tmp_path)
     data = str(write_table(n_rows=80).relative_to(tmp_path))
     given = {"data": data, "label": "y", "num-boost-round": 2}
@@ -92,17 +89,6 @@ def test_what_two_nodes_make_is_what_one_process_makes(
     for model in models:
         assert (there / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
     assert search("ray") == searched
-    rows, process = series(tmp_path, "a study"), os.getpid()
-
-    def made(number):
-        assert os.getpid() != process
-        return [{"number": number, "process": os.getpid()}]
-
-    parts = [partial(rows.rows, f"{n}", settings(seed=n), partial(made, n)) for n in range(6)]
-    found = all_made(parts, "ray", tmp_path)
-    assert [row["number"] for row in found] == list(range(6))
-    assert len({row["process"] for row in found}) == 2
-    assert found == [row for part in parts for row in part()]
 
 
 @pytest.mark.slow

@@ -20,8 +20,6 @@ def test_defaults_and_ways_of_writing():
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
     assert settings.sections["pax"] == {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
-    with pytest.raises(ValueError, match="frozen"):
-        settings.eta = 0.5
     for overrides in ({"pax.bins": "equal"}, {"pax": {"bins": "equal"}}):
         assert PAX.section_settings(load_settings(overrides)).bins == "equal"
     assert config(align="rows")["align"] == "ordered"
@@ -33,9 +31,6 @@ def test_defaults_and_ways_of_writing():
     assert load_settings({"partition": "iid"}).partition_column == ""
     for name in ("label", "id", "weight", "drop-columns"):
         assert load_settings({name: 54}).as_config()[name] == "54"
-    preset = config(preset="xgboost", eta=0.2)
-    assert (preset["eta"], preset["num-boost-round"]) == (0.2, 100)
-    assert preset["early-stopping-rounds"] == 0
     whole = {**defaults(), "preset": "xgboost"}  # as Flower hands over a run config
     assert load_settings(whole).eta == 0.3
 
@@ -44,12 +39,9 @@ def test_defaults_and_ways_of_writing():
     ("pair", "name", "value"),
     [
         ("eta=0.5", "eta", 0.5),
-        ("max-bin = 64", "max-bin", 64),
-        ("data='rows.csv'", "data", "rows.csv"),
         ('label="y"', "label", "y"),
         ("resume=", "resume", ""),
         ("pax.bins=equal", "pax.bins", "equal"),
-        ("eta=true", "eta", True),
         *[("eta=" + text, "eta", text) for text in ("rows.csv", "iid", "sizes:0.9,0.1", "a=b")],
         *[("eta=" + text, "eta", text) for text in ("/data/my rows.csv", "007")],
         *[("label=" + text, "label", text) for text in ("54", "007", "1_0", "1.50", "true")],
@@ -60,18 +52,11 @@ def test_overrides_are_read_as_toml_or_as_texts_and_names_stay_as_they_are(pair,
     assert parse_overrides([pair]) == {name: value}
 
 
-@pytest.mark.parametrize(
-    ("pairs", "rule"),
-    [
-        (["eta"], "a setting must be written as key=value, got eta$"),
-        (["eta:0.5"], "a setting must be written as key=value, got eta:0.5$"),
-        ([""], "a setting must be written as key=value, got $"),
-        (["eta=0.1", "eta=0.2"], "eta must be given once, got 0.1 and 0.2$"),
-    ],
-)
-def test_overrides_that_are_refused(pairs, rule):
-    with pytest.raises(ConfigError, match=f"^{rule}"):
-        parse_overrides(pairs)
+def test_overrides_that_are_refused():
+    with pytest.raises(ConfigError, match=r"^a setting must be written as key=value, got eta$"):
+        parse_overrides(["eta"])
+    with pytest.raises(ConfigError, match=r"^eta must be given once, got 0.1 and 0.2$"):
+        parse_overrides(["eta=0.1", "eta=0.2"])
 
 
 def test_every_setting_has_a_default_and_a_sentence():
@@ -99,15 +84,31 @@ FEATURES = "federated-forest.max-features"
     ("given", "rule"),
     [
         ({"etta": 1}, r"etta is not a setting; did you mean eta\?"),
-        ({"max_dpth": 1}, r"max_dpth is not a setting; did you mean max-depth\?"),
         ({"pax.bin": 1}, r"pax.bin is not a setting; did you mean pax.bins\?"),
-        ({"zzz": 1}, "zzz is not a setting.*"),
         ({"sections": 1}, "sections is not a setting.*"),
         ({"pax.bins": "half"}, f"{BINS} 'half'"),
-        ({"pax.bins": 3}, f"{BINS} 3"),
         (
             {"strategy": "federated-forest", FEATURES: 2.5},
             f"{FEATURES} must be one of 'all', 'sqrt' or 'log2' or <= 1.0, got 2.5",
+        ),
+        ({"eta": -1.0}, "eta must be > 0.*, got -1.0"),
+        ({"eta": float("nan")}, "eta must be a number or 'auto', got nan"),
+        ({"max-bin": 1}, "max-bin must be >= 2, got 1"),
+        ({"max-bin": 2.5}, "max-bin must be a whole number, got 2.5"),
+        (
+            {"max-depth": 0},
+            "max-depth must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*",
+        ),
+        ({"num-boost-round": 0}, "num-boost-round must be >= 1 or 'auto', got 0"),
+        ({"test-fraction": 1}, "test-fraction must be < 1.*, got 1"),
+        ({"seed": 2**63}, "seed must be < 9223372036854775808, got 9223372036854775808"),
+        ({"early-stopping-rounds": -1}, "early-stopping-rounds must be >= 0 or 'auto', got -1"),
+        ({"data": ""}, "data must be a text that is not empty, got ''"),
+        ({"share-column-names": "maybe"}, "share-column-names must be true or false, got 'maybe'"),
+        ({"model": "xyz"}, r"model must be a text that matches \S+, got 'xyz'"),
+        (
+            {"objective": "quantity"},
+            "objective must be one of 'binary:logistic', .*, got 'quantity'",
         ),
         ({"min-parties": 4, "parties": 3}, r"min-parties must be <= parties \(3\), got 4"),
         (
@@ -128,109 +129,28 @@ def test_names_and_settings_that_break_the_rule_of_a_method_or_of_several_are_re
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("eta", -1.0, "must be > 0.*, got -1.0"),
-        ("eta", 0, "must be > 0.*, got 0"),
-        ("eta", float("nan"), "must be a number or 'auto', got nan"),
-        ("eta", float("inf"), "must be a number or 'auto', got inf"),
-        ("eta", "fast", "must be a number or 'auto', got 'fast'"),
-        ("max-bin", 1, "must be >= 2, got 1"),
-        ("max-bin", 65536, "must be <= 65535, got 65536"),
-        ("max-bin", 2.5, "must be a whole number, got 2.5"),
-        ("max-depth", 0, "must be >= 1, or 0 .no limit. with max-leaves from 1 to 256, got 0.*"),
-        ("max-depth", 16, "must be <= 15, got 16"),
-        ("max-depth", "deep", "must be a whole number, got 'deep'"),
-        ("num-boost-round", 0, "must be >= 1 or 'auto', got 0"),
-        ("subsample", 0, "must be > 0.*, got 0"),
-        ("subsample", 1.1, "must be <= 1.*, got 1.1"),
-        ("colsample-bytree", 0.0, "must be > 0.*, got 0.0"),
-        ("parties", -1, "must be >= 0, got -1"),
-        ("min-parties", -1, "must be >= 0, got -1"),
-        ("lambda", -0.5, "must be >= 0.*, got -0.5"),
-        ("alpha", -0.5, "must be >= 0.*, got -0.5"),
-        ("gamma", -0.5, "must be >= 0.*, got -0.5"),
-        ("min-child-weight", -1, "must be >= 0.*, got -1"),
-        ("test-fraction", 1, "must be < 1.*, got 1"),
-        ("valid-fraction", -0.1, "must be >= 0.*, got -0.1"),
-        ("seed", -1, "must be >= 0, got -1"),
-        ("seed", 2**63, "must be < 9223372036854775808, got 9223372036854775808"),
-        ("early-stopping-rounds", -1, "must be >= 0 or 'auto', got -1"),
-        ("exchange-deadline", 0, "must be > 0.*, got 0"),
-        ("resend-after", 0, "must be > 0.*, got 0"),
-        ("start-deadline", -5, "must be > 0.*, got -5"),
-        ("data", "", "must be a text that is not empty, got ''"),
-        ("data", 5, "must be a text, got 5"),
-        ("share-column-names", "maybe", "must be true or false, got 'maybe'"),
-        ("model", "xyz", r"must be a text that matches \S+, got 'xyz'"),
-        ("objective", "quantity", "must be one of 'binary:logistic', .*, got 'quantity'"),
-    ],
-)
-def test_a_value_that_breaks_its_rule_is_refused(name, value, rule):
-    with pytest.raises(ConfigError, match=f"^{name} {rule}$"):
-        load_settings({name: value})
-
-
-OVERRIDES = {
-    "data": 'folder/"quoted" rows.csv',
-    "eta": 1e-07,
-    "lambda": 0.0,
-    "seed": 2**63 - 1,
-    "partition": "sizes:0.9,0.1",
-    "drop-columns": "a, b",
-    "pax.bins": "equal",
-}
-
-
-def test_the_folder_of_a_run_holds_its_settings(tmp_path):
-    settings = load_settings(OVERRIDES)
-    RunFolder(tmp_path / "run").begin(settings)
-    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert load_settings(stored) == settings
-
-
-@pytest.mark.parametrize(
     ("given", "eta", "rounds", "patience"),
     [
-        ({}, 0.1, 300, 20),
+        ({"data": 'folder/"quoted" rows.csv', "drop-columns": "a, b"}, 0.1, 300, 20),
         ({"preset": "xgboost"}, 0.3, 100, 0),
         ({"preset": "xgboost", "eta": 0.1, "num-boost-round": 7}, 0.1, 7, 0),
-        ({"preset": "xgboost", "early-stopping-rounds": 5}, 0.3, 100, 5),
-        ({"early-stopping-rounds": 0}, 0.1, 100, 0),
         ({"early-stopping-rounds": 5, "num-boost-round": 50}, 0.1, 50, 5),
         ({"valid-fraction": 0.0}, 0.1, 100, 0),
         ({"pax.aggregation": "secure", "privacy.epsilon": 1.0}, 0.3, 50, 0),
         ({"pax.aggregation": "secure", "min-parties": 2}, 0.1, 100, 0),
-        ({"pax.aggregation": "secure"}, 0.1, 300, 20),
         ({"objective": "custom"}, 0.1, 100, 0),
         ({"strategy": "secureboost", "secureboost.first-trees": 21}, 0.1, 100, 0),
-        ({"strategy": "secureboost"}, 0.1, 300, 20),
         ({"strategy": "fedavg-linear"}, 0.1, 100, 0),
-        ({"strategy": "fedxgbllr"}, 0.1, 100, 0),
     ],
 )
-def test_a_run_that_cannot_stop_early_has_fixed_rounds(given, eta, rounds, patience):
+def test_a_run_that_cannot_stop_early_has_fixed_rounds(given, eta, rounds, patience, tmp_path):
     settings = load_settings(given)
     assert (settings.eta, settings.num_boost_round, settings.early_stopping_rounds) == (
         *(eta, rounds, patience),
     )
-    assert load_settings(settings.as_config()) == settings
-
-
-@pytest.mark.parametrize(
-    ("given", "weight"),
-    [
-        ({}, 5.0),
-        ({"min-child-weight": 2}, 2.0),
-        ({"min-child-weight": "1"}, 1.0),
-        ({"preset": "xgboost"}, 1.0),
-    ],
-)
-def test_children_weigh_more_where_a_column_has_many_categories(given, weight):
-    settings = load_settings(given)
-    assert settings.splitting([0, 100]).min_child_weight == weight
-    for few in ([0, 99], []):
-        assert settings.splitting(few).min_child_weight == (1.0 if weight == 5 else weight)
+    RunFolder(tmp_path / "run").begin(settings)
+    stored = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert load_settings(stored) == load_settings(settings.as_config()) == settings
 
 
 def test_few_validation_rows_stop_no_run_unless_it_is_asked_for():

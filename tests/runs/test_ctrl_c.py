@@ -30,17 +30,12 @@ STAGES = {
     "reading": (PUSH, 1, PAX, NOTHING),
     "matching": (PUSH, 4, SECUREBOOST, NOTHING),
     "training": (PUSH, 7, PAX, RESUMES),
-    "encrypted training": (PUSH, 18, SECUREBOOST, RESUMES),
     "baselines": ("fedapp.runs.baselines:train_boosted", 1, ALONE, COMPLETE),
     "rows for XGBoost": (f"{XGBOOST}:_next_wrapper", 1, ALONE, COMPLETE),
-    "rows for XGBoost, again": (f"{XGBOOST}:_reset_wrapper", 2, ALONE, COMPLETE),
     "a round of XGBoost": (f"{XGBOOST}:update", 2, ALONE, COMPLETE),
     "XGBoost's memory": (f"{XGBOOST}:__del__", 1, ALONE, COMPLETE),
-    "predicting by XGBoost": (f"{XGBOOST}:predict", 1, ALONE, COMPLETE),
     "results": ("fedapp.report.summary:print_summary", 1, PAX, COMPLETE),
     "page": ("fedapp.report:write_report", 1, ["report", "{run}"], AGAIN),
-    "export": ("fedapp.api:load", 1, ["export", "{run}"], AGAIN),
-    "documents": ("fedapp.report.documents:documents", 1, ["documents", "{run}"], AGAIN),
     "compare": (PUSH, 7, ["compare", "pax", "bagging", *SMALL, "--output", "{new}"], "finished"),
     "tune": (PUSH, 7, ["tune", "pax", "--runs", "2", *SMALL, "--output", "{new}"], "finished"),
     "describe": (PUSH, 2, ["describe", "-c", "parties=2", "-c", "run-dir={new}"], NOTHING),
@@ -52,13 +47,6 @@ STAGES = {
         AGAIN,
     ),
     "serve": ("uvicorn.server:main_loop", 1, ["serve", "{run}", "--port", "0"], "the server has"),
-    "metrics": (
-        "fedapp.deploy.exporter:registry_of_folders",
-        1,
-        ["serve", "--metrics", "--port", "0"],
-        "the exporter has",
-    ),
-    "runs": ("fedapp.runs.clean:list_runs", 1, ["runs"], AGAIN),
 }
 
 
@@ -84,12 +72,12 @@ def test_ctrl_c_ends_a_command_in_one_sentence(stage, terminal, tmp_path, reques
     places = {"new": str(tmp_path / "new"), "run": ""}
     if "{run}" in words:
         places["run"] = str(request.getfixturevalue("finished"))
-    ended = terminal.interrupted(spot, number, *(word.format(**places) for word in words))
-    assert READY in ended.text
-    said = re.findall(r"^interrupted: (.*)$", ended.text, re.MULTILINE)
-    assert [re.match(told, each) is not None for each in said] == [True], ended.text
-    assert not re.search(r"Traceback|Exception ignored|\w+Error\b|\[bt\]|Aborted", ended.text)
-    assert ended.status == 130
+    status, text = terminal.interrupted(spot, number, *(word.format(**places) for word in words))
+    assert READY in text
+    said = re.findall(r"^interrupted: (.*)$", text, re.MULTILINE)
+    assert [re.match(told, each) is not None for each in said] == [True], text
+    assert not re.search(r"Traceback|Exception ignored|\w+Error\b|\[bt\]|Aborted", text)
+    assert status == 130
 
 
 class Importing:

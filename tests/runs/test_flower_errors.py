@@ -6,11 +6,8 @@ import os
 import re
 import socket
 import ssl
-import subprocess
-import sys
 from base64 import b64encode
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -63,10 +60,6 @@ def nobody(tmp_path, monkeypatch):
     return port
 
 
-def hospitals():
-    return find_superlink("hospitals")
-
-
 def asked_of(link):
     """The fault of a question to a SuperLink."""
     with pytest.raises(SuperLinkError) as caught, link.client() as client:
@@ -107,27 +100,24 @@ def answering(port, status, body=""):
         thread.join()
 
 
-def detail(text, **more):
-    return json.dumps({"detail": text, **more})
-
-
-LOST = detail("Run ID not found.", code=ApiErrorCode.RUN_ID_NOT_FOUND)
-BROKEN = detail("Internal server error.")
-
-
-INVALID = detail("Invalid run config.", code=ApiErrorCode.INVALID_RUN_CONFIG, extra="x=1")
+LOST, INVALID, BROKEN = (
+    json.dumps({"detail": text, **more})
+    for text, more in (
+        ("Run ID not found.", {"code": ApiErrorCode.RUN_ID_NOT_FOUND}),
+        ("Invalid run config.", {"code": ApiErrorCode.INVALID_RUN_CONFIG, "extra": "x=1"}),
+        ("Internal server error.", {}),
+    )
+)
 
 
 @pytest.mark.parametrize(
     ("status", "body", "rule"),
     [
-        (401, "<html>", "must know the user, .*: fedapp federation add FOLDER --user NAME$"),
-        (401, detail("Not authenticated"), "must know the user, "),
+        (401, "<html>", "must know the user, "),
         (502, "<html>", "must answer behind its nginx, got nginx alone: .*start-superlink"),
         (500, BROKEN, "must be able to use its database, .*/superlink.db back, and FOLDER/start-"),
         (404, LOST, "must have the database that the run began with, .*, or run again$"),
         (412, INVALID, r"must do as asked, got 412: Invalid run config\. x=1$"),
-        (504, "<html>", "must do as asked, got 504: Gateway Timeout$"),
     ],
 )
 def test_a_refusal_is_a_sentence_by_its_code_and_shows_no_password(nobody, status, body, rule):
@@ -145,9 +135,7 @@ CONFIGURED = "superlink.clinics in Flower's configuration must be a SuperLink's,
 @pytest.mark.parametrize(
     ("values", "rule"),
     [
-        ({"root-certificates": "/nowhere/ca.crt"}, f"{READABLE} /nowhere/ca.crt$"),
         ({"root-certificates": __file__}, f"{READABLE} {__file__}$"),
-        ({"root-certificates": __file__, "insecure": True}, f"{CONFIGURED}: Invalid conf"),
         ({"address": 9093}, f"{CONFIGURED}: .*expected str"),
         ({"address": ":local:"}, f"{CONFIGURED} .*:local:$"),
     ],
@@ -188,21 +176,17 @@ def test_what_a_process_logs_and_a_program_that_is_not_installed_become_sentence
         check_program({"PATH": str(tmp_path)}, "flower-superlink")
 
 
-@pytest.mark.parametrize(
-    ("engine", "hint"),
-    [
-        ("simulator", "did you mean simulation?"),
+def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
+    nobody, tmp_path, own_folder
+):
+    known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
+    for engine, hint in (
         ("hospital", "did you mean hospitals?"),
         ("xyz", "a coordinator first sources its own: . FOLDER/env.sh"),
-    ],
-)
-def test_an_engine_that_there_is_not_is_refused_at_once_with_those_there_are(
-    nobody, engine, hint, tmp_path, own_folder
-):
-    error = CliRunner().invoke(cli, ["run", "pax", "--engine", engine]).exception
-    assert isinstance(error, ConfigError)
-    known = f"local, simulation, hospitals, or another SuperLink in {tmp_path}/flower/config.toml"
-    assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
+    ):
+        error = CliRunner().invoke(cli, ["run", "pax", "--engine", engine]).exception
+        assert isinstance(error, ConfigError)
+        assert str(error) == f"engine must be {known}, got {engine!r}; {hint}"
     assert not Path("runs").exists()
 
 
@@ -217,19 +201,15 @@ class Told(Silent):
         self.texts.append(doing)
 
 
-STARTS, LOST_RUN = ["pending", *["starting"] * 50], SuperLinkError("no connection", True)
+LOST_RUN = SuperLinkError("no connection", True)
+RUNNING = "running", *[""] * 8
 NOT_STARTED = (
-    r"^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
+    "^the ServerApp must start within 600 s, the run is starting; .* flwr stop 7 hospitals$"
 )
 ASKED = {  # a run's statuses, "" is no answer; what comes of it, and how many texts are shown
-    "restarted": (
-        ["running", *[""] * 8, "running", *[""] * 8, "finished:completed"],
-        "finished:completed",
-        4,
-    ),
+    "restarted": ([*RUNNING, *RUNNING, flower_runs.COMPLETED], flower_runs.COMPLETED, 4),
     "silent for two minutes": (["running"], flower_runs.UNKNOWN, 2),
-    "started late": ([*STARTS, "finished:completed"], flower_runs.COMPLETED, 2),
-    "never started": ([*STARTS, *["starting"] * 50], (RunFailedError, NOT_STARTED), 2),
+    "never started": (["pending", *["starting"] * 100], (RunFailedError, NOT_STARTED), 2),
     "lost": (["running", LOST_RUN], (SuperLinkError, "^no connection$"), 1),
 }
 
@@ -258,71 +238,43 @@ def test_a_superlink_is_asked_again_until_its_run_is_given_up(case, monkeypatch)
         assert watcher.texts[1] == f"{silent}again for 120 s"
 
 
-def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
-    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got "
-
-    with socket.create_server(("127.0.0.1", nobody)) as server:
-
-        def hang_up():
-            server.accept()[0].close()
-
-        (thread := Thread(target=hang_up)).start()
-        fault = asked_of(hospitals())
+def fault_where(port, treated):
+    """The fault of a question to a server that does this with its connection."""
+    with socket.create_server(("127.0.0.1", port)) as server:
+        thread = Thread(target=lambda: treated(server.accept()[0]))
+        thread.start()
+        fault = asked_of(find_superlink("hospitals"))
         thread.join()
-    assert fault.startswith(f"{rule}a connection without an answer: it is starting, stopped or")
-    assert asked_of(hospitals()).startswith(f"{rule}no connection; ")
+    return fault
 
 
-@pytest.mark.parametrize("fault", ["certificate has expired", "self-signed certificate"])
-def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(
-    nobody, fault, tmp_path, monkeypatch
-):
-    if "expired" in fault:
-        monkeypatch.setattr(certificates, "YEARS", -1)
-        monkeypatch.setattr(certificates, "CLOCK_SKEW", timedelta(days=400))
-    authority = certificates.new_authority("clinic")
-    server = certificates.server_certificate(authority, ["127.0.0.1"])
-    files = {"ca.crt": authority.files().public, "pair.pem": server.secret + server.public}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    link = f'root-certificates = "{tmp_path}/ca.crt"' if "expired" in fault else ""
-    config = CONFIG.format(port=nobody).replace("insecure = true", link)
+def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
+    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got a connection without "
+    assert fault_where(nobody, socket.socket.close).startswith(f"{rule}an answer: it is starting,")
+
+
+def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(nobody, tmp_path):
+    server = certificates.server_certificate(certificates.new_authority("clinic"), ["127.0.0.1"])
+    (tmp_path / "pair.pem").write_bytes(server.secret + server.public)
+    config = CONFIG.format(port=nobody).replace("insecure = true", "")
     (Path(os.environ["FLWR_HOME"]) / "config.toml").write_text(config)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pair.pem")
-    with socket.create_server(("127.0.0.1", nobody)) as server_socket:
 
-        def refuse():
-            with suppress(OSError), context.wrap_socket(server_socket.accept()[0], True):
-                pass
+    def refuse(connection):
+        with suppress(OSError), context.wrap_socket(connection, True):
+            pass
 
-        (thread := Thread(target=refuse)).start()
-        got = asked_of(hospitals())
-        thread.join()
+    got = fault_where(nobody, refuse)
     assert "a certificate that is refused (" in got
     assert got.endswith("; at the coordinator: fedapp federation renew FOLDER")
-    assert ("certificate has expired" in got) == ("expired" in fault)
 
 
 def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
     for body, has_lost_run in ((LOST, True), (BROKEN, False)):
         with answering(nobody, 404, body), pytest.raises(SuperLinkError) as caught:
-            flower_runs._status_of(7, hospitals())
+            flower_runs._status_of(7, find_superlink("hospitals"))
         assert caught.value.has_lost_run == has_lost_run
-
-
-@pytest.mark.parametrize(
-    ("device", "n_gpus", "n_cores", "share"),
-    [("cpu", 1, 4, 0.0), ("cuda", 0, 4, 0.0), ("cuda", 1, 3, 0.3333), ("cuda", 4, 2, 1.0)],
-)
-def test_actors_share_the_gpus_where_a_run_asks_for_them(
-    monkeypatch, settings, device, n_gpus, n_cores, share
-):
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    monkeypatch.setattr(flower_runs, "n_cores", lambda: n_cores)
-    run = settings(strategy="fedxgbllr", fedxgbllr__device=device)
-    assert flower_runs._gpus_of_actor(run) == share
 
 
 class Answers:
@@ -419,25 +371,6 @@ def test_a_simulation_joins_no_cluster_that_it_was_not_given(monkeypatch):
         if not given:
             monkeypatch.delenv("RAY_ADDRESS")
         assert flower_runs._environment()["RAY_ADDRESS"] == (given or "local")
-
-
-@pytest.mark.parametrize("writes", [False, True])
-def test_bytecode_of_a_simulation_is_compiled_once(tmp_path, writes):
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-            patch.delenv(name, raising=False)
-        patch.setattr(flower_runs.sys, "dont_write_bytecode", not writes)
-        patch.setenv("FEDAPP_HOME", str(tmp_path))
-        changed = flower_runs._environment()
-        environment |= {name: changed[name] for name in changed if name.startswith("PYTHON")}
-    (source := tmp_path / "module.py").write_text("")
-    subprocess.run(
-        [sys.executable, "-c", "import module"], cwd=tmp_path, env=environment, check=True
-    )
-    cached = [path.name for path in (tmp_path / "flower" / "bytecode").rglob("module.*.pyc")]
-    assert len(cached) == (not writes)
-    assert (source.parent / "__pycache__").exists() == writes
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
 """What a command leaves when it is interrupted, and how it goes on."""
 
 import errno
-import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from fedapp.errors import PartyError
 from fedapp.home import app_folder, home, open_private, write_atomically
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
-from tests.disk import full_disk
 from tests.federated import model_bytes, summary_of
 from tests.network import resumed, step_of
 
@@ -120,92 +118,53 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
 
 
-def test_interrupted_baselines_leave_the_run_complete(tmp_path, monkeypatch):
-    def stop(settings, folder):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedapp.runs.baselines.run_baselines", stop)
-    folder = tmp_path / "run"
-    stopped = fedapp(*run_words(folder, "--baselines"))
-    assert stopped.exit_code == 130
-    assert f"the run is complete and saved in {folder}" in stopped.output
-    words = stopped.output.splitlines()[-1].split()
-    assert words == ["fedapp", "report", str(folder)]
-    assert fedapp(*words[1:]).exit_code == 0
-    assert (folder / "report.html").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_a_command_that_is_interrupted_while_it_is_imported_says_so(number):
+def test_a_command_that_is_interrupted_while_it_is_imported_says_so():
     code = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 class Interrupting:
     def find_spec(self, name, *more):
         if name == "fedapp.settings":
-            os.kill(os.getpid(), int(sys.argv.pop()))
+            os.kill(os.getpid(), signal.SIGTERM)
 sys.meta_path.insert(0, Interrupting())
 from fedapp.__main__ import main
 main()
 """
-    command = [sys.executable, "-c", code, "--version", str(int(number))]
+    command = [sys.executable, "-c", code, "--version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=app_folder())
     told = "\ninterrupted: nothing has begun; run the same command again\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
 
 
-def test_a_run_whose_disk_is_full_in_a_checkpoint_says_so_and_goes_on_from_the_last(
-    settings, write_table, trained_once
-):
-    """Also where the process dies meanwhile, and leaves half a checkpoint."""
-    given = {"strategy": "cyclic", "data": str(write_table(n_rows=120)), "label": "y", "parties": 2}
-    whole, full = trained_once(settings(**given)), settings(**given)
-    contexts, folder = simulated_contexts(full), RunFolder(Path(full.run_dir))
-    with full_disk("checkpoint", after=2, share=0.5) as torn, pytest.raises(OSError, match="space"):
-        run_local(full, contexts)
-    failure = json.loads((folder.path / "failure.json").read_text())
-    assert failure["message"].startswith(f"'{folder.path / 'checkpoint'}' must be a path that can")
-    assert failure["message"].endswith("got: no space left on device")
-    saved = folder.saved_state
-    assert saved is not None
-    with (folder.path / "checkpoint").open("ab") as file:
-        file.write(torn[0])
-    assert torn[0]
-    assert folder.saved_state == saved
-    again = run_local(resumed(full), contexts)
-    assert summary_of(again)["metrics"] == summary_of(whole)["metrics"]
-    assert model_bytes(again) == model_bytes(whole)
-
-
 def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys):
-    def write_half(path, *_):
+    def write_new(path, *_):
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("fedapp.home.write_new", write_half)
-
     def write_page():
-        if_interrupted.set(lambda: "saved up to round 3")
         with open_private(Path("/dev/full"), "w") as file:
             file.write("page")
 
     def write_model():
-        if_interrupted.set(lambda: "saved up to round 3")
         write_atomically(tmp_path / "model.json", b"{}")
 
     def write_rows():
-        if_interrupted.set(lambda: "saved up to round 3")
         with open_private(tmp_path / "rows.csv", "w") as file:
             file.write("1,2")
             file.flush()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def command(write):
+        if_interrupted.set(lambda: "saved up to round 3")
+        write()
+
+    monkeypatch.setattr("fedapp.home.write_new", write_new)
     for write, path in (
         (write_page, "/dev/full"),
         (write_model, tmp_path / "model.json"),
         (write_rows, tmp_path / "rows.csv"),
     ):
-        monkeypatch.setattr("fedapp.commands.cli", write)
+        monkeypatch.setattr("fedapp.commands.cli", partial(command, write))
         with pytest.raises(SystemExit, match="1"):
             carry_out()
         told = f"error: '{path}' must be a path that can be used as asked, got: no space left on "

@@ -107,11 +107,7 @@ def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
     lines = list[str]()
 
     class Listener(Silent):
-        def begin(self, doing, ends=False):
-            lines.append(doing)
-
-        def tell(self, text):
-            lines.append(text)
+        begin = tell = lambda _, text, ends=False: lines.append(text)
 
     for _ in range(2):
         session.check_tables(load_settings({"parties": 2}), "local", Listener())
@@ -125,21 +121,22 @@ def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
     assert lines.count(session.COMPILING) == 1
 
 
-def cached_in(tmp_path):
-    """Environment of a process that imports this checkout and what is in the folder, and caches
-    its kernels there."""
-    paths = os.pathsep.join([str(tmp_path), *sys.path])
-    return {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-
-
 def run_code(code, tmp_path, **environment):
-    """Run code in a process of its own."""
-    given = {**cached_in(tmp_path), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=given, check=True, cwd=tmp_path, stderr=-1, text=True
-    )
+    """Run code in a process of its own, which imports this checkout and what is in the folder, and
+    caches its kernels there."""
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    given = {**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    command, given = [sys.executable, "-c", code], {**given, **environment}
+    return subprocess.run(command, env=given, check=True, cwd=tmp_path, stderr=-1, text=True)
 
 
+DOUBLED = """
+from fedapp.kernels import kernel
+
+@kernel
+def doubled(number):
+    return 2 * number
+"""
 JOIN = """
 import sys, threading
 from fedapp.kernels import load_ahead
@@ -156,17 +153,9 @@ assert doubled(2j) == 4j  # compiled now
 """
 
 
-@pytest.fixture
-def doubled(tmp_path):
-    (tmp_path / "doubled.py").write_text(
-        "from fedapp.kernels import kernel\n\n"
-        "@kernel\ndef doubled(number):\n    return 2 * number\n"
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("doubled")
 def test_kernels_on_disk_are_loaded_ahead_and_without_the_compiler_and_run_without_a_disk(tmp_path):
+    (tmp_path / "doubled.py").write_text(DOUBLED)
     run_code("from doubled import doubled; doubled(1), doubled(1.5)", tmp_path)
     run_code(JOIN + ON_DISK, tmp_path)
     (tmp_path / "file").touch()
@@ -175,46 +164,3 @@ def test_kernels_on_disk_are_loaded_ahead_and_without_the_compiler_and_run_witho
     )
     warned = "each process compiles its kernels: [Errno 17] File exists"
     assert ran.stderr.count(warned) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("doubled")
-def test_processes_that_compile_at_once_cache_every_version(tmp_path):
-    calls = [f"doubled(np.ones({n}, 'f{size}'))" for n in ("1", "(1, 1)") for size in (4, 8)]
-    start = "import numpy as np; from doubled import doubled; "
-    given = cached_in(tmp_path)
-    both = [
-        subprocess.Popen([sys.executable, "-c", start + "; ".join(order)], env=given)
-        for order in (calls, calls[::-1])
-    ]
-    assert [each.wait() for each in both] == [0, 0]
-    ends = f"; assert sum(doubled.stats.cache_hits.values()) == {len(calls)}"
-    run_code(start + "; ".join(calls) + ends, tmp_path)
-
-
-@pytest.mark.slow
-def test_after_all_kernels_are_compiled_a_first_run_compiles_nothing(tmp_path):
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    command = [sys.executable, "-m", "fedapp.runs.kernels"]
-    given = {**os.environ, **cache}
-    both = [subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True) for _ in "ab"]
-    printed = sorted(each.communicate()[0] for each in both)
-    assert [each.returncode for each in both] == [0, 0]
-    assert printed == ["", "Compiling kernels, once: a minute at most\n"]  # the other one waits
-    code = """
-import fedapp
-from numba.core.dispatcher import Dispatcher
-missed = []
-compile = Dispatcher.compile
-
-def noted(kernel, types):
-    found = compile(kernel, types)
-    missed.extend((kernel.__name__, each) for each in kernel.stats.cache_misses)
-    return found
-
-Dispatcher.compile = noted
-fedapp.run("pax", num_boost_round=2)
-fedapp.run("secureboost", num_boost_round=1, max_depth=3)
-assert not missed, missed
-"""
-    run_code(code, tmp_path, **cache)

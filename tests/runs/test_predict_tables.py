@@ -68,11 +68,13 @@ def train(vertical, tables, trained_once):
     return make
 
 
-def predict(folder, data, *more):
-    """Exit status and output of the command."""
+def predict(folder, data, *more, status=0):
+    """The output of the command, which ends in this status."""
     arguments = ["predict", str(folder.path), "--data", data, "--id", "id", "--output", "out.csv"]
     result = CliRunner().invoke(cli, [*arguments, *more])
-    return result.exit_code, result.output + str(result.exception or "")
+    text = result.output + str(result.exception or "")
+    assert result.exit_code == status, text
+    return text
 
 
 def written(path):
@@ -84,16 +86,6 @@ def scores():
     """Predictions by id."""
     columns = written(Path("out.csv"))
     return dict(zip(columns["id"], map(float, columns["probability_1"]), strict=True))
-
-
-def changed(path, *replaced):
-    """A copy of a table with other texts."""
-    text = path.read_text()
-    for old, new in replaced:
-        text = text.replace(old, new)
-    copy = path.with_name(f"changed-{path.name}")
-    copy.write_text(text)
-    return copy
 
 
 def narrow(path):
@@ -111,8 +103,10 @@ def insurer(of, path):
     return named({**of, "insurer": path})
 
 
-def bank(of, *replaced):
-    return named({**of, "bank": changed(of["bank"], *replaced)})
+def other_classes(of):
+    text = of["bank"].read_text().replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
+    (copy := of["bank"].with_name("changed.csv")).write_text(text)
+    return named({**of, "bank": copy})
 
 
 def swapped(of):
@@ -124,10 +118,8 @@ UNLIKE = "with values unlike those that the model was trained on in 2 of"
 EINI = "--inference eini -ceini.unguarded=true -ceini.key-bits=512 -ceini.insecure-small-key=true"
 HAVE_IDS = "verbose.log has their ids"
 NOT_MATCHED = "15 rows written to out.csv", "5 of 20 rows were not matched (--verbose: which)"
-YES, NO = (",1\n", ",yes\n"), (",0\n", ",no\n")
 PREDICTED = {  # the tables from those trained on, more words, the exit status, and the output
     "no names": (lambda of: f"{of['bank']},{of['insurer']}", "", 1, [WHOSE]),
-    "one of two": (lambda of: str(of["insurer"]), "", 1, [WHOSE]),
     "a label": (lambda of: insurer(of, some_rows(of["bank"], 0, 200)), "", 1, ["label column 'y'"]),
     "swapped": (swapped, "", 0, [f"insurer.csv {UNLIKE}", f"bank-0-200y.csv {UNLIKE}"]),
     "narrow": (lambda of: insurer(of, narrow(of["insurer"])), "", 0, [f"narrow.csv {UNLIKE}"]),
@@ -135,8 +127,7 @@ PREDICTED = {  # the tables from those trained on, more words, the exit status, 
     "in common, encrypted": (in_common, EINI, 0, NOT_MATCHED),
     "in common, verbose": (in_common, "--verbose", 0, [HAVE_IDS]),
     "explained": (named, "--explain p3,p999 --verbose", 0, ["1 to be explained are not among the"]),
-    "semicolons": (lambda of: bank(of, (",", ";")), "", 0, ["with semicolons between its fields"]),
-    "other classes": (lambda of: bank(of, YES, NO), "", 0, ["no scores: the label has 2 values t"]),
+    "other classes": (other_classes, "", 0, ["no scores: the label has 2 values t"]),
 }
 VERBOSE = {
     "in common, verbose": "5 of 20 rows were not matched: p0, p1, p2, p3, p4\n",
@@ -148,8 +139,7 @@ VERBOSE = {
 def test_parties_predict_together_and_no_id_is_printed(case, train, tables):
     make, more, status, texts = PREDICTED[case]
     folder = train()
-    found, text = predict(folder, make(tables), *more.split())
-    assert found == status, text
+    text = predict(folder, make(tables), *more.split(), status=status)
     shown = " ".join(text.replace(f"{tables['bank'].parent}/", "").split())
     for expected in texts:
         assert expected in shown
@@ -170,18 +160,14 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables, mo
         return read_columns_of(data, *how)
 
     monkeypatch.setattr("fedapp.site.table.read_columns_of", counted)
-    status, text = predict(folder, named(tables))
-    assert status == 0, text
+    text = predict(folder, named(tables))
     assert sorted(read) == sorted(map(str, tables.values()))  # once, though they are checked before
     sizes = "(200 rows, 2 columns)"
     expected = f"bank read {tables['bank']} {sizes}, insurer read {tables['insurer']} {sizes}"
     assert expected in text
     truth, found = [int(y) for y in csv_columns(tables["bank"])["y"]], [*scores().values()]
     assert f"{sk.roc_auc_score(truth, found):.4f}" in text
-    threshold = summary_of(folder)["threshold"]["value"]
-    recall = sk.recall_score(truth, np.array(found) >= threshold)
-    assert f"at the run's threshold, {threshold:.4f}: f1" in text
-    assert f"recall {recall:.4f}" in text
+    assert f"at the run's threshold, {summary_of(folder)['threshold']['value']:.4f}: f1" in text
 
 
 def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
@@ -209,8 +195,7 @@ def test_a_site_keeps_unmatched_ids_and_scores_on_its_own_disk(
 
 
 def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(train, tables):
-    status, text = predict(train(), named(tables))
-    assert status == 0, text
+    predict(train(), named(tables))
     together = scores()
     folder = train(allow_export=True, share_column_names=True)
     booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
@@ -220,8 +205,7 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(trai
     assert set(table_facts(run, folder.path)["contributions"]["mean"]) == set(names)
     assert {"bank.a", "insurer.b"} <= set(summary_of(folder)["importance"]["gain"]) <= set(names)
     backwards = {"insurer": some_rows(tables["insurer"], 0, 150), "bank": tables["bank"]}
-    status, text = predict(folder, named(backwards))
-    assert status == 0, text
+    text = predict(folder, named(backwards))
     found = scores()
     assert list(found) == [f"p{row}" for row in range(150)]
     assert found == pytest.approx({name: together[name] for name in found}, abs=1e-6)
@@ -230,10 +214,10 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(trai
     matrix = xgboost.DMatrix(np.array(cells, float).T, feature_names=names)
     stock = booster.predict(matrix)[:150].tolist()
     assert [*found.values()] == pytest.approx(stock, abs=1e-6)
-    assert WHOSE in predict(folder, f"{tables['bank']},{tables['insurer']}")[1]
+    assert WHOSE in predict(folder, f"{tables['bank']},{tables['insurer']}", status=1)
     lacks = {"bank": tables["bank"], "insurer": some_rows(tables["insurer"], 0, 9, drop="b")}
     match = "column 'insurer.b' of the model must be in one of the tables, got none"
-    assert match in predict(folder, named(lacks))[1]
+    assert match in predict(folder, named(lacks), status=1)
 
 
 def test_tables_of_an_exported_model_are_read_by_the_runs_schema(train, tables, tmp_path):
@@ -253,13 +237,11 @@ def test_tables_of_an_exported_model_are_read_by_the_runs_schema(train, tables, 
     how = {"schema": str(schema), "decimal": ",", "encoding": "latin-1"}
     folder = train(allow_export=True, share_column_names=True, **how)
     assert "income" in json.loads((folder.path / "model.json").read_text())["columns"]
-    status, text = predict(folder, named(tables))
-    assert status == 0, text
+    predict(folder, named(tables))
     found = scores()
     one = write_rows(tmp_path / "both.csv", both)
     one.write_text(one.read_text().replace(",", ";").replace(".", ","), encoding="latin-1")
-    status, text = predict(folder, str(one))
-    assert status == 0, text
+    predict(folder, str(one))
     assert found == scores()
 
 
@@ -288,19 +270,6 @@ def test_names_say_whose_they_are_where_two_parties_have_one_name():
         joint_names({"a": ["b.c"], "a.b": ["c"], "d": ["c", "b.c"]})
 
 
-def test_the_tables_of_a_whole_model_in_the_wrong_order_are_refused(tmp_path):
-    """Both parties have an x, so no column of the insurer is taken from the bank's table."""
-    (tmp_path / "bank.csv").write_text("x,id\n1,p\n")
-    (tmp_path / "insurer.csv").write_text("x,y,id\n2,3,p\n")
-    columns, roles = joint_names({"bank": ["x"], "insurer": ["x", "y"]}), Roles(id_column="id")
-    right = {party: str(tmp_path / f"{party}.csv") for party in ("bank", "insurer")}
-    assert read_joined(right, columns, roles, "bank")[0].values.tolist() == [[1, 2, 3]]
-    wrong = {"bank": right["insurer"], "insurer": right["bank"]}
-    rule = r"'insurer\.y' of the model must be in one of the tables, got none"
-    with pytest.raises(DataError, match=rule):
-        read_joined(wrong, columns, roles, "bank")
-
-
 @pytest.mark.parametrize("also", [[], ["a"]])
 def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(tmp_path, also):
     """``bank.a`` of the shop is not ``a`` of the bank."""
@@ -317,40 +286,6 @@ def test_a_column_that_is_called_like_anothers_is_read_from_its_own_table(tmp_pa
         read_joined(sources, ["bank.a"], roles, "bank")
 
 
-def test_predictions_of_a_whole_model_are_scored_with_weights(settings, write_table, tmp_path):
-    weights = [1 + place % 3 for place in range(60)]
-    data, output = write_table("weighted", 60, w=weights), tmp_path / "out.csv"
-    given = {"data": str(data), "label": "y", "weight": "w", "parties": 2}
-    folder = run_local(settings(strategy="pax", **given))
-
-    def shown(data):
-        words = ["predict", str(folder.path), "--data", str(data), "--output", str(output)]
-        result = CliRunner().invoke(cli, words)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    text = shown(data)
-    p = np.array(written(output)["probability_1"], float)
-    truth = np.array(csv_columns(data)["y"], int)
-    assert f"{sk.log_loss(truth, p, sample_weight=weights):.4f}" in text
-    assert f"{sk.log_loss(truth, p):.4f}" not in text
-    without = shown(some_rows(data, 0, 60, drop="y"))
-    assert "logloss" not in without
-    assert "60 rows written" in without
-
-
-@pytest.mark.parametrize("n_rows", [5, 20, 100, 1000])
-@pytest.mark.parametrize("seed", range(5))
-def test_rows_of_the_same_table_are_never_called_unlike(n_rows, seed):
-    rng = np.random.default_rng(seed)
-    kinds = [rng.normal(size=3000), rng.integers(0, 3, 3000), rng.lognormal(0, 2, 3000)]
-    kinds.append(np.where(rng.random(3000) < 0.3, np.nan, rng.normal(size=3000)))
-    values = np.column_stack(kinds).astype(np.float32)
-    trained, new = quantiles(values[:1500]), values[1500:][:n_rows]
-    check_range(trained, new)
-    assert unlike_columns(trained, new) == []
-
-
 def test_columns_of_another_kind_are_called_unlike():
     rng = np.random.default_rng(1)
     kinds = [rng.normal(size=500), rng.uniform(-1, 1, 500), rng.normal(size=500)]
@@ -360,15 +295,20 @@ def test_columns_of_another_kind_are_called_unlike():
     with pytest.raises(DataError, match="got 500 of 500 rows with most columns outside of it"):
         check_range(trained, values + 100)
     check_range(trained, np.full_like(values, np.nan))
+    # Days since a date go on beyond those trained on: warned of, and not refused.
+    trained = quantiles(np.linspace(0, 1000, 500, dtype=np.float32)[:, None])
+    later = np.linspace(1150, 1300, 3, dtype=np.float32)[:, None]
+    check_range(trained, later)
+    assert unlike_columns(trained, later) == [0]
 
 
-@pytest.mark.parametrize("n_rows", [1, 3, 250])
-@pytest.mark.parametrize("n_columns", [1, 2])
-def test_a_column_that_drifts_is_warned_of_and_not_refused(n_rows, n_columns):
-    """Days since a date go on beyond those trained on."""
-    days = np.linspace(0, 1000, 500, dtype=np.float32)
-    trained = quantiles(np.column_stack([days] * n_columns))
-    later = np.linspace(1150, 1300, n_rows, dtype=np.float32)
-    values = np.column_stack([later] * n_columns)
-    check_range(trained, values)
-    assert unlike_columns(trained, values) == list(range(n_columns))
+@pytest.mark.parametrize("n_rows", [5, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_the_same_table_are_never_called_unlike(n_rows, seed):
+    rng = np.random.default_rng(seed)
+    kinds = [rng.normal(size=3000), rng.integers(0, 3, 3000), rng.lognormal(0, 2, 3000)]
+    kinds.append(np.where(rng.random(3000) < 0.3, np.nan, rng.normal(size=3000)))
+    values = np.column_stack(kinds).astype(np.float32)
+    trained, new = quantiles(values[:1500]), values[1500:][:n_rows]
+    check_range(trained, new)
+    assert unlike_columns(trained, new) == []

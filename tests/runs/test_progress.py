@@ -1,39 +1,29 @@
 """What a person sees while a command works: phases, rounds, and how long a phase has taken."""
 
-import importlib
 import io
 import json
-import pkgutil
 import re
-import sys
 import threading
 from dataclasses import replace
-from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 import fedapp
 import fedapp.messages
 from fedapp.errors import ConfigError
-from fedapp.messages.fields import Request
-from fedapp.messages.methods import all_methods
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
-from fedapp.run_folder import Checkpoints, RunFolder, RunState, Silent, Stage, Stages
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.run_folder import RunFolder, Silent, Stage, Stages
+from fedapp.runs.local import run_local
 from strategies.delivery import RULE
 from strategies.handshake import find_nodes, site_names
-from tests.network import die, resumed, run
 from tests.report.test_report import round_line
 
 START = 1_000_000.0
-WORDS = re.compile(r"[a-z][a-zA-Z, ]{5,40}")
 
 
 class Watched:
@@ -73,9 +63,6 @@ def watched(tmp_path):
     return Watched(tmp_path)
 
 
-# Rounds
-
-
 def test_a_round_is_a_line_once_its_own_is_finished(watched):
     """Also where the file is written anew, as ``resume`` does: the last lines go, other ones come
     in their place; and where lines are rubbish, which is told once."""
@@ -97,11 +84,10 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched):
         assert [text.split()[2] for text in watched.tick()] == ["2/50"]
         watched.write(1, 2, 3, 4)  # longer than what was read, in a file that was begun anew
         assert [text.split()[2] for text in watched.tick()] == ["3/50", "4/50"]
-        for number, (rubbish, rule) in enumerate(RUBBISH.items(), start=5):
-            watched.write(*range(1, number), tail=f"{rubbish}\n")
-            assert [rule in text for text in watched.tick()] == [True]
-            watched.write(*range(1, number + 1))
-            assert [text.split()[2] for text in watched.tick()] == [f"{number}/50"]
+        watched.write(1, 2, 3, 4, tail="{nonsense\n")
+        assert ["rounds.jsonl must be JSON, got: " in text for text in watched.tick()] == [True]
+        watched.write(*range(1, 6))
+        assert [text.split()[2] for text in watched.tick()] == ["5/50"]
         watched.write(*range(1, 51))
         watched.folder.write_json("summary.json", {})
     assert watched.lines[-1].split()[2] == "50/50"
@@ -114,28 +100,6 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched):
     ]
 
 
-RUBBISH = {
-    "{nonsense": "a line of rounds.jsonl must be JSON, got: ",
-    '{"round": 1}': "a line of rounds.jsonl must have train, got no such field",
-    "3": "a line of rounds.jsonl must be an object, got int",
-}
-
-
-def test_a_resumed_run_shows_where_it_goes_on_and_no_round_of_before(watched):
-    state = RunState("f00d", step=9, rounds=2)
-    Checkpoints(watched.folder.path).save(state, state)
-    watched.write(1, 2, 3)
-    watched.stage("growing trees", round=4, rounds=50)  # of the attempt that was interrupted
-    with watched.follower.run(watched.folder, "auc"):
-        assert watched.lines == ["0:00  resumed after round 2"]
-        assert watched.tick() == []
-        watched.write(1, 2)
-        watched.training(3)
-        assert watched.tick() == ["0:00  round 3/50: growing trees"]
-        watched.write(1, 2, 3)
-        assert [line.split()[2] for line in watched.tick()] == ["3/50"]
-
-
 def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
     with watched.follower.run(watched.folder, "auc"):
         (watched.folder.path / "progress.json").write_text("{nonsense")
@@ -144,27 +108,6 @@ def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
         assert watched.tick(1) == []
         watched.stage("scoring")
         assert watched.tick() == ["0:01  scoring"]
-
-
-def test_a_thread_shows_what_comes_while_a_command_works(tmp_path):
-    shown = threading.Event()
-
-    class Told(io.StringIO):
-        def write(self, text):
-            if "scoring" in text:
-                shown.set()
-            return super().write(text)
-
-    folder, follower = RunFolder(tmp_path), Follower(Console(file=Told()))
-    with follower.alive(), follower.run(folder, "auc"):
-        Stages(folder.note).wait("scoring")
-        assert shown.wait(30)
-    assert threading.active_count() == 1 or not [
-        thread for thread in threading.enumerate() if thread.name.endswith("(watch)")
-    ]
-
-
-# Phases
 
 
 def test_every_phase_is_a_line_and_lasting_ones_are_repeated_within_five_seconds(watched):
@@ -208,128 +151,57 @@ def test_a_terminal_has_one_live_line(tmp_path):
     assert len(line.removeprefix("[2K")) <= 80
 
 
-# Stages
+def test_an_exchange_is_a_stage_with_its_round_and_who_is_waited_for():
+    now, noted = [START], list[Stage]()
+    stages = Stages(noted.append, lambda: now[0])
 
-
-def requests():
-    for module in pkgutil.iter_modules(fedapp.messages.__path__):
-        importlib.import_module(f"fedapp.messages.{module.name}")
-
-    def below(kind):
-        return [kind, *(each for one in kind.__subclasses__() for each in below(one))]
-
-    ours = [kind for kind in below(Request)[1:] if kind.__module__.startswith("fedapp.messages.")]
-    return [kind for kind in ours if hasattr(kind, "kind")]  # a part of several requests has none
-
-
-def test_every_request_says_in_words_what_is_done_and_methods_have_ones_of_their_rounds():
-    texts = {kind.kind: kind.doing for kind in requests()}
-    assert len(texts) > 40
-    assert [text for text in texts.values() if not WORDS.fullmatch(text)] == []
-    marked = {kind.kind.partition(".")[2] for kind in requests() if kind.each_round}
-    for name in (name for name, method in all_methods().items() if method.trains):
-        assert any(kind.startswith(name.replace("-", "_")) for kind in marked), name
-
-
-class Timed:
-    """Stages with a clock that is moved by hand."""
-
-    def __init__(self):
-        self.now, self.noted = START, list[Stage]()
-        self.stages = Stages(self.noted.append, lambda: self.now)
-
-    def exchange(self, kind, takes, **more):
-        request = kind.__new__(kind)
-        given = {"round_id": 1, "n_rounds": 4, **more}
-        end = self.stages.begin(request, **given)
-        self.now += takes
+    def exchange(kind, takes, round_id=1):
+        end = stages.begin(kind.__new__(kind), round_id=round_id, n_rounds=4)
+        now[0] += takes
         end()
-        return self.noted[-1]
+        return noted[-1]
 
-
-def test_an_exchange_is_a_stage_and_has_a_round_if_it_is_part_of_one():
-    timed = Timed()
-    assert timed.exchange(MaskRequest, 5) == Stage("aligning the rows", START)
-    assert timed.exchange(MatchRequest, 5) == Stage("aligning the rows", START)  # goes on
-    assert timed.exchange(SketchRequest, 5) == Stage("summarising the columns", START + 10)
+    assert exchange(MaskRequest, 5) == Stage("aligning the rows", START)
+    assert exchange(MatchRequest, 5) == Stage("aligning the rows", START)  # goes on
+    assert exchange(SketchRequest, 5) == Stage("summarising the columns", START + 10)
     first = Stage("growing trees", START + 15, round=1, rounds=4)
-    assert timed.exchange(GrowRequest, 8) == first
-    assert timed.exchange(GrowRequest, 2) == replace(first, since=START + 23)
-    assert timed.exchange(GrowRequest, 6, round_id=2) == replace(first, since=START + 25, round=2)
+    assert exchange(GrowRequest, 8) == first
+    assert exchange(GrowRequest, 2) == replace(first, since=START + 23)
+    assert exchange(GrowRequest, 6, round_id=2) == replace(first, since=START + 25, round=2)
     # The scores of the last round come with an exchange that would begin another.
-    assert timed.exchange(GrowRequest, 1, round_id=5).round == 4
-    timed.stages.wait("aligning the rows")
-    assert timed.exchange(MaskRequest, 5).since == START + 32
+    assert exchange(GrowRequest, 1, round_id=5).round == 4
+    stages.name_waiting(["bank", "shop"])
+    assert noted[-1].doing == "growing trees; waiting for bank, shop"
+    stages.name_waiting(["bank", "shop"], ["shop"])
+    assert noted[-1].doing == "growing trees; waiting for bank, shop (shop not connected)"
+    stages.name_waiting([f"party-{n}" for n in range(300)])
+    assert noted[-1].doing.endswith("party-3, party-4, party-5 and 294 more")
+    assert len(noted[-1].waiting) == 300
+    assert exchange(GrowRequest, 0.1).doing == "growing trees"  # brief, and noted nevertheless
+    stages.wait("aligning the rows")
+    assert exchange(MaskRequest, 5).since == now[0] - 5
 
 
-def test_of_brief_exchanges_and_rounds_one_stands_for_all(monkeypatch):
-    timed = Timed()
-    for round_id in (1, 2, 3, 4):
-        timed.exchange(GrowRequest, 0.09, round_id=round_id)
-    # The first, of which nothing is known, and the one that begins 0.25 s later.
-    assert [stage.round for stage in timed.noted] == [1, 4]
-    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
-    timed = Timed()
-    for round_id in (1, 2):
-        for takes in (0.01, 0.01, 0.2):
-            timed.exchange(GrowRequest, takes, round_id=round_id)
-    # Nothing is known of the first round's; of the second's the first and the long one are told.
-    assert [stage.round for stage in timed.noted] == [1, 1, 1, 2, 2]
-    assert timed.noted[-1].since == pytest.approx(START + 0.24)
-
-
-def test_a_stage_names_the_parties_that_are_waited_for():
-    timed = Timed()
-    timed.exchange(GrowRequest, 1)
-    timed.stages.name_waiting(["bank", "shop"])
-    named = {"doing": "growing trees; waiting for bank, shop", "waiting": ["bank", "shop"]}
-    assert timed.noted[-1] == replace(timed.noted[-2], **named)
-    timed.stages.name_waiting(["bank", "shop"], ["shop"])
-    assert timed.noted[-1].doing == "growing trees; waiting for bank, shop (shop not connected)"
-    timed.stages.name_waiting([f"party-{n}" for n in range(300)])
-    assert timed.noted[-1].doing.endswith("party-3, party-4, party-5 and 294 more")
-    assert len(timed.noted[-1].waiting) == 300
-    timed.exchange(GrowRequest, 1)  # brief, and noted nevertheless
-    assert timed.noted[-1].doing == "growing trees"
-
-
-@pytest.mark.parametrize(
-    ("parties", "n_lost", "text"),
-    [
-        (3, 0, "waiting for 3 parties"),
-        (3, 2, "waiting for 1 party"),
-        (0, 0, "waiting for the parties"),  # any number of them
-    ],
-)
-def test_the_parties_that_are_waited_for_are_counted(monkeypatch, tmp_path, parties, n_lost, text):
+def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    monkeypatch.setattr("strategies.handshake.QUIET_SECONDS", -1.0)
     waits = []
-    nodes = list(range(parties - n_lost or 3))
-    assert find_nodes(LocalGrid(nodes), parties, n_lost, 9.0, waits.append) == nodes
-    assert waits == [text]
 
+    def find(parties, n_lost, *nodes):
+        grid = SimpleNamespace(get_node_ids=lambda: nodes)
+        return find_nodes(grid, parties, n_lost, 0.0, waits.append)
 
-class LocalGrid(SimpleNamespace):
-    """A grid of the local engine, by its name."""
-
-    def __init__(self, nodes):
-        super().__init__(get_node_ids=lambda: nodes)
-
-
-def test_sites_that_are_not_connected_are_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    for parties, n_lost, text in ((3, 2, "1 party"), (0, 0, "the parties")):
+        assert find(parties, n_lost, 17) == [17]
+        assert waits.pop() == f"waiting for {text}"
     (tmp_path / "sites").mkdir()
     for name, node in {"bank": 17, "shop": 4}.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
-    waits = []
-    with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
-        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
-    assert waits == ["waiting for 2 parties", "waiting for shop"]
-    monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", -1.0)
-    with pytest.raises(ConfigError, match=r"^parties must be 2"):
-        find_nodes(SimpleNamespace(get_node_ids=lambda: [17]), 2, 0, 0.0, waits.append)
+    for explained_after in (9.0, -1.0):
+        monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", explained_after)
+        with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
+            find(2, 0, 17)
+    assert waits[:2] == ["waiting for 2 parties", "waiting for shop"]
     assert waits[-1] == f"waiting for shop, not connected: the site's own log says why; {RULE}"
 
 
@@ -353,22 +225,6 @@ def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
         ("scoring", 0),
     ]
     assert not (folder.path / "progress.json").exists()
-
-
-def test_a_run_that_was_interrupted_says_where_and_how_far_it_was_saved(settings, monkeypatch):
-    monkeypatch.setattr("fedapp.run_folder.BRIEF", 0.0)  # else a quick round is not noted
-    interrupted = settings(parties=2, num_boost_round=5)
-    die(interrupted, dies_before_sending=8)
-    folder = RunFolder(Path(interrupted.run_dir))
-    assert (folder.stage.doing, folder.stage.round) == ("growing trees", 3)
-    # Of the second round all is saved but its scores, which come with the third.
-    assert folder.saved_state.rounds == 1
-    run(resumed(interrupted), simulated_contexts(interrupted))
-    assert folder.stage is None
-    assert folder.saved_state is None
-
-
-# Calls in Python
 
 
 class Terminal(io.StringIO):
@@ -419,37 +275,6 @@ def test_threads_and_other_processes_show_nothing(monkeypatch):
     monkeypatch.setattr("fedapp.report.progress.parent_process", object)
     call()
     assert [type(watcher) for watcher in watchers] == [Silent, Silent]
-
-
-def test_a_notebook_has_one_output_that_changes(monkeypatch):
-    """As IPython has it: a display with an id is updated in place."""
-    shown = []
-
-    class Output:
-        def update(self, content, raw=False):
-            text = content if raw else content._repr_mimebundle_((), ())
-            shown.append(text["text/plain"])
-
-    def display(content, display_id=False):
-        output = Output()
-        output.update(content)
-        return output if display_id else None
-
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with following(None) as watcher:
-        watcher.begin("reading the settings")
-        watcher.tell("! a column is empty")
-        watcher.begin("scoring")
-    lines = [Text.from_ansi(text).plain.split("━")[0].strip() for text in shown]
-    assert [line for line, _ in groupby(lines)] == [
-        "",
-        "reading the settings",
-        "! a column is empty",
-        "scoring",
-        "",
-    ]
 
 
 @pytest.mark.usefixtures("own_folder")

@@ -27,21 +27,10 @@ from fedapp.trees.grow import Limits
 from fedapp.trees.model import Grown
 from fedapp.trees.sets import CategorySets
 from strategies.run import train
-from tests.disk import full_disk
 
-STATE = RunState(
-    "f00d",
-    attempt=2,
-    step=9,
-    exchanges=8,
-    rounds=2,
-    left_out=({"party": "bank", "step": 4, "reason": "no answer"},),
-    warnings=("few bins",),
-    asked={"clinic": 9, "lab": 7},
-    fingerprints={"clinic": "ab"},
-    bytes=(1, 2),
-    seconds=(0.1, 1 / 3),
-)
+ASKED = {"asked": {"clinic": 9, "lab": 7}, "fingerprints": {"clinic": "ab"}}
+LOST = {"left_out": ({"party": "bank", "step": 4, "reason": "no answer"},), "warnings": ("few",)}
+STATE = RunState("f00d", 2, step=9, rounds=2, bytes=(1, 2), seconds=(0.1, 1 / 3), **ASKED, **LOST)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +54,9 @@ class Training:
     n_read: int = field(init=False)  # no part of the record
 
 
-def training(n_trees=1):
-    trees = tuple(np.full(2, number, dtype=np.int32) for number in range(n_trees))
-    last = Round((0.5, math.nan), n_trees)
-    return Training(
-        np.arange(3.0), Grown(trees), last, {"bank": (("shop", b"sealed"),), "shop": ()}
-    )
+def training():
+    grown, last = Grown((np.zeros(2, dtype=np.int32),)), Round((0.5, math.nan), 1)
+    return Training(np.arange(3.0), grown, last, {"bank": (("shop", b"sealed"),), "shop": ()})
 
 
 def test_a_state_is_read_back_as_it_was_saved(tmp_path):
@@ -86,8 +72,7 @@ def test_a_state_is_read_back_as_it_was_saved(tmp_path):
     assert read.limits.interactions == state.limits.interactions
     assert (read.parcels, read.unit.dtype) == (state.parcels, np.float32)
     assert read.unit == state.unit
-    with pytest.raises(AttributeError):
-        _ = read.n_read
+    assert not hasattr(read, "n_read")
     Checkpoints(tmp_path).restart(replace(STATE, attempt=3))
     again = Checkpoints(tmp_path)
     assert again.state == replace(STATE, attempt=3)
@@ -102,58 +87,10 @@ def test_a_state_is_read_back_as_it_was_saved(tmp_path):
     assert RunState("f00d", step=1).gap("node 1") == 1
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
-def test_only_what_was_assigned_is_written_again(tmp_path, is_resumed):
-    checkpoints, state, trees = Checkpoints(tmp_path), training(), np.zeros((20, 500))
-    state.grown = Grown(tuple(np.copy(tree) for tree in trees))
-    checkpoints.save(STATE, state)
-    first = (tmp_path / "checkpoint").stat().st_size
-    assert first > trees.nbytes
-    if is_resumed:
-        checkpoints = Checkpoints(tmp_path)
-        state = checkpoints.read(Training)
-    state.grown = Grown((*state.grown.trees, np.ones(500)))
-    checkpoints.save(STATE, state)
-    assert (tmp_path / "checkpoint").stat().st_size < first + np.ones(500).nbytes + 1500
-    assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 21
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, share):
-    checkpoints, state = Checkpoints(tmp_path), training()
-    checkpoints.save(STATE, state)
-    state.margins = np.zeros(2)
-    with full_disk(share=share), pytest.raises(OSError, match="No space left on device"):
-        checkpoints.save(replace(STATE, step=10), state)
-    for one in (checkpoints, Checkpoints(tmp_path)):
-        assert one.state == STATE
-        assert one.read(Training).margins.tolist() == [0, 1, 2]
-    checkpoints.save(replace(STATE, step=11), state)
-    assert Checkpoints(tmp_path).read(Training).margins.tolist() == [0, 0]
-
-
-def test_a_checkpoint_cut_at_any_byte_leaves_the_one_before(tmp_path):
-    checkpoints, state = Checkpoints(tmp_path), training()
-    path = tmp_path / "checkpoint"
-    checkpoints.save(STATE, state)
-    n_before, state.grown = path.stat().st_size, training(2).grown
-    checkpoints.save(replace(STATE, step=10), state)
-    whole = path.read_bytes()
-    for end in range(n_before, len(whole)):
-        path.write_bytes(whole[:end])
-        read = Checkpoints(tmp_path)
-        assert read.state == STATE
-        assert len(read.read(Training).grown.trees) == 1
-    # What comes next is written over the torn one.
-    read.save(replace(STATE, step=11), state)
-    assert len(Checkpoints(tmp_path).read(Training).grown.trees) == 2
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
         ([("margins", Array), ("aggregation", str)], "aggregation"),
-        ([("limits", Round)], "limits.scores"),
         ([("grown", Round)], "grown.scores"),
         ([("limits", CategorySets)], "limits"),
     ],

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, StoppedError
-from fedapp.run_folder import INPUTS_FILE, RunFolder
+from fedapp.run_folder import INPUTS_FILE
 from fedapp.runs import series as module
 from fedapp.runs import session
 from fedapp.runs.local import run_local
@@ -25,8 +25,6 @@ from tests.federated import model_bytes
 
 SHORT = {"label": "y", "parties": 2, "num_boost_round": 2, "max_depth": 2, "max_bin": 16}
 NAME = "pax-42"
-
-# Commands and calls that make several runs
 
 
 def lines_are_means(found, shown):
@@ -64,13 +62,6 @@ def best_is_run_and_shown_first(found, shown):
 
 SEARCH = {"runs": 2, "space": {"gamma": "int:0:3"}}
 GROUPS = {  # a call, the words of the command, the runs, who judges them, what else is refused
-    "seeds": (
-        partial(fedapp.compare, ["pax"], seeds=2),
-        "compare pax --seeds 2",
-        ["pax-42", "pax-43"],
-        lines_are_means,
-        {},
-    ),
     "folds": (
         partial(fedapp.compare, ["bagging", "pax"], folds=2),
         "compare bagging pax --folds 2",
@@ -151,9 +142,6 @@ def test_several_runs_go_on_where_they_were_interrupted(name, write_table, train
         raise CliRunner().invoke(cli, words).exception
 
 
-# One run
-
-
 @pytest.fixture
 def settings(write_table):
     own = {name.replace("_", "-"): value for name, value in SHORT.items()}
@@ -177,66 +165,42 @@ def told_by(settings, output, engine):
 def change(path, **facts):
     """What a file says that it was made from."""
     content = json.loads(path.read_text())
-    content["made_from"] |= facts
+    facts = content["made_from"] | facts
+    content["made_from"] = {key: fact for key, fact in facts.items() if fact is not None}
     path.write_text(json.dumps(content))
 
 
-def by_other_code(folder):
-    change(folder / INPUTS_FILE, code="other")
+AGAIN = [  # how far the run came, what it says that it was made from, what is told of it
+    (run_local, {}, ["finished before"]),
+    (run_local, {"code": "other"}, ["finished before, by other code"]),
+    (run_local, {"gamma": None}, ["finished before"]),  # by a version that had no such setting
+    (stopped, {}, ["goes on", "done"]),
+    (stopped, {"code": "other"}, ["goes on, by other code", "done"]),
+    (not_run, {}, ["done"]),  # killed before it began
+]
 
 
-def without_gamma(folder):
-    """As of a version that had no such setting."""
-    content = json.loads((folder / INPUTS_FILE).read_text())
-    del content["made_from"]["gamma"]
-    (folder / INPUTS_FILE).write_text(json.dumps(content))
-
-
-def without_inputs(folder):
-    (folder / INPUTS_FILE).unlink()
-
-
-def as_it_was(folder):
-    """Nothing has changed."""
-
-
-AGAIN = {  # how far the run came, what changed, what is told of it; other code is named
-    "finished": (run_local, as_it_was, ["finished before"]),
-    "finished, other code": (run_local, by_other_code, ["finished before, by other code"]),
-    "finished, before a setting": (run_local, without_gamma, ["finished before"]),
-    "finished, no inputs": (run_local, without_inputs, [NO_INPUTS, "done"]),
-    "stopped": (stopped, as_it_was, ["goes on", "done"]),
-    "stopped, other code": (stopped, by_other_code, ["goes on, by other code", "done"]),
-    "stopped, no inputs": (stopped, without_inputs, [NO_INPUTS, "done"]),
-    "killed before it began": (not_run, as_it_was, ["done"]),
-}
-
-
-@pytest.mark.parametrize("case", AGAIN)
-def test_a_run_serves_again_or_goes_on(case, settings, tmp_path, trained_once):
-    engine, change_it, told = AGAIN[case]
+@pytest.mark.parametrize(("engine", "facts", "told"), AGAIN)
+def test_a_run_serves_again_or_goes_on(engine, facts, told, settings, tmp_path, trained_once):
     with suppress(StoppedError, AssertionError):
         told_by(settings, tmp_path, engine)
-    change_it(tmp_path / NAME)
+    if facts:
+        change(tmp_path / NAME / INPUTS_FILE, **facts)
     again = not_run if told[0].startswith("finished") else run_local
     assert told_by(settings, tmp_path, again) == [f"{NAME}: {text}" for text in told]
     line = f"of other code than today's: 1 result in {tmp_path} ({NAME}); what is deleted there is "
-    assert other_code(tmp_path) == (f"{line}made again" if "other code" in case else "")
+    assert other_code(tmp_path) == (f"{line}made again" if "code" in facts else "")
     whole = trained_once(settings.model_copy(update={"run_dir": str(tmp_path / "whole")}))
     assert model_bytes(whole) == (tmp_path / NAME / "model.json").read_bytes()
-    if case == "finished, before a setting":
+    if "gamma" in facts:
         with pytest.raises(ConfigError, match=r"^gamma must be 0\.0 as in .*, got 1\.0; "):
             told_by(settings.model_copy(update={"gamma": 1.0}), tmp_path, not_run)
 
 
-def test_a_run_that_another_process_writes_or_that_is_none_stays(settings, tmp_path):
+def test_a_folder_that_is_no_run_stays(settings, tmp_path):
     told_by(settings, tmp_path, run_local)
     folder = tmp_path / NAME
     (folder / "summary.json").unlink()
-    rule = f"^run folder must be free, got one that another process writes: {folder}$"
-    run = RunFolder(folder)
-    with run.written(), pytest.raises(ConfigError, match=rule):
-        told_by(settings, tmp_path, run_local)
     (folder / "config.toml").unlink()
     with pytest.raises(ConfigError, match=r"^run folder must have a config\.toml, got "):
         told_by(settings, tmp_path, not_run)
@@ -263,29 +227,17 @@ def test_rows_in_a_file_serve_again_where_all_is_the_same(settings, tmp_path, wr
     assert f"1 result in {tmp_path} (new/rows.json)" in other_code(tmp_path)
     path.write_text('{"rows": [{"value": 1}]}')
     assert rows_of(path, settings, 2) == ([{"value": 2}], [f"rows.json: {NO_INPUTS}"])
-    for number in range(8):
-        rows_of(tmp_path / f"{number}.json", settings, number)
-        change(tmp_path / f"{number}.json", code="other")
-    assert "8 results in" in other_code(tmp_path)
-    assert "5.json and 2 more)" in other_code(tmp_path)
 
 
-def test_a_table_is_read_once_for_as_long_as_it_stays(settings, monkeypatch, write_table, tmp_path):
-    first, file_digest = table_digest(settings), module.hashlib.file_digest
-    calls = []
-    monkeypatch.setattr(
-        module.hashlib, "file_digest", lambda *how: calls.append(how) or file_digest(*how)
-    )
+def test_a_table_is_what_its_file_and_its_schema_hold(settings, write_table, tmp_path):
+    first = table_digest(settings)
     assert table_digest(settings) == first
-    assert not calls
     write_table(n_rows=50)
-    assert table_digest(settings) != first
-    assert len(calls) == 1
     (schema := tmp_path / "schema.toml").write_text("one")
     named = settings.model_copy(update={"schema_file": str(schema)})
     of_one = table_digest(named)
-    schema.write_text("another")  # is part of the table
-    assert len({table_digest(settings), of_one, table_digest(named)}) == 3
+    schema.write_text("another")
+    assert len({first, table_digest(settings), of_one, table_digest(named)}) == 4
 
 
 def test_code_is_that_of_all_sources_and_libraries(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedapp
@@ -17,7 +16,6 @@ from fedapp.runs.search_space import (
     settings_of_trial,
     space_of,
 )
-from fedapp.runs.tuned_baselines import baseline_space
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 
@@ -30,44 +28,20 @@ def space(strategy="pax", given=None, **asked):
     return space_of(settings, given or {}, {k.replace("_", "-"): v for k, v in asked.items()})
 
 
-# Spaces
-
-
 def test_each_method_has_settings_to_search_by_default():
     methods = [name for name, method in all_methods().items() if method.trains]
     found = {name: set(space(name)) for name in methods}
     assert all(found.values())
     assert set().union(*found.values()) == set(DEFAULT_SPACE)
-    assert found["federated-forest"] == {
-        f"federated-forest.{name}" for name in ("max-depth", "min-samples-leaf", "max-features")
-    }
     assert found["pax"] - set(space(given={"eta": 0.1})) == {"eta"}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "values"),
-    [
-        ("max-depth", "int:3:8", {*range(3, 9)}),
-        ("pax.bins", "share,equal", {"share", "equal"}),
-        ("alpha", "1,2", {1, 2}),
-        ("alpha", "log:0.01:0.5", ()),
-        ("alpha", "uniform:0:1", ()),
-    ],
-)
-def test_draws_lie_in_their_domain_and_reach_its_ends(name, text, values):
-    domain, study = space(**{name: text}), new_study(larger_is_better=True)
+def test_draws_reach_the_ends_of_their_domain():
+    study = new_study(larger_is_better=True)
+    domain = space(max_depth="int:3:8", **{"pax.bins": "share,equal"})
     trials = [new_trial(study, "random", domain, seed, 1) for seed in range(150)]
-    drawn = [settings_of_trial(trial)[name] for trial in trials]
-    if values:
-        assert set(drawn) == values
-        return
-    low, high = domain[name].low, domain[name].high
-    assert low <= min(drawn) < max(drawn) <= high
-    shares = np.array(drawn) / high
-    if text.startswith("log"):
-        shares = np.log(np.array(drawn) / low) / np.log(high / low)
-    assert abs(np.mean(shares) - 0.5) < 0.08  # 3.4 deviations
-    assert (min(shares), 1 - max(shares)) < (0.04, 0.04)
+    for name, values in {"max-depth": {*range(3, 9)}, "pax.bins": {"share", "equal"}}.items():
+        assert {settings_of_trial(trial)[name] for trial in trials} == values
 
 
 @pytest.mark.parametrize("kind", ["random", "optuna"])
@@ -102,25 +76,15 @@ def test_a_draw_follows_from_seed_and_trials(kind, tmp_path):
             r"^space must name settings that pax reads .* got eat; did you mean",
         ),
         ({"seed": "int:1:5"}, r"^space must name settings .* decide on no rows, got seed"),
-        ({"test-fraction": "0.1,0.2"}, r"^space must name .* got test-fraction"),
         ({"eta": "log:0:1"}, r"^space of eta must have 0 < LOW < HIGH, got 'log:0:1'$"),
-        ({"eta": "uniform:2:1"}, r"^space of eta must have LOW < HIGH, got 'uniform:2:1'$"),
-        ({"eta": "log:a:1"}, r"^space of eta must be log:LOW:HIGH, .* got 'log:a:1'$"),
         ({"eta": ""}, r"^space of eta must be log:LOW:HIGH, .* got ''$"),
         ({"max-bin": "8,16"}, r"^space must not name a setting that is given too, got max-bin$"),
         ({"subsample": "uniform:0.5:2"}, r"^subsample must be <= 1.0, got 2.0$"),
-        (
-            {"pax.bins": "share,alike"},
-            r"^pax.bins must be one of 'auto', 'share' or 'equal', got 'alike'$",
-        ),
     ],
 )
 def test_a_space_that_cannot_be_searched_is_refused(asked, match):
     with pytest.raises(ConfigError, match=match):
         space_of(load_settings({"strategy": "pax"}), {"max-bin": 16}, asked)
-
-
-# Searches
 
 
 def test_rows_that_are_not_scored_are_not_kept_either(write_table, monkeypatch):
@@ -152,20 +116,6 @@ def test_baselines_have_the_trials_of_the_search(write_table):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "names"),
-    [("fedxgbllr", {"eta", "max-depth", "lambda"}), ("federated-forest", set[str]())],
-)
-def test_baselines_search_what_they_read(strategy, names):
-    given = {"subsample": 0.9}
-    first = load_settings({"strategy": strategy, **given})
-    searched = set(baseline_space(first, given, space(strategy, given)))
-    assert searched >= names
-    assert "subsample" not in searched
-    has_sections = any("." in name for name in searched)
-    assert has_sections == (strategy == "federated-forest")
-
-
-@pytest.mark.parametrize(
     ("more", "match"),
     [
         ({"valid_fraction": 0.0}, "^valid_fraction must be > 0 to tune by the validation rows"),
@@ -176,9 +126,7 @@ def test_baselines_search_what_they_read(strategy, names):
         ({"search": "optuna"}, r"^optuna must be installed to search \(pip install 'fedapp\[tune"),
         ({"on": "spark"}, "^on must be ray, with the local engine, or omitted, got spark"),
         ({"on": "ray", "search": "optuna"}, "^on must be omitted with search=optuna, where a tri"),
-        ({"runs": 0}, "^runs must be >= 1, got 0$"),
         ({"exchanges": 9}, "^exchanges must be omitted, as runs= limits a search, got 9$"),
-        ({"bytes": 9}, "^bytes must be omitted, as runs= limits a search, got 9$"),
     ],
 )
 def test_what_does_not_go_with_a_search_is_refused(more, match, monkeypatch):
