@@ -101,17 +101,14 @@ def test_a_live_record_is_its_fields_by_dotted_names(record):
     assert back == record
 
 
-@pytest.mark.parametrize("kind", ["f4", "i8", "?", "U3", "i4,f8"])
-@pytest.mark.parametrize("shape", [(), (0, 2), (3, 2)])
-def test_arrays_are_beside_the_tree(kind, shape):
+def test_arrays_are_beside_the_tree():
     codec, arrays = codec_of(Mapping[str, tuple[Array, ...] | None]), []
-    one, other = np.zeros(shape, kind), np.ones(2)
+    one, other = np.zeros((0, 2), "U3"), np.ones(2)
     tree = codec.encode({"a": (one, other, one), "b": None}, arrays)
     assert json.loads(json.dumps(tree)) == {"a": [0, 1, 2], "b": None}
     back = codec.decode(tree, arrays)
     assert back["a"][0] is one
-    assert back["a"][1] is other
-    assert back["b"] is None
+    assert (back["a"][1] is other, back["b"]) == (True, None)
 
 
 @pytest.mark.parametrize(
