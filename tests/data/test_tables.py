@@ -14,10 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedapp.data.columns import Columns
-from fedapp.data.csv_errors import is_number
 from fedapp.data.datasets import as_arrow
-from fedapp.data.labels import class_names
-from fedapp.data.predictions import read_columns_of
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles, read_schema
 from fedapp.errors import WITHHELD, DataError, without_folders
@@ -79,13 +76,8 @@ READ = {
         "a   b\n1  red\n2 blue \n",
         {"reader": Reader(delimiter=" "), "values": RED, "told": "with blanks"},
     ),
-    "a tie of marks": ("a;x,b\n1,2\n3,4\n", {"columns": ("a;x", "b"), "told": "with commas"}),
     "most fields": ("a;b,x;c\n1;red;0\n2;blue;7\n", {"columns": ("a", "b,x", "c"), **MARKED}),
     "a mark in quotes": ('"a;x";"b"\n1;2\n2;3\n', {"columns": ("a;x", "b"), **MARKED}),
-    "a schema says the mark": (
-        "a,b;x\n1;2\n2;3\n",
-        {"reader": Reader(delimiter=";"), "columns": ("a,b", "x"), **MARKED},
-    ),
     "a decimal comma is no mark": (
         "1,5;2,5;3,25\n",
         {"reader": Reader(decimal=",", header=False), "values": [[1.5, 2.5, 3.25]]},
@@ -123,13 +115,6 @@ READ = {
         "a,b,y\ntrue,1,True\n,2,False\nfalse,3,True\n",
         {"label": "y", "values": [[1, 1], [NAN, 2], [0, 3]], "y": ["True", "False", "True"]},
     ),
-    "dates": (
-        "a,b\n1970-01-02,1970-01-01 12:00\n,2024-01-01T00:00:00Z\n",
-        {
-            "values": [[1, 0.5], [NAN, 19723]],
-            "told": "feature columns 'a', 'b' have dates or times, read as days since 1970",
-        },
-    ),
     "names": (
         "a,city\n1,Rome\n2,\n3,Oslo\n4,Rome\n",
         {"categories": (None, ("Oslo", "Rome")), "values": [[1, 1], [2, NAN], [3, 0], [4, 1]]},
@@ -142,7 +127,6 @@ READ = {
             "values": [[0, 2], [NAN, 3], [1, 4]],
         },
     ),
-    "no value": ("a,b\n1,\n2,\n", {"values": [[1, NAN], [2, NAN]]}),
     "no partition": ("a,g\n1,\n2,u\n", {"partition": "g", "partitions": ["missing", "u"]}),
     "a nameless id": (",b\n7,1\n8,2\n", {"id_column": "unnamed-1", "ids": ["7", "8"]}),
     "all roles": (
@@ -162,19 +146,14 @@ READ = {
         f"label {fields}": (f"a,y\n0,{fields[0]}\n0,{fields[1]}\n", {"label": "y", "y": labels})
         for fields, labels in (
             (("good", "bad"), ["good", "bad"]),
-            (("1.", "2.5"), ["1.", "2.5"]),
-            (("+1", "-1"), ["+1", "-1"]),
             (("1.0", "-1.0"), [1.0, -1.0]),
             (("1", "1.0"), ["1", "1.0"]),
-            (("01", "1"), ["01", "1"]),
-            (("10E4", "1E5"), ["10E4", "1E5"]),
             (("10000000000000041", "7"), ["10000000000000041", "7"]),
-            (("1", "b"), ["1", "b"]),
         )
     },
     **{
         f"missing {word}": (f"a,b\n1,2\n{word},3\n", {"values": [[1, 2], [NAN, 3]]})
-        for word in ("", "NA", "N/A", "nan", "NaN", "null", "?")
+        for word in ("", "NA", "?")
     },
     # Numbers that mean "missing"; of text that is made plain nothing is said.
     **{
@@ -186,8 +165,8 @@ READ = {
                 "notes": [OTHERWISE] * n_told + [TRIMMED] * (reader is IN_ONE and written == " -9"),
             },
         )
-        for reader, told in ((IN_ALL, (0, 1, 1, 1, 1)), (IN_ONE, (0, 0, 0, 0, 1)))
-        for written, n_told in zip(("-9", "-9.0", "-9.00", " -9", "-0.9e1"), told, strict=True)
+        for reader, told in ((IN_ALL, (0, 1, 1, 1)), (IN_ONE, (0, 0, 0, 1)))
+        for written, n_told in zip(("-9", "-9.0", " -9", "-0.9e1"), told, strict=True)
     },
     **{
         f"missing in {column.type} {reader is IN_ALL}": (
@@ -197,7 +176,7 @@ READ = {
                 "values": [
                     [1 - is_code, 0.5],
                     [NAN, 1.5],
-                    [NAN if column[2].as_py() is None else 3 - 2 * is_code, 2.5],
+                    [3 - 2 * is_code, 2.5],
                 ],
                 "categories": (("1", "3"), None) if is_code else (),
             },
@@ -205,7 +184,6 @@ READ = {
         for reader in (IN_ALL, IN_ONE)
         for column in (
             pa.array([1, -9, 3], pa.int8()),
-            pa.array([1.0, -9.0, None], pa.float32()),
             pa.array(["1.00", "-9.00", "3.00"]).cast(pa.decimal128(5, 2)),
             pa.array([1, -9, 3], pa.int64()).dictionary_encode(),
         )
@@ -215,7 +193,6 @@ READ = {
         f"missing {missing}": (columns, {"reader": Reader(missing=(missing,)), "values": values})
         for columns, missing, values in (
             ({"a": pa.array([MOST, MOST - 1])}, str(MOST), [[NAN], [2.0**63]]),
-            ({"a": pa.array([-MOST - 1, -MOST])}, str(-MOST - 1), [[NAN], [-(2.0**63)]]),
             ({"a": DAYS, "b": DAYS.cast(pa.timestamp("us"))}, "1900-01-01", [[1, 1], [NAN, NAN]]),
         )
     },
@@ -237,13 +214,9 @@ READ = {
         for labels in ([0, 1, -9, 1], ["no", "yes", "-9", "yes"])
         for kind, dropped in (("text", "-9"), ("text", "-9.0"), ("plain", ""), ("coded", ""))
     },
-    "a dictionary of Parquet": (
-        {"c": pa.array(["y", "x", None]).dictionary_encode(), "t": ["07", "08", "07"]},
-        {"categories": (("x", "y"), ("07", "08")), "values": [[1, 0], [0, 1], [NAN, 0]]},
-    ),
     **{
         f"names {header}": (f"{header}\n4,5,6\n7,8,9\n", {"columns": tuple(header.split(","))})
-        for header in ("0,1,2", "1,2,3", "1,2,class", "x,2020,2021")
+        for header in ("0,1,2", "1,2,3", "x,2020,2021")
     },
 }
 
@@ -275,8 +248,7 @@ def test_a_table_is_read_also_packed(write, case):
 # What is refused: the text, the error, and its roles and options.
 
 IS_MIXED = "^feature columns must be of one type each: "
-ROME = re.escape('list it in a schema as missing = ["Rome"], or declare type = "category" there')
-AS_CATEGORY, AS_MISSING = 'declare type = "category" in a schema', "list it in a schema as missing"
+AS_CATEGORY = 'declare type = "category" in a schema'
 DROPS, THOUSANDS = (
     {"label": "y", "drop_unlabelled": True},
     "remove the marks that set off thousands",
@@ -288,11 +260,6 @@ REFUSED = {
         "a,b\n1,2\n2,x\n3,4\n",
         IS_MIXED + r"1 of 3 values of 'b' is not a number, first 'x' in line 3: .* "
         r'missing = \["x\"], or declare type = "category"',
-    ),
-    "mostly text": (
-        "a,city\n1,7\n2,Rome\n3,Oslo\n",
-        IS_MIXED + "2 of 3 values of 'city' are not numbers, first 'Rome' in line 3: "
-        f"{ROME}, or exclude the columns with drop-columns=city$",
     ),
     "six columns of text": (
         "a,b,c,d,e,f\n1,2,3,4,5,6\n" + "1,u,v,w,x,y\n" * 3,
@@ -322,11 +289,8 @@ REFUSED = {
         )
         for values, way in (
             (("E11.9", "250", "I10"), AS_CATEGORY),
-            (("250", "401", "V58.1", "272"), AS_CATEGORY),
             (("0x1F", "1.5"), AS_CATEGORY),
-            (("1", "2", "-", "unknown"), AS_MISSING),
             (("1", "2", "3", "unknown"), "correct them"),
-            (("12 kg", "3"), AS_MISSING),
         )
     },
     **{
@@ -335,7 +299,7 @@ REFUSED = {
             f"1 of 3 values of 'b' is not a number, first '{value}' in line 4: it looks like a "
             f"decimal comma, write {value.replace(',', '.')} or set decimal=,$",
         )
-        for value in ("1,5", "-0,25", ",5e2")
+        for value in ("1,5", ",5e2")
     },
     "a decimal comma in quotes": ('a,b\n1,2\n1,"1,5"\n', "decimal comma, write 1.5 or set"),
     **{
@@ -344,7 +308,7 @@ REFUSED = {
             f"not a number, first '{value}' in line 4: remove the marks that set off thousands$",
             {"reader": reader},
         )
-        for value in ("1.234,5", "1,234.5", "1.234.567")
+        for value in ("1.234,5", "1.234.567")
         for reader in (PLAIN, COMMA)
     },
     **{
@@ -357,11 +321,11 @@ REFUSED = {
             (
                 COMMA,
                 r"write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
-                ["0.7 1.5", "0.700 1.500", "7.500 2.25", "1 .5"],
+                ["0.700 1.500", "7.500 2.25", "1 .5"],
             ),
             # A decimal mark instead of the advice would divide them by a thousand.
-            (COMMA, THOUSANDS, ["7.500 2,5", "12.500 1500", "37,752 512", "37,752 1,512"]),
-            (PLAIN, THOUSANDS, ["37,752 512", "37,752 1,512"]),
+            (COMMA, THOUSANDS, ["7.500 2,5", "37,752 512"]),
+            (PLAIN, THOUSANDS, ["37,752 1,512"]),
         )
         for values in map(str.split, pairs)
         for column in ("a", "y")
@@ -369,15 +333,14 @@ REFUSED = {
     },
     "infinite": (
         "a,b\ninf,1\n-inf,2\n1,3\n",
-        "finite as float32, got 2 in 'a' infinite, first in line 2: leave the field empty",
+        "finite as float32, got 2 in 'a' infinite, first in line 2: leave the field empty"
+        '.* missing = ."inf".*, divide values .* drop-col',
     ),
-    "beyond float32": ("a\n1e39\n", 'line 2: .* missing = ."inf".*, divide values .* drop-col'),
     "no labels": (
         "a,y\n1,\n2,NA\n3,1\n",
         "got 2 of 3 rows, first in line 2; missing-label=drop drops these rows$",
         LABEL,
     ),
-    "no name of a class": ("a,y\n1,u\n2,\n", "got 1 of 2 rows, first in line 3; missing-l", LABEL),
     "infinite label": ("a,y\n1,inf\n2,1\n", "finite, got 1 of 2 rows, first in line 2$", LABEL),
     "no label at all": ("a,y\n1,\n2,NA\n", "a value in some row, got none in 2 rows", DROPS),
     "weights": ("a,w\n1,-1\n2,\n3,inf\n4,1\n", ">= 0 .* got 3 of 4 rows, first in line 2$", WEIGHT),
@@ -386,7 +349,6 @@ REFUSED = {
         r"weight column 'w' .* got 1 of 2 rows, first in line 5$",
         WEIGHT | DROPS,
     ),
-    "weights of text": ("a,w\n1,u\n", "^weight column must be numbers: 1 of 1 .* 'u' in", WEIGHT),
     "a weight that is no number": ("a,w\n1,heavy\n2,1\n", "'heavy' in line 2: correct .*$", WEIGHT),
     "no id": ("a,i\n1,\n", "'i' must .* got 1 of 1 rows, first in line 2$", {"id_column": "i"}),
     "missing id by a schema": (
@@ -433,13 +395,11 @@ REFUSED = {
         )
         for what, text in (
             ("numbers", "5.1,3.5,0\n4.9,3,1\n"),
-            ("numbers", "1,0,0.5,1,g\n1,0,0.7,0,b\n"),
             ("numbers", "2019,2021\n1,2\n"),
             ("values", "1,red,7\n2,red,8\n3,blue,9\n"),
         )
     },
     "an open quote": ('a,b\n1,"x\n2,y\n3,z\n', "'rows.csv' must close every .* odd number of quot"),
-    "an open quote in the header": ('"a,b\n1,x\n2,y\n', "must close every quote"),
     "NUL bytes": (b"a,b\n1,2\n2,\0\n", "got NUL bytes in line 3: is it"),
     "Excel": (b"PK\x03\x04\x14\0" + bytes(200), "got an Excel or zip file: save the sheet as CSV$"),
     "old Excel": (OLD_EXCEL + bytes(200), "got an Excel file: save the sheet as CSV$"),
@@ -460,7 +420,6 @@ REFUSED = {
         "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3, column 'city' .byte 17 of "
         "the text.: save it as UTF-8, or name its encoding, as in encoding=latin-1$",
     ),
-    "bytes of a label": (b"a,y\n1,K\xf6ln\n", "byte 0xf6 in line 2, column 'y'", LABEL),
     "bytes past the first chunk": (
         b"a,y\n" + "1,\N{EURO SIGN}\n".encode() * 200_000 + b"2,\xff\n",
         "byte 0xff in line 200,002, column 'y' .byte 1,200,006 of",
@@ -472,7 +431,6 @@ REFUSED = {
         "^data file 'rows.csv' must have the 3 fields of its first line in every row, got 2 in line"
         " 3 and other than 3 in 2 of 4 rows$",
     ),
-    "one short row": ("a,b\n1,2\nhidden\n", "the 2 fields of .* row, got 1 in line 3$"),
     "ragged in another encoding": (b"a,b\n\xf6,2\n1\n", "got 1 in line 3$", {"reader": LATIN}),
     "a short first line": (
         "1,2,class\n" + "5,6,7,8\n" * 3,
@@ -513,14 +471,8 @@ def test_an_unknown_column_is_told_to_others_without_names(write):
     assert str(DataError("table must be one").for_others(True)) == "table must be one"
 
 
-def test_a_code_among_numbers_of_the_label_is_a_class_before_it_is_missing(write):
-    table = load_table(write("a,y\n" + "1,250\n2,401\n3,V58\n4,272\n" * 10), Roles(label="y"))
-    with pytest.raises(DataError, match=r"as 'V58'; where they are names .*correct"):
-        class_names(table.labels, "auto")
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-@pytest.mark.parametrize("values", [("yes", "no"), ("dead", "alive"), ("2", "1")], ids=str)
+@pytest.mark.parametrize("values", [("dead", "alive"), ("2", "1")], ids=str)
 def test_events_in_words_come_with_the_way_to_read_them(write, tmp_path, values, suffix):
     events = [values[0] if row % 3 else values[1] for row in range(40)]
     path = write({"x": np.arange(40.0), "time": np.arange(1.0, 41), "event": events})
@@ -573,11 +525,9 @@ WELL_FORMED = "' must be a well-formed "
         ("folder.csv", "", r"data file must be a file, got the folder '.*/folder.csv'$"),
         ("no.csv", None, "data file must exist, got '.*/no.csv'"),
         ("rows.doc", b"1", "must end in .csv, .* .or these with .gz., got '.*/rows.doc'$"),
-        ("rows.csv.bz2", b"BZh", "must end in .csv, .*, got '.*/rows.csv.bz2'$"),
         ("space-ga.arff", b"1", "/space-ga.arff'; this file's data set is known by the name space"),
         ("rows.parquet", b"secret 1:x", f"/rows.parquet{WELL_FORMED}parquet file"),
         ("rows.libsvm", b"secret 1:x", f"/rows.libsvm{WELL_FORMED}libsvm file"),
-        ("indices.libsvm", b"1 0:5 1:2\n", f"{WELL_FORMED}libsvm file"),
         (
             "rows.csv.gz",
             gzip.compress(b"a,b\n" + b"1,2\n" * 1000, mtime=0)[:40],
@@ -595,17 +545,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, message)
     assert "secret" not in error
 
 
-# Of text, whole, decimal; a blank around a number is no matter, one around NA is.
-FIELDS = "+1 1. -.5 1e5 1E+5 nan NaN inf Infinity -inf 1_000 1d5 1f --1 yes 1e . 0x1p 12e-3 ?"
-
-
-@pytest.mark.parametrize("field", [*FIELDS.split(), " 1", "1 ", "\t1", "NA ", " NA", "N/A", "1,5"])
-def test_a_number_is_what_arrow_takes_for_one(write, field):
-    missing = pa.csv.ConvertOptions(null_values=["NA", "N/A", "nan", "NaN", "?"])
-    found = pa.csv.read_csv(write(f'a,b\n1.5,0\n"{field}",0\n'), convert_options=missing)["a"].type
-    assert is_number(field) == pa.types.is_floating(found)
-
-
 def test_fields_of_several_lines_and_decimals_are_read_past_the_first_block(write):
     text = "a line\n" * 20  # so that the block's last line end is within a field
     rows = "".join(f'"{text}",{n}\n' for n in range(100_000))
@@ -613,10 +552,9 @@ def test_fields_of_several_lines_and_decimals_are_read_past_the_first_block(writ
     assert np.array_equal(table.values[:, 0], [*range(100_000), 2.5])
 
 
-@pytest.mark.parametrize("name", ["rows.libsvm", "rows.svm", "rows.libsvm.gz"])
-@pytest.mark.parametrize("label", ["", "y"])
-def test_absent_libsvm_entries_are_zero(write, name, label):
-    table = load_table(write("+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label=label))
+@pytest.mark.parametrize("name", ["rows.svm", "rows.libsvm.gz"])
+def test_absent_libsvm_entries_are_zero(write, name):
+    table = load_table(write("+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label="y"))
     assert table.columns == ("f1", "f2", "f3")
     assert table.values.tolist() == [[0.5, 0, 2], [0, 1, 0]]
     assert table.labels.tolist() == [1, -1]
@@ -645,7 +583,6 @@ OF_MODEL = "column 'n' must be numbers, as in the model, got "
     ("values", "message"),
     [
         (["x"], OF_MODEL + "names of cat"),
-        (["yes"], OF_MODEL + "yes or no"),
         (["1970-01-02"], OF_MODEL + "dates: wri"),
         ([[1]], "'n' must be read in one way, got bytes, lists or other val"),
         ([1e300], "finite as float32, got 1 in 'n' infinite"),
@@ -671,15 +608,10 @@ def test_a_category_of_a_model_is_not_read_as_numbers_and_what_a_schema_lacks_is
     assert converted.n_outside == 1
 
 
-def test_a_table_to_predict_may_have_another_separator(write):
-    found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], Roles(id_column="i"))
-    assert (found.values.tolist(), found.ids.tolist()) == ([[2, 1]], ["x"])
-
-
 # Parquet files and frames
 
 
-def test_labels_ids_and_base_margins_of_a_parquet_file_may_mean_missing(write):
+def test_labels_of_a_parquet_file_may_mean_missing(write):
     roles = Roles(label="y", drop_unlabelled=True)
     path = write({"a": [1.0, 2, 3], "y": [np.nan, 5.0, None]})
     assert load_table(path, roles).labels == pytest.approx([5.0])
@@ -688,11 +620,6 @@ def test_labels_ids_and_base_margins_of_a_parquet_file_may_mean_missing(write):
     path = write({"a": [1, 2, 3], "y": [0.5, -9.0, 2.5]})  # no decimal commas
     reader = Reader(decimal=",", declared=(Declared("y", missing=("-9",)),))
     assert load_table(path, roles, reader).labels.tolist() == [0.5, 2.5]
-    path = write({"a": [1, 2], "i": [7, -9], "m": [0.5, -9.0]})
-    rule = "id column 'i' must have no missing values, got 1"
-    assert rule in str(error_of(path, IN_ALL, id_column="i", drop=("m",)))
-    rule = "base-margin column 'm' must be finite in every row"
-    assert rule in str(error_of(path, IN_ALL, base_margin="m", drop=("i",)))
 
 
 def test_parquet_keeps_types_and_order(tmp_path):
@@ -712,12 +639,9 @@ def test_parquet_keeps_types_and_order(tmp_path):
     assert (table.labels.tolist(), table.ids.tolist()) == ([1, 2, 3], ["10", "11", "12"])
 
 
-@pytest.mark.parametrize(
-    "values", [["12", "7", "007"], ["A3", "12", "7"], ["0,5", "1,5", "2,5"], ["1", None, "x"]]
-)
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(write, values, kind):
-    frame = as_arrow(pa.table({"a": pa.array(values, kind), "b": [1.0, 2.0, 3.0]}))
+@pytest.mark.parametrize("values", [["12", "7", "007"], ["0,5", None, "2,5"]])
+def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(write, values):
+    frame = as_arrow(pa.table({"a": values, "b": [1.0, 2.0, 3.0]}))
     names = tuple(sorted(filter(None, values)))
     file = write(dict(zip(frame.column_names, frame.columns, strict=True)))
     for table in (load_table(file), table_of_frame(frame)):
