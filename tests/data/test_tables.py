@@ -15,6 +15,7 @@ import pytest
 
 from fedapp.data.columns import Columns
 from fedapp.data.datasets import as_arrow
+from fedapp.data.labels import class_names
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles, read_schema
 from fedapp.errors import WITHHELD, DataError, without_folders
@@ -469,6 +470,12 @@ def test_an_unknown_column_is_told_to_others_without_names(write):
     error = error_of(write("age,balance\n1,2\n"), label="balanec")
     assert error.outside.endswith(f"column {WITHHELD} must be in the table, got columns {WITHHELD}")
     assert str(DataError("table must be one").for_others(True)) == "table must be one"
+
+
+def test_a_code_among_numbers_of_the_label_is_a_class_before_it_is_missing(write):
+    table = load_table(write("a,y\n" + "1,250\n2,401\n3,V58\n4,272\n" * 10), Roles(label="y"))
+    with pytest.raises(DataError, match=r"as 'V58'; where they are names .*correct"):
+        class_names(table.labels, "auto")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
