@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.data import data_app
-from fedapp.data.labels import positive_last
+from fedapp.data.labels import note_on_measure, positive_last
 from fedapp.data.partition import split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
@@ -18,7 +18,6 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
-from fedapp.site.settings import table_settings
 from strategies.common_table import classes_without_rows
 from tests.federated import model_bytes, summary_of
 from tests.strategies.test_auto_objective import METHODS
@@ -72,13 +71,6 @@ def test_ids_of_rows_without_a_label_are_not_matched_and_are_predicted(vertical,
     assert sum(summary_of(folder)["matched_rows"].values()) == N_ROWS - N_WITHOUT
     predict_table(folder.path, data, "id", tmp_path / "out.csv")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + N_ROWS
-
-
-def test_a_schema_and_a_setting_say_what_becomes_of_the_rows(tmp_path):
-    (tmp_path / "rows.toml").write_text('missing-label = "drop"\n')
-    schema = {"schema": str(tmp_path / "rows.toml")}
-    for given, drops in ((schema, True), ({"missing-label": "drop"}, True), ({}, False)):
-        assert table_settings({"data": "rows.csv", **given})["drops_unlabelled"] == drops
 
 
 @pytest.mark.parametrize(
@@ -171,12 +163,18 @@ def test_the_class_named_is_the_one_that_counts(method, labelled, tmp_path):
         assert run_baselines(runs[0])["pooled"] == run_baselines(runs[1])["pooled"]
 
 
-@pytest.mark.parametrize("method", ["pax", "secureboost"])
-def test_a_name_that_is_no_class_is_refused(method, labelled):
-    given = {"strategy": method, "data": labelled(), "label": "y", **METHODS[method]}
+def test_a_name_that_is_no_class_is_refused(labelled):
+    given = {"strategy": "pax", "data": labelled(), "label": "y", **METHODS["pax"]}
     rule = "positive-label must be one of the two classes, 'bad' or 'good', got 'worse'"
     with pytest.raises(DataError, match=rule):
         check_tables(load_settings({**given, "positive-label": "worse"}))
+
+
+@pytest.mark.parametrize(("n_classes", "is_told"), [(16, True), (3, False)])
+def test_whole_numbers_that_become_classes_are_noted(n_classes, is_told):
+    told = note_on_measure([str(number) for number in range(n_classes)])
+    assert told.startswith("the 16 whole numbers of the label are trained as cl") == is_told
+    assert not note_on_measure([f"class {number}" for number in range(16)])
 
 
 def test_others_are_not_told_of_the_classes_and_one_of_three_is_not_named():
