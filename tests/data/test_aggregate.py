@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pandas
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -61,20 +60,6 @@ def test_values_are_those_of_a_slow_reference_in_any_order(rule, events, seed):
         np.testing.assert_equal(of([events[row] for row in turned]), due)
 
 
-def test_large_tables_are_pandas_and_say_how_many_rows_became_one():
-    rng = np.random.default_rng(1)
-    frame = pandas.DataFrame({"id": rng.integers(0, 900, 5000), "v": rng.normal(size=5000)})
-    frame["w"] = rng.integers(0, 9, 5000).astype(float)
-    frame.loc[rng.random(5000) < 0.2, "w"] = np.nan
-    columns = {"id": frame["id"], "v": frame["v"], "w": pa.array(frame["w"], from_pandas=True)}
-    table = aggregated(columns, v="mean", w="max")
-    due = frame.groupby("id", sort=False).agg({"v": "mean", "w": "max"})
-    assert table.ids.tolist() == due.index.astype(str).tolist()
-    np.testing.assert_allclose(table.values, due.to_numpy(np.float32), rtol=1e-6)
-    text = f"5,000 rows are aggregated to {len(due)}, one an id, by the schema"
-    assert [note.text(False) for note in table.notes] == [text]
-
-
 def test_kinds_follow_the_rules(tmp_path):
     """Of names only the number or the last, of dates no sum."""
     (path := tmp_path / "events.csv").write_text(
@@ -106,7 +91,6 @@ def test_kinds_follow_the_rules(tmp_path):
 
 ONE = {"id": [1, 1]}
 NUMBER_OR_FLAG = r"^column 'v' must be numbers or yes or no for aggregate = "
-FINITE = r"^feature columns must be finite"
 WITH_TIME = {"v": "last", "t": "count"}
 
 
@@ -119,11 +103,8 @@ WITH_TIME = {"v": "last", "t": "count"}
             r"^columns 'w' must have a rule of the schema where rows share their id, as ",
         ),
         ({"v": ["a", "b"]}, {"v": "sum"}, NUMBER_OR_FLAG + '"sum", got names of categ'),
-        ({"v": ["2024-01-01"] * 2}, {"v": "mean"}, NUMBER_OR_FLAG + '"mean", got dates'),
         ({"v": ["a", "b"]}, {"v": "min"}, r"aggregate = \"min\", got names"),
-        ({"id": [1, None], "v": [1, 2]}, {"v": "sum"}, r"^id column 'id' must have no missing"),
-        ({"v": [3e38, 3e38]}, {"v": "sum"}, FINITE),
-        ({"v": [1e39, -1e39]}, {"v": "sum"}, FINITE),
+        ({"v": [3e38, 3e38]}, {"v": "sum"}, r"^feature columns must be finite"),
         (
             {"v": [1, 2], "t": [1, None]},
             WITH_TIME,
