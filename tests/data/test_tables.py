@@ -116,6 +116,13 @@ READ = {
         "a,b,y\ntrue,1,True\n,2,False\nfalse,3,True\n",
         {"label": "y", "values": [[1, 1], [NAN, 2], [0, 3]], "y": ["True", "False", "True"]},
     ),
+    "dates": (
+        "a,b\n1970-01-02,1970-01-01 12:00\n,2024-01-01T00:00:00Z\n",
+        {
+            "values": [[1, 0.5], [NAN, 19723]],
+            "told": "feature columns 'a', 'b' have dates or times, read as days since 1970",
+        },
+    ),
     "names": (
         "a,city\n1,Rome\n2,\n3,Oslo\n4,Rome\n",
         {"categories": (None, ("Oslo", "Rome")), "values": [[1, 1], [2, NAN], [3, 0], [4, 1]]},
