@@ -1,7 +1,5 @@
 """Ids of several columns: one text a row, other parts another text."""
 
-import csv
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,7 +10,6 @@ from fedapp.data.query import Query
 from fedapp.data.read import load_table, read_ids, table_of_frame
 from fedapp.data.schema import PLAIN, Roles, joined_id, read_schema
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import home
 from fedapp.runs.local import run_local
 from fedapp.site.settings import site_config
 from fedapp.site.table import row_ids
@@ -116,13 +113,4 @@ def test_parties_match_rows_by_several_columns(vertical, tmp_path):
     shop = {name: values[rows] for name, values in {**ids, "w": w}.items()}
     given = {"data": f"bank={bank},shop={write_rows(tmp_path / 'shop.csv', shop)}", "label": "y"}
     given |= {"id": "branch,customer", "align": "psi"}
-    trained = summary_of(run_local(vertical(**given)))
-    assert sum(trained["matched_rows"].values()) == 100
-    joint = {"strategy": "interactive", "model": trained["model_id"]}
-    joint = summary_of(run_local(vertical(**given, **joint)))
-    # Ids of several columns are one in predictions, quoted.
-    folder = home() / "sites" / joint["active"] / joint["model_id"]
-    with (folder / "predictions.csv").open() as file:
-        head, *predicted = csv.reader(file)
-    assert head[0] == "branch,customer"
-    assert [row[0].count(",") for row in predicted] == [1] * 100
+    assert sum(summary_of(run_local(vertical(**given)))["matched_rows"].values()) == 100

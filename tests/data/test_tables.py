@@ -241,12 +241,11 @@ def test_a_table_is_read_also_packed(write, case):
 
 IS_MIXED = "^feature columns must be of one type each: "
 AS_CATEGORY = 'declare type = "category" in a schema'
-DROPS, THOUSANDS = (
-    {"label": "y", "drop_unlabelled": True},
-    "remove the marks that set off thousands",
-)
+THOUSANDS = "remove the marks that set off thousands"
+NOT_COMMAS = r"write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\."
 OLD_EXCEL, ID_AND_MARGIN = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a,i,m\n1,7,0.5\n2,-9,-9\n"
-LABEL, WEIGHT, COLUMNS = {"label": "y"}, {"weight": "w"}, "must be in the table, got columns "
+LABEL, WEIGHT = {"label": "y"}, {"weight": "w"}
+DROPS = LABEL | {"drop_unlabelled": True}
 REFUSED = {
     "mixed types": (
         "a,b\n1,2\n2,x\n3,4\n",
@@ -293,35 +292,24 @@ REFUSED = {
         )
         for value in ("1,5", ",5e2")
     },
-    "a decimal comma in quotes": ('a,b\n1,2\n1,"1,5"\n', "decimal comma, write 1.5 or set"),
-    **{
-        f"thousands {value}, decimal {reader.decimal}": (
-            f"a;b\n1;2\n1;2\n1;{value}\n",
-            f"not a number, first '{value}' in line 4: remove the marks that set off thousands$",
-            {"reader": reader},
-        )
-        for value in ("1.234,5", "1.234.567")
-        for reader in (PLAIN, COMMA)
-    },
+    # A decimal mark instead of the advice would divide marked thousands by a thousand.
     **{
         f"{values} in {column}, decimal {reader.decimal}": (
-            f"{column};{'y' if column == 'a' else 'a'}\n{values[0]};1\n{values[1]};1\n",
+            f"{column};{'y' if column == 'a' else 'a'}\n"
+            + "".join(f"{value};1\n" for value in values.split()),
             rf"'{column}'.* {way}",
             {"reader": reader, "label": "y"},
         )
-        for reader, way, pairs in (
-            (
-                COMMA,
-                r"write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
-                ["0.700 1.500", "7.500 2.25", "1 .5"],
-            ),
-            # A decimal mark instead of the advice would divide them by a thousand.
-            (COMMA, THOUSANDS, ["7.500 2,5", "37,752 512"]),
-            (PLAIN, THOUSANDS, ["37,752 1,512"]),
+        for reader, column, values, way in (
+            (PLAIN, "a", "2 2 1.234,5", THOUSANDS),
+            (COMMA, "a", "2 2 1.234.567", THOUSANDS),
+            (PLAIN, "a", "37,752 1,512", THOUSANDS),
+            (COMMA, "a", "37,752 512", THOUSANDS),
+            (COMMA, "y", "7.500 2,5", THOUSANDS),
+            (COMMA, "a", "0.700 1.500", NOT_COMMAS),
+            (COMMA, "a", "1 .5", NOT_COMMAS),
+            (COMMA, "y", "7.500 2.25", NOT_COMMAS),
         )
-        for values in map(str.split, pairs)
-        for column in ("a", "y")
-        if column == "a" or reader is COMMA  # of texts a label may be the names of classes
     },
     "infinite": (
         "a,b\ninf,1\n-inf,2\n1,3\n",
@@ -359,14 +347,17 @@ REFUSED = {
     "only a label": ("y\n1\n", "table must have a feature column, got only 'y'", LABEL),
     "nameless": ("a,\n1,2\n", "must have names, got 'unnamed-2' without; .*=unnamed-2"),
     **{
-        f"no {role} {wrong}": (
+        f"no {role}": (
             "age,balance,default\n1,2,0\n",
-            rf"^{role} column '{wrong}' {COLUMNS}'age', 'balance', 'default'; did you mean "
-            rf"{near}\?$",
+            rf"^{role} column '{wrong}' must be in the table, got columns 'age', 'balance', "
+            rf"'default'; did you mean {near}\?$",
             {field: wrong},
         )
-        for field, role in (("label", "label"), ("id_column", "id"), ("weight", "weight"))
-        for wrong, near in (("defualt", "default"), ("Default", "default"), ("ballance", "balance"))
+        for field, role, wrong, near in (
+            ("label", "label", "defualt", "default"),
+            ("id_column", "id", "ballance", "balance"),
+            ("weight", "weight", "Default", "default"),
+        )
     },
     "no partition": ("a\n1\n", "partition column 'g' must be in the table", {"partition": "g"}),
     "no dropped column": (

@@ -3,7 +3,7 @@
 import re
 from dataclasses import fields
 from itertools import product
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from typing_extensions import TypeAliasType
 
 from fedapp.errors import ProtocolError
 from fedapp.messages import wire
@@ -24,7 +23,6 @@ from fedapp.messages.fields import (
     Request,
     check_sizes,
     message,
-    origin_of,
     request,
 )
 from fedapp.messages.wire import (
@@ -265,13 +263,6 @@ def test_a_request_is_refused_that_does_not_declare_what_sites_read(name, hint):
     rule = rf"^StepRequest\.{name} must be declared RoundId or ReadAs, as sites read it, or have"
     with pytest.raises(TypeError, match=rule):
         request("train.trial_step")(type("StepRequest", (Request,), members))
-
-
-def test_the_origin_of_an_array_is_its_class_also_behind_an_alias():
-    scalar = TypeVar("scalar", bound=np.generic)
-    array = np.ndarray[Any, np.dtype[scalar]]
-    alias = TypeAliasType("alias", array, type_params=(scalar,))  # NDArray of numpy 2.5
-    assert origin_of(alias[np.float64]) is np.ndarray
 
 
 def test_a_message_that_breaks_its_form_does_not_leave_and_is_named():

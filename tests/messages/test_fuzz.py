@@ -8,7 +8,6 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import cache
 from importlib import import_module
 from itertools import count
 from threading import Lock
@@ -36,19 +35,15 @@ from fedapp.messages.wire import (
     to_records,
     with_parcels,
 )
-from fedapp.runs.local import site_contexts
-from fedapp.settings import load_settings
 from fedapp.site.answer import answered, find_handler
 from fedapp.site.mail import HEAD as HEAD_OF_PARCEL
 from fedapp.site.mail import _open, session_secret
-from fedapp.site.settings import parse_node_config
 from fedapp.site.store import LiveStores, Store, Stores
 from strategies.flower import FlowerStrategy
 from tests.contract.conftest import settings_of
 from tests.contract.methods import METHODS
 from tests.moments import text_settings
 from tests.network import run
-from tests.serve.standing import sites_in
 
 # Fields that set how much work a run is: any value is honest.
 WORK = {
@@ -242,28 +237,16 @@ def kind_of(content, envelope, request):
     return next(one for one in kinds if names == {*one.forms})
 
 
-FUZZED = [*METHODS, "describe-rows", "describe-columns", "standing"]
-SEALED = ("secureboost", "federated-forest, paillier", "eini", "describe-columns", "standing")
-
-
-@cache
-def stood(folder):
-    """A model that sites have trained, which may stand."""
-    sites = sites_in(folder, "binary:logistic", 2)
-    return sites.train(**{"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}), sites
+FUZZED = [*METHODS, "describe-rows", "describe-columns"]
+SEALED = ("secureboost", "federated-forest, paillier", "eini", "describe-columns")
 
 
 def settings_for(name, folder, once):
-    """Settings of a short run, and contexts of sites that are not simulated."""
+    """Settings of a short run."""
     (place := folder / f"{len(list(folder.iterdir()))}").mkdir(parents=True)
     if name in METHODS:
-        return settings_of(METHODS[name], place, once, "binary:logistic", depth=2), None
-    if name != "standing":
-        return text_settings(place, name), None
-    model, sites = stood(folder / "sites")
-    given = {"strategy": name, "model": model, "parties": 2, "standing.service": "credit"}
-    configs = (parse_node_config(str(sites.config(site))) for site in sites.names)
-    return load_settings({**given, "run-dir": str(place / "run")}), site_contexts(configs)
+        return settings_of(METHODS[name], place, once, "binary:logistic", depth=2)
+    return text_settings(place, name)
 
 
 def fuzz(name, folder, once, n_damaged):
@@ -271,9 +254,9 @@ def fuzz(name, folder, once, n_damaged):
     damaged, last, n_messages = Counter[str](), 10**6, 0
     for seed in count():
         app = Damaging(np.random.default_rng(seed), n_each=2, last=last)
-        settings, contexts = settings_for(name, folder, once)
+        settings = settings_for(name, folder, once)
         with suppress(FedappError), app.watched(f"run {seed} of {name}"), reading_damaged(app):
-            run(settings, contexts, app=app)
+            run(settings, app=app)
         assert not app.foreign, "\n".join(app.foreign)
         damaged += app.damaged
         if damaged.total() >= n_damaged:

@@ -169,13 +169,24 @@ def warnings_of(settings, contexts=None):
     return [text for text in warnings if "rows are of the rarer class" not in text]
 
 
-def test_a_simulation_says_them_once_of_the_whole_table(settings, vertical, write_table):
+LEAK = "features that alone have an AUC above 0.99 for the label: 'leak' (1.0000); if they are"
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_a_simulation_says_them_once_of_the_whole_table(
+    settings, vertical, write_table, aggregation
+):
+    more = {"y": [0, 1] * 45, "leak": [0, 1] * 45}
     columns = {"c": [1] * 90, "paid": ["yes", "no", "no"] * 30, "i": ["x", "x", *range(88)]}
-    given = {"data": str(write_table(n_rows=90, **columns)), "label": "y", "id": "i"}
-    summary = run_local(settings(**given, pax__bins="equal")).summary
+    given = {"data": str(write_table(n_rows=90, **more, **columns)), "label": "y", "id": "i"}
+    run = settings(**given, pax__bins="equal", pax__aggregation=aggregation)
+    summary = run_local(run).summary
     rule = "id column 'i' has 2 of 90 rows that share their id with another"
-    assert [text for text in summary["warnings"] if "rarer class" not in text] == [rule, CONSTANT]
-    assert warning_lines(summary)[:2] == [rule, CONSTANT]
+    told = [text for text in summary["warnings"] if "rarer class" not in text]
+    (leak,) = [text for text in told if text.startswith(LEAK)]
+    assert sorted(told) == sorted([rule, CONSTANT, leak])
+    assert leak in check_tables(run)
+    assert warning_lines(summary)[:3] == told
     assert summary["facts"] == ["feature column 'paid' has yes or no, read as 1 or 0"]
     path = write_table("columns", c=[7] * 90, n_rows=90)
     assert warnings_of(vertical(data=str(path), label="y", num_boost_round=1)) == [CONSTANT]
@@ -189,20 +200,9 @@ def test_a_party_with_a_table_of_its_own_is_named(settings, write_table, sites):
     assert found == warnings_of(settings(**given), sites(*nodes)) == [f"shop: {CONSTANT}"]
 
 
-LEAK = "features that alone have an AUC above 0.99 for the label: 'c' (1.0000); if they are"
-
-
-@pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_a_simulation_warns_of_a_feature_that_tells_the_label(settings, write_table, aggregation):
-    path = write_table(n_rows=90, y=[0, 1] * 45, c=[0, 1] * 45)
-    given = {"data": str(path), "label": "y", "pax__bins": "equal", "pax__aggregation": aggregation}
-    (told,) = [text for text in warnings_of(settings(**given)) if text.startswith(LEAK)]
-    assert check_tables(settings(**given)) == [told]
-
-
 @pytest.mark.parametrize("rounded", [False, True])
 def test_a_site_tells_of_such_a_feature_unless_only_sums_may_leave_it(write_table, caplog, rounded):
-    path = write_table(n_rows=90, y=[0, 1] * 45, c=[0, 1] * 45)
+    path = write_table(n_rows=90, y=[0, 1] * 45, leak=[0, 1] * 45)
     request = HelloRequest("binary:logistic", 0.2, 0.1, 0, rounded)
     reply, _ = handshake.look(SiteConfig("bank", str(path), label="y"), request)
     assert [note.startswith(LEAK) for note in reply.notes] == [True] * (not rounded)

@@ -145,18 +145,6 @@ def test_a_journal_has_what_was_appended(tmp_path, monkeypatch):
     case().runTest()
 
 
-def test_two_processes_take_turns(tmp_path):
-    one, other = (Journal(tmp_path / "state") for _ in range(2))
-    for number in range(20):
-        journal = (one, other)[number % 2]
-        journal.refresh()
-        assert [stored.read(ARRAYS)["n"][0] for stored in journal.now.values.values()] == list(
-            range(number)
-        )
-        new = Stored(ARRAYS, {"n": np.array([number])})
-        journal.append(State({"n": number}, {**journal.now.values, str(number): new}))
-
-
 def test_arrays_are_aligned_and_read_only(tmp_path):
     journal = Journal(tmp_path / "state")
     value = {"a": np.ones(3, np.uint8), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
