@@ -1,13 +1,9 @@
 """The setting ``data``: one table to split, or a file of each party of one machine."""
 
-import json
-
 import numpy as np
 import pyarrow.csv
 import pytest
-from typer.testing import CliRunner
 
-from fedapp.commands import cli
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
@@ -178,26 +174,3 @@ def test_columns_that_differ_are_refused_by_name_and_a_schema_is_of_a_party(
             do(own_files())
     write_table("shop", 60, seed=2, y=["0", "one"] * 30)  # names there, numbers here
     assert set(stacked_tables(own_files())[0].labels.tolist()) == {"0", "1", "one"}
-
-
-def test_tables_without_header_lines_have_a_schema_each(tmp_path, settings):
-    rng = np.random.default_rng(0)
-    ids, a, b = [np.arange(60), *rng.normal(size=(2, 60)).round(2)]
-    tables = {"bank": (ids, a, (a + b > 0).astype(int)), "shop": (ids, b)}
-    names = {"bank": ["id", "a", "y"], "shop": ["id", "b"]}
-    for party, columns in tables.items():
-        np.savetxt(tmp_path / f"{party}.csv", np.column_stack(columns), "%g", ",")
-        text = f"header = false\nnames = {json.dumps(names[party])}\n"
-        (tmp_path / f"{party}.toml").write_text(text)
-    data = ",".join(f"{party}={tmp_path / party}.csv" for party in tables)
-    given = {"data": data, "schema": data.replace(".csv", ".toml"), "label": "y", "id": "id"}
-    forest = {"federated_forest__trees": 2, "federated_forest__max_depth": 3, "parties": 2}
-    run = settings(strategy="federated-forest", align="rows", **given, **forest)
-    check_tables(run)
-    folder = run_local(run)
-    for party in tables:
-        (tmp_path / f"{party}.toml").unlink()  # the run has copies
-    words = ["predict", str(folder.path), "--data", data, "--id", "id"]
-    done = CliRunner().invoke(cli, [*words, "--output", str(tmp_path / "out.csv")])
-    assert done.exit_code == 0, done.output
-    assert "60 rows written" in done.output
