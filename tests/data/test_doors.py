@@ -257,15 +257,6 @@ def test_rows_without_a_label_are_dropped_whatever_the_other_columns_are(type, t
         assert load_table(as_parquet(frame, tmp_path), roles).n_rows == N_ROWS * 2 // 3
 
 
-def test_half_floats_have_missing_values_and_names():
-    values = pa.array(np.arange(N_ROWS) % 3, pa.float16())
-    declared = (Declared("x", type="category", missing=("1",)),)
-    table = table_of_frame(frame_of(values), LABEL, replace(PLAIN, declared=declared))
-    assert table.categories[0] == ("0", "2")
-    named = table_of_frame(frame_of(values), Roles(label="x"))
-    assert class_names(named.labels, "auto") == ("0", "1", "2")
-
-
 def test_texts_of_times_do_not_depend_on_units_or_zones():
     """Of labels and ids."""
     roles = Roles(label="x", id_column="y")

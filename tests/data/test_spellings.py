@@ -12,13 +12,13 @@ import pytest
 
 import fedapp
 from clients.handshake import look
-from fedapp.data.labels import label_texts
+from fedapp.data.labels import class_names
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import Declared, Reader, Roles
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.messages.handshake import HelloRequest
-from fedapp.runs.tables import check_tables, stacked_tables
+from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
 from fedapp.site.settings import SiteConfig
 from tests.serving import Client
@@ -34,25 +34,6 @@ def composed(text):
 
 def decomposed(text):
     return unicodedata.normalize("NFD", text)
-
-
-def outcome(folder, paths, schema=""):
-    """What both parties' rows become: values, names for codes, and labels; or why they do not."""
-    (folder / "schema.toml").write_text(schema, encoding="utf-8")
-    data = ",".join(f"p{number}={path}" for number, path in enumerate(paths, 1))
-    given = {"data": data, "label": "label", "parties": "2", "schema": str(folder / "schema.toml")}
-    try:
-        run = load_settings({**given, "test-fraction": "0", "valid-fraction": "0"})
-        check_tables(run)
-        table, _ = stacked_tables(run)
-    except (ConfigError, DataError) as error:
-        return str(error)
-    names = table.categories or [None] * len(table.columns)
-    values = [
-        [of[int(code)] if of and code == code else code for code in column]
-        for of, column in zip(names, table.values.T.tolist(), strict=True)
-    ]
-    return str(values), label_texts(table.labels).tolist()
 
 
 DAYS = [date(2019, 1, 4), date(2020, 5, 15), date(2024, 3, 15)]
@@ -151,42 +132,21 @@ def test_a_party_may_have_labels_alone_and_a_part_keeps_the_kinds_of_its_columns
 
 # The inputs of which people reported that they are read in two ways
 
-CAFE = ["café", "milk", "tea"]
-CLASSES = {  # names of each party, and what they are to all
-    **{
-        name: ([names] * 2, names)
-        for name, names in (
-            ("zeros", ["01", "1", "2"]),
-            ("beyond floats", [str(10**16 + last) for last in (40, 41, 47)]),
-            ("powers", ["10E4", "1E5"]),
-        )
-    },
-    "two forms of Unicode": ([CAFE, list(map(decomposed, CAFE))], CAFE),
-    "words for booleans": ([["true", "false"]] * 2, ["false", "true"]),
-    "NA beside a number": ([["NA", "1"]] * 2, ["1", "NA"]),
-    "other zeros": (
-        [["01", "02", "10"], ["1", "2", "10"]],
-        "label must be spelled alike at all parties, got names that differ only in case or spa",
-    ),
-    "one number in two ways": (
-        [["1", "1.0", "0"]] * 2,
-        "label must name a class in one way, got one number writ",
-    ),
-}
 
-
-@pytest.mark.parametrize("case", CLASSES)
-def test_classes_have_the_names_of_the_file(tmp_path, case):
-    columns, expected = CLASSES[case]
-    paths = [tmp_path / f"p{number}.parquet" for number in range(2)]
-    for path, names in zip(paths, columns, strict=True):
-        at = np.arange(90) % len(names)
-        pq.write_table(pa.table({"x": at, "label": pa.array(names).take(at)}), path)
-    found = outcome(tmp_path, paths)
-    if isinstance(expected, str):
-        assert expected in found
-    else:
-        assert sorted({*found[1]}) == expected
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *(["01", "1", "2"], ["10E4", "1E5"], ["NA", "1"], ["true", "false"]),
+        *([str(10**16 + last) for last in (40, 41, 47)], [*map(decomposed, CUPS)]),
+    ],
+)
+def test_classes_have_the_names_of_the_file_and_one_has_one(labels):
+    frame, roles = pa.table({"x": range(len(labels)), "y": labels}), Roles(label="y")
+    names = class_names(table_of_frame(frame, roles).labels, "auto")
+    assert sorted(names) == sorted(map(composed, labels))
+    twice = pa.table({"x": range(3), "y": ["1", "1.0", "0"]})
+    with pytest.raises(DataError, match="label must name a class in one way, got one number writ"):
+        class_names(table_of_frame(twice, roles).labels, "auto")
 
 
 COUNTRIES = ["DE", "NA", ""] * 30

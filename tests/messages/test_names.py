@@ -351,18 +351,6 @@ def test_every_command_of_other_tools_leads_to_one_of_ours():
                 command = command.commands[word]
 
 
-def test_data_label_id_and_parties_are_short_for_settings_and_wrong_ones_are_named(write_table):
-    data = ["--data", str(write_table())]
-    for given, rule in (
-        ([*data, "-c", "data=other.csv"], "data must be given once, got other.csv and .*"),
-        ([*data, "--label", "z"], "label column 'z' must be in .*"),
-        (["--parties", "many"], "parties must be a whole number, got 'many'"),
-        ([*data, "--label", "y", "--id", "z"], "id column 'z' must be in the table, .*"),
-    ):
-        error = invoke(["run", "pax", *given]).exception
-        assert re.search(f"{rule}$", str(error)), error
-
-
 def test_a_wrong_path_names_the_one_that_is_spelled_alike(own_folder, write_table):
     write_table("loans")
     Path("runs/first").mkdir(parents=True)
