@@ -209,14 +209,6 @@ def test_a_run_goes_by_the_union_and_unseen_names_of_a_table_to_predict_are_miss
     assert notes == [f"10 {rule}"]
     assert predicted(run, known, output) == (found, [])
     assert len(set(found)) > 2
-    if strategy != "bagging":
-        return
-    # Names may look like numbers; numbers are no names.
-    numbers = write_table("numbers", n_rows=30, color=range(30))
-    assert predicted(run, numbers, output)[1] == [f"30 {rule}"]
-    texts = write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30)
-    with pytest.raises(DataError, match=r"feature column 'a' must be numbers.*, as in the mo"):
-        predicted(run, texts, output)
 
 
 # A site that keeps its names to itself

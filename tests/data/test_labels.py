@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedapp.commands.data import data_app
 from fedapp.data.labels import note_on_measure, positive_last
 from fedapp.data.partition import split_rows
 from fedapp.data.read import load_table
@@ -71,24 +69,6 @@ def test_ids_of_rows_without_a_label_are_not_matched_and_are_predicted(vertical,
     assert sum(summary_of(folder)["matched_rows"].values()) == N_ROWS - N_WITHOUT
     predict_table(folder.path, data, "id", tmp_path / "out.csv")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + N_ROWS
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ([], "are refused by a run; missing-label=drop drops them.* refuses this table: rows with"),
-        (["--missing-label", "drop"], "and are dropped before rows are held back or matched"),
-    ],
-)
-def test_a_description_says_so(rows, tmp_path, more, told):
-    schema = tmp_path / "new.toml"
-    given = ["describe", str(rows()[0]), "--label", "y", "--schema", str(schema), *more]
-    result = CliRunner().invoke(data_app, given)
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.output.split())
-    assert re.search(told, text)
-    assert ("refuses this table" in text) == (not more)
-    assert f'missing-label = "{"drop" if more else "refuse"}"' in schema.read_text()
 
 
 LATE = r"classes of the label in no training row, which the model cannot know: 'green'; correct"

@@ -170,7 +170,6 @@ def test_an_array_in_another_memory_order_arrives_in_c_order():
 CONTROLS = "must have no control characters .*"
 BROKEN = {
     "byte order": ({"sums": np.zeros((2, 3, 2), ">f8")}, "sums must be float64, got >f8"),
-    "object dtype": ({"sums": np.zeros((2, 3, 2), object)}, "sums must be float64, got object"),
     "dtype": ({"counts": np.zeros(2, "i8")}, "counts must be int32, got int64"),
     "dimensions": ({"counts": np.zeros((1, 2), "i4")}, "counts must have 1 dimensions, got 2"),
     "low": ({"counts": np.int32([0, -1])}, "counts must be >= 0, got -1"),
@@ -183,24 +182,18 @@ BROKEN = {
     "none": ({"classes": None}, "classes must be a list of texts, got NoneType"),
     "list for array": ({"counts": [0, 1]}, "counts must be int32, got list"),
     "fixed size": ({"sums": np.zeros((2, 3, 3))}, "sums must have size 2 in dimension 3, got 3"),
-    **{
-        f"named size {size}": (
-            {"counts": np.zeros(size, np.int32)},
-            f"counts must have size 2 \\(n_nodes\\) in dimension 1, got {size}",
-        )
-        for size in (0, 3)
-    },
+    "named size": (
+        {"counts": np.zeros(3, np.int32)},
+        r"counts must have size 2 \(n_nodes\) in dimension 1, got 3",
+    ),
     "NaN": ({"sums": np.full((2, 3, 2), np.nan)}, "sums must be finite"),
     "inf beside NaN": ({"maxima": np.array([np.nan, -np.inf], "f4")}, "maxima must be finite"),
     "low beside NaN": (
         {"maxima": np.array([np.nan, -10], "f4")},
         "maxima must be >= -9, got -10.0",
     ),
-    "high beside NaN": ({"maxima": np.array([np.nan, 10], "f4")}, "maxima must be <= 9, got 10.0"),
     "bool for int": ({"level": True}, "level must be int, got bool"),
-    "float for int": ({"level": 1.0}, "level must be int, got float"),
     "int for float": ({"share": 1}, "share must be float, got int"),
-    "int for bool": ({"last": 1}, "last must be bool, got int"),
     "bytes for text": ({"name": b"bank"}, "name must be str, got bytes"),
     "infinite without range": ({"mean": float("-inf")}, "mean must be finite, got -inf"),
     "numbers": ({"classes": (1, 2)}, "classes must be a list of texts, got another element in it"),

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.arguments import parse_overrides, settings_of
 from fedapp.commands import cli
-from fedapp.commands.run import COMMON, in_words, list_settings
+from fedapp.commands.run import in_words, list_settings
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.known_names import (
     ALIASES,
@@ -397,20 +397,6 @@ def test_the_settings_of_a_method_are_those_that_it_reads_and_versions_are_told(
     words = invoke("settings").output.split()
     assert {name for name in defaults() if "." not in name} <= set(words)
     assert set(all_methods()) <= {word.strip(",") for word in words}
-
-
-@pytest.mark.parametrize("method", TRAINING)
-def test_the_settings_of_a_method_begin_with_the_common_ones(method):
-    shown = invoke(["settings", method]).output
-    names = [line.split()[0] for line in shown.splitlines() if re.match(r" [a-z]", line)]
-    lines = [line.strip() for line in shown.splitlines()]
-    common = [name for name in COMMON if name in names]
-    assert names[1 : 1 + len(common)] == common
-    assert {"data", "label", "parties", "seed"} < {*common}
-    own = [f"Of {method}"] if any("." in name for name in names) else []
-    headings = ["Common", *own, "A run of any method"]
-    assert [line for line in lines if line in headings] == headings
-    assert {*names[1:]} == {name for name, one in list_settings().items() if method in one.methods}
 
 
 MEANT = {"learning-rate": "eta", "num_leaves": "max-leaves", "trees": "federated-forest.trees"}
