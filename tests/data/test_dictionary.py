@@ -80,7 +80,6 @@ JOINT = {
     ),
     "no categories": (said("a", ()), said("b", ()), ()),
     "no value at one party": (said("a", TWO), said("b", ((), None)), TWO),
-    "no value at both": (said("a", ((), None)), said("b", ((), None)), ()),
     "as a schema gives them": (said("a", GIVEN_TWO, (0,)), said("b", TWO), GIVEN_TWO),
     "as both schemas give them": (
         said("a", GIVEN_TWO, (0,), shares=False),

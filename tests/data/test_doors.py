@@ -115,8 +115,6 @@ READ = {  # columns of a family have the same codes
 }
 REFUSED = {
     **{str(type): NAMES.cast(pa.binary()).cast(type) for type in (pa.binary(), pa.large_binary())},
-    "binary_view": NAMES.cast(pa.binary()).cast(pa.binary_view()),
-    "fixed binary": NAMES.cast(pa.binary()).cast(pa.binary(1)),
     **{
         str(type): pa.array([[n] for n in WHOLE], type)
         for type in (pa.list_(pa.int64()), pa.list_(pa.int64(), 1), pa.large_list_view(pa.int64()))
@@ -134,10 +132,8 @@ REFUSED = {
     ),
     "opaque": extension(pa.opaque(pa.int64(), "t", "v"), INTS),
     "unknown": extension(Unknown(), INTS),
-    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.full((N_ROWS, 2), float(SECRET))),
     "categories of durations": categories(pa.array([SECRET, 1, 2], pa.duration("s"))),
     "categories of bytes": categories(pa.array([b"98760", b"b", b"c"])),
-    "categories of intervals": pa.array(pd.cut([SECRET, 1, 2] * 4, [0, 1, SECRET])),
 }
 LABEL = Roles(label="y")
 

@@ -14,7 +14,6 @@ from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables, stacked_tables
 from fedapp.settings import load_settings
-from fedapp.site.settings import site_config
 from tests.federated import model_bytes, summary_of
 
 METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
@@ -47,21 +46,6 @@ def test_a_table_is_split_or_each_party_has_one(data):
 def test_what_is_wrong_with_the_tables_of_parties_is_said(data, n_parties, match):
     with pytest.raises(ConfigError, match=f"^data must .*{match}"):
         load_settings({"data": data, "parties": n_parties})
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ("bank=a.csv,insurer=b.csv", ("insurer", "b.csv", False)),
-        ("a.csv", ("party-2", "a.csv", True)),
-    ],
-)
-def test_a_simulated_party_has_the_name_of_its_file_or_a_share(data, expected):
-    run = load_settings({"data": data, "parties": 2, "label": "y"}).as_config()
-    found = site_config({"partition-id": 1, "num-partitions": 2}, {**run})
-    assert (found.name, found.data, found.is_share) == expected
-    assert found.simulated
-    assert found.label == "y"
 
 
 # Runs

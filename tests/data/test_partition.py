@@ -159,20 +159,11 @@ RULE = "partition must be "
         ("sizes:0.9989,0.001,0.0001", "leave every party at least one of 300 rows, got", 3),
         ("column", r"value for each of 5 parties \(it has 4\), got 'column'", 5),
         ("iid", r"must be in \[1, 300\] \(rows\), got 301", 301),
+        ("dirichlet:1", "table without labels, got 'dirichlet:1'", 2),
+        ("column:g", "table without a group column, got 'column:g'", 2),
     ],
 )
 def test_a_rule_that_cannot_be_met_is_refused(rule, message, n_parties):
+    columns = () if "without" in message else (LABELS, GROUPS)
     with pytest.raises(ConfigError, match=message):
-        deal(rule, n_parties)
-
-
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ("dirichlet:1", "table without labels, got 'dirichlet:1'"),
-        ("column:g", "table without a group column, got 'column:g'"),
-    ],
-)
-def test_rules_need_the_column_they_go_by(rule, message):
-    with pytest.raises(ConfigError, match=message):
-        partition_rows(rule, ROWS, 2, np.random.default_rng(0))
+        partition_rows(rule, ROWS, n_parties, np.random.default_rng(0), *columns)

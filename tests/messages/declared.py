@@ -52,7 +52,10 @@ def example(kind, size=2):
 
 def example_array(kind, form, size):
     """An array that keeps its form, with the sizes that its relations ask for."""
-    shape = [length(one, size) for one in form.shape]
+    shape = [
+        one if isinstance(one, int) else size + int(one.partition("+")[2] or 0)
+        for one in form.shape
+    ]
     low = max(0, form.low if form.low is not None else 0)
     rules = form.relations
     if "divides" in rules or "ends" in rules:
@@ -65,10 +68,3 @@ def example_array(kind, form, size):
     if "ascending" in rules:
         return np.arange(shape[0]).astype(form.dtype)
     return np.full(shape, low, form.dtype)
-
-
-def length(dimension, size):
-    """A dimension's size where named ones have ``size``."""
-    if isinstance(dimension, int):
-        return dimension
-    return size + int(dimension.partition("+")[2] or 0)

@@ -535,9 +535,7 @@ NUMBER = r"A\.a must be a finite number, a text or a "
     ("value", "rule"),
     [
         *((np.array(values), ARRAY) for values in ([True], ["a"], [1j], [None])),
-        (np.zeros(2, [("a", "u1")]), ARRAY),
-        (np.array(["2020-01-01"], dtype="M8[s]"), ARRAY),
-        *((value, NUMBER) for value in (np.nan, np.inf, 2**63, None, np.int64(1), {"b": 1}, [1])),
+        *((value, NUMBER) for value in (np.nan, 2**63, None, np.int64(1), [1])),
     ],
     ids=repr,
 )

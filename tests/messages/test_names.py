@@ -82,38 +82,26 @@ def test_a_name_that_begins_as_one_is_meant_by_it():
     assert did_you_mean("def", known) == ""  # three letters begin many names
 
 
-def test_every_alias_leads_to_a_setting_and_is_none():
-    inner = {name.partition(".")[2] for name in defaults()}
-    for name, meant in {**ALIASES, **SYNONYMS}.items():
-        assert name not in defaults() or name == meant[-1]
-        assert set(meant) <= inner | set(defaults())
-
-
 # Names of XGBoost, LightGBM and scikit-learn are never answered by a look-alike
 
 # Names of LightGBM, and of XGBoost's boosters and objectives, one or two of each kind.
 OTHERS = """
-app auc_mu_weights bagging bagging_by_query bagging_seed bin_construct_sample_cnt blacklist
-boosting_type cat_feature cat_smooth categorical_column cegb_tradeoff config contrib
-convert_model_language data_sample_strategy device_type drop_rate drop_seed enable_bundle
-early_stopping_min_delta early_stopping_round eval_at extra_seed extra_tree fair_c feature_fraction
-feature_fraction_bynode feature_pre_filter forcedbins_filename forcedsplits_filename fp fs group_id
-gpu_use_dp has_header header input_model is_predict_raw_score is_save_binary is_training_metric
-is_unbalance label_column label_gain lambda_l1 lambda_l2 lambdarank_norm leaf_index linear_lambda
-local_port machines map_at max_bin_by_feature max_leaf max_leaf_output max_tree_output mc mc_method
-metric metric_freq min_data_in_bin min_data_in_leaf min_data_per_group min_gain_to_split min_hessian
-model_out monotone_constraint monotone_constraining_method monotone_splits_penalty ms_penalty
+app auc_mu_weights bagging bagging_seed bin_construct_sample_cnt blacklist boosting_type cat_feature
+cat_smooth categorical_column config contrib convert_model_language data_sample_strategy device_type
+drop_rate enable_bundle early_stopping_min_delta early_stopping_round eval_at extra_seed fair_c
+feature_fraction feature_fraction_bynode feature_pre_filter forcedbins_filename fp group_id
+has_header header input_model is_save_binary is_training_metric is_unbalance label_gain lambda_l1
+lambdarank_norm leaf_index linear_lambda local_port machines map_at max_bin_by_feature max_leaf
+max_leaf_output mc metric min_data_in_bin min_data_in_leaf min_data_per_group min_gain_to_split
+min_hessian model_out monotone_constraint monotone_constraining_method monotone_splits_penalty
 multi_error_top_k name_pred neg_bagging nrounds num_classes num_grad_quant_bins num_iteration
-num_leaves num_machines num_threads objective_seed output_result parser_config_file path_smooth
-pos_sub_row pre_partition pred_early_stop query_column random_seed refit_decay_rate reg_sqrt
-save_period shrinkage_rate sigmoid snapshot_freq sparse sub_row subsample_freq test train_data
-train_metric tree_learner two_round unbalanced_sets use_missing use_quantized_grad valid
-weight_column workers xgboost_dart_mode zero_as_missing
-aft_loss_distribution boost_from_average debug_synchronize default_direction feature_selector
-disable_default_eval_metric fail_on_invalid_gpu_id lambdarank_pair_method max_cached_hist_node
-max_row_perbatch ndcg_exp_gain normalize_type num_feature num_target one_drop opt_dense_col
-process_type quantile_alpha rate_drop refresh_leaf sample_type seed_per_iteration skip_drop
-sparse_threshold tolerance top_k tweedie_variance_power updater_seq validate_parameters
+num_leaves num_threads output_result parser_config_file path_smooth pred_early_stop random_seed
+refit_decay_rate save_period shrinkage_rate sparse sub_row test train_data tree_learner
+use_quantized_grad weight_column workers xgboost_dart_mode zero_as_missing aft_loss_distribution
+boost_from_average debug_synchronize default_direction feature_selector disable_default_eval_metric
+fail_on_invalid_gpu_id lambdarank_pair_method max_row_perbatch ndcg_exp_gain normalize_type
+num_feature one_drop process_type quantile_alpha rate_drop sample_type seed_per_iteration skip_drop
+tolerance top_k tweedie_variance_power updater_seq validate_parameters
 """
 FUNCTIONS = {
     "xgboost": (xgboost.train, xgboost.XGBModel.__init__, xgboost.XGBRanker.fit),
@@ -145,6 +133,9 @@ def test_every_name_of_a_library_is_a_setting_or_answered_by_what_it_is(library,
 
 def test_the_tables_name_settings_and_none_is_unsupported():
     inner = {name.rpartition(".")[2] for name in defaults()}
+    for name, meant in {**ALIASES, **SYNONYMS}.items():
+        assert name not in defaults() or name == meant[-1]
+        assert set(meant) <= inner | set(defaults())
     for pattern, _, nearest in UNSUPPORTED:
         assert not [name for name in defaults() if fnmatchcase(name, pattern)]
         assert all(one in inner or one.startswith('"fedapp ') or " of " in one for one in nearest)

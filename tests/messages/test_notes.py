@@ -42,12 +42,10 @@ NOTED = {
     },
     **{text: (values, text) for text, values in FACTS.items()},
     "marked": (["$1,200", "$800", "$2,400"], MARKS),
-    "per cent": (["12%", "7%", "30%"], MARKS),
     "years": (
         [f"{18 + n % 12} years" for n in range(N_ROWS)],
         "feature columns 'c' ('18 years', in 40 rows) have numbers with a unit, read as categories",
     ),
-    "weights": (["37.5 kg", "40kg", "-2,5 KG", "?"], "('-2,5 KG', in 30 rows) have numbers"),
     "times": (
         [f"2024-03-0{1 + n % 9}T10:{n:02d}:30" for n in range(N_ROWS)],
         "has times of day that float32 moves by up to 3 minutes",
@@ -57,7 +55,6 @@ NOTED = {
     "hexadecimal": (["0x1F", "0x2A"], CODES),
     "powers": (["1E2", "2e3", "115"], CODES),
     "some without a zone": (["2024-01-05T10:00", "2024-01-06T10:00Z"], ZONES),
-    "days without a zone": (["2024-01-05", "2024-01-06T10:00+02:00"], ZONES),
     **{
         f"rounded {value}": ([value, *range(0, 78, 2)], ROUNDED)
         for value in (2**24 + 1, -(2**24) - 1, 2**50 + 1)
@@ -65,11 +62,9 @@ NOTED = {
     "numbers of rows": (range(N_ROWS), NUMBERED),
     "in another order": ([*range(20, 40), *range(20)], NUMBERED),
     "large": (range(2**31, 2**31 + 40), NUMBERED),
-    "decimal": ([f"{number}.0" for number in range(40)], NUMBERED),
     **{
         f"none of {values}": (values, "")
         for values in (
-            ["1a", "1b", "2c", "2d"],
             ["S", "M", "34 L", "XL"],
             ["10-19 years", "20-29 years"],
             ["1e-05", "2.5E3", "1e+05"],
@@ -77,7 +72,6 @@ NOTED = {
             [*range(39), 40],
             [*range(38), 37.5, 39],
             [*range(39), ""],
-            [number / 2 for number in range(40)],
         )
     },
 }
