@@ -293,7 +293,6 @@ ANSWERS = {
     "run loans.csv": ": write fedapp run METHOD --data loans.csv$",
     "tune pax a.csv b.csv": ": write fedapp tune pax --data a.csv,b.csv$",
     "compare pax bagging loans.csv": ": write fedapp compare pax bagging --data loans.csv$",
-    "describe loans.csv": ": write fedapp describe --data loans.csv$",
     "run pax bagging --label y": ": fedapp compare pax bagging compares them$",
     "settings bagger": "a method or a setting, got bagger; did you mean bagging.$",
 }
@@ -314,7 +313,6 @@ UNKNOWN = {
     **{
         words: rf"\Aerror: fedapp [\w ]+ is not a command.*; {way}\n\Z"
         for words, way in {
-            "train pax": r"did you mean fedapp run METHOD\?",
             "evaluate": r"did you mean fedapp report RUN or fedapp predict RUN --data FILE\?",
             "pax --data loans.csv": r"did you mean fedapp run pax\?",
             "rnu pax": r"did you mean fedapp run\?",
@@ -349,7 +347,6 @@ def test_a_wrong_path_names_the_one_that_is_spelled_alike(own_folder, write_tabl
         "run pax -c data=loan.csv --label y": "loans.csv",
         "predict runs/frist --data loans.csv --output x.csv": "runs/first",
         "predict first --data loans.csv --output x.csv": "runs/first",
-        "export frist": "runs/first",
         "run pax -c resume=firts": "runs/first",
     }.items():
         error = invoke(words).exception

@@ -110,6 +110,7 @@ def test_sentences_are_those_of_the_settings(method, settings, shown, hidden):
         ("handshake", "secureboost", VERTICAL, "the server learns each party's name", "labels"),
         ("secagg", "pax", MASKED, "Runs add up", "inventing"),
         ("secagg", "pax", BINARY, "", "sum"),
+        ("pax_secure", "pax", MASKED, "", "noise"),
     ],
 )
 def test_the_rest_is_what_holds(name, method, settings, shown, hidden):
