@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fedapp.data.predictions import harmless, write_predictions
-from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
 
 FORMULAS = ["=A(1)", "+1+2", "-2-3", "@SUM(A1)", "=", "+", " =1", "\u00a0=1", "\uff1d1", "-a"]
 CONTROLS = {"\t=1": "?=1", "\r=1": "?=1", "\n": "?", "a\x1b[2Jb": "a?[2Jb", "\x9b2J": "?2J"}
@@ -42,11 +40,3 @@ def test_a_csv_file_has_harmless_ids_and_names_and_a_parquet_file_those_of_the_t
     exact = parquet.read_table(tmp_path / "scores.parquet").to_pydict()
     assert exact == {"=id()": ids, "probability_\x1b": scores["probability_\x1b"].tolist()}
     assert [float(row[1]) for row in rows] == pytest.approx(exact["probability_\x1b"])
-
-
-def test_predict_writes_harmless_ids(settings, write_table, tmp_path):
-    table = write_table(customer=["=HYPERLINK(0)", "a\x1b[2J", "-5", *range(100, 137)])
-    run = run_local(settings(strategy="pax", data=str(table), label="y", id="customer", parties=2))
-    predict_table(run.path, str(table), "customer", tmp_path / "scores.csv")
-    lines = (tmp_path / "scores.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines[1:4]] == ['"\'=HYPERLINK(0)"', '"a?[2J"', '"-5"']

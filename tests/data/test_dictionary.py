@@ -1,14 +1,20 @@
-"""Horizontal parties whose tables have categories go by one dictionary, or are told why not."""
+"""Categories: parties go by one dictionary, and names of few rows stay at their site."""
 
 import json
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from clients.handshake import look
+from clients.handshake import category_fields, look
+from clients.vertical.opening import look as look_vertical
+from fedapp.data.partition import SUBSETS
+from fedapp.data.table import Table
 from fedapp.errors import DataError, PartyError, ProtocolError
+from fedapp.home import home
 from fedapp.messages.handshake import (
     MOST_LETTERS,
     HelloReply,
@@ -17,12 +23,20 @@ from fedapp.messages.handshake import (
     pack_categories,
     unpack_categories,
 )
+from fedapp.messages.vertical import VerticalHelloRequest
+from fedapp.messages.wire import from_records, to_bytes
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
-from fedapp.site.settings import site_config
+from fedapp.site.check import check_site
+from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.store import PART_FILE
+from fedapp.site.table import read_columns
+from fedapp.trees.categories import RARE, recoded, without_rare
 from fedapp.trees.linear import LinearModel
 from strategies.common_table import common_table, joint_dictionary, joint_kinds, similar_names
 from tests.federated import model_of, summary_of
+from tests.serving import Client
+from tests.transcript import Listener
 
 TWO, GIVEN_TWO = (("blue", "red"), None), (("red", "green"), None)
 
@@ -66,8 +80,6 @@ JOINT = {
     ),
     "no categories": (said("a", ()), said("b", ()), ()),
     "no value at one party": (said("a", TWO), said("b", ((), None)), TWO),
-    "no value of a number either": (said("a", TWO), said("b", (("red",), ())), TWO),
-    "no value at both": (said("a", ((), None)), said("b", ((), None)), ()),
     "as a schema gives them": (said("a", GIVEN_TWO, (0,)), said("b", TWO), GIVEN_TWO),
     "as both schemas give them": (
         said("a", GIVEN_TWO, (0,), shares=False),
@@ -83,7 +95,6 @@ NOT_JOINT = {  # what a tells, the error, and what b tells, if not TOLD_TWO
         said("a", (None, ("s",))),
         IS_MIXED + "ies at b: write it alike everywhere, or let the schema of a table say its type",
     ),
-    "numbers alone at one party": (said("a", ()), IS_MIXED),
     "schemas with another order": (
         said("a", TWO, (0,)),
         "b: categories of column 'color' must be the same in all schemas, in the same order, got "
@@ -95,9 +106,7 @@ NOT_JOINT = {  # what a tells, the error, and what b tells, if not TOLD_TWO
         "a: categories of column 'color' must be sent by a party whose schema gives them",
         said("b", ((), None)),
     ),
-    "no digest": (said("a", TWO, digests=()), NO_DIGESTS),
     "a digest of others": (said("a", TWO, digests=("0" * 64,)), NO_DIGESTS),
-    "a name as digest": (said("a", TWO, digests=("red",)), NO_DIGESTS),
     "a name twice": (
         said("a", TWO, categories=("red", "red")),
         "a: .*must be distinct in a column",
@@ -150,26 +159,21 @@ def test_a_resumed_run_keeps_the_dictionary_whoever_is_left(settings):
 
 
 @pytest.fixture
-def colours(write_table):
-    """Node configs of two sites with other colours."""
+def of_colours(write_table, sites, settings):
+    """``of_colours(strategy, first={...}, second={...})``: a run of two sites with other colours,
+    and what more their node configs say."""
     rng = np.random.default_rng(1)
-    places = {"a": ["red", "blue", ""], "b": ["green", "red"]}
-    return [
-        {"name": name, "data": write_table(name, 60, place, color=rng.choice(words, 60))}
+    places = {"a": ["red", "blue", ""], "b": ["green", "green", "red"]}
+    nodes = [
+        {"name": name, "data": write_table(name, 60, place, color=rng.permutation(words * 20))}
         for place, (name, words) in enumerate(places.items())
     ]
 
-
-@pytest.fixture
-def of_colours(colours, sites, settings):
-    """``of_colours(strategy, first={...}, second={...})``: a run of the sites with these colours,
-    and what more their node configs say."""
-
     def run(strategy="fedavg-linear", first=(), second=(), **more):
-        nodes = {**colours[0], **dict(first)}, {**colours[1], **dict(second)}
         given = {"parties": 2, "fedavg_linear__rounds": 2, "fedxgbllr__trees": 3}
         given |= {"fedxgbllr__rounds": 1, "fedxgbllr__epochs": 1, **more}
-        return run_local(settings(strategy=strategy, **given), sites(*nodes))
+        contexts = sites({**nodes[0], **dict(first)}, {**nodes[1], **dict(second)})
+        return run_local(settings(strategy=strategy, **given), contexts)
 
     return run
 
@@ -204,14 +208,6 @@ def test_a_run_goes_by_the_union_and_unseen_names_of_a_table_to_predict_are_miss
     assert notes == [f"10 {rule}"]
     assert predicted(run, known, output) == (found, [])
     assert len(set(found)) > 2
-    if strategy != "bagging":
-        return
-    # Names may look like numbers; numbers are no names.
-    numbers = write_table("numbers", n_rows=30, color=range(30))
-    assert predicted(run, numbers, output)[1] == [f"30 {rule}"]
-    texts = write_table("text", n_rows=30, a=["x", "y"] * 15, color=["red"] * 30)
-    with pytest.raises(DataError, match=r"feature column 'a' must be numbers.*, as in the mo"):
-        predicted(run, texts, output)
 
 
 # A site that keeps its names to itself
@@ -225,29 +221,24 @@ def schema(tmp_path):
     return {"schema": str(path)}
 
 
-KEEPS = {"share-categories": "false"}
-
-
 def test_a_site_that_keeps_its_names_goes_by_those_that_its_schema_gives(of_colours, schema):
-    assert categories_of(of_colours(first=schema, second=schema | KEEPS)) == ["red", "blue"]
+    run = of_colours(first=schema, second=schema | {"share-categories": "false"})
+    assert categories_of(run) == ["red", "blue"]
+    run = of_colours(first=schema)  # what the given names lack counts as missing
+    assert summary_of(run)["categories"] == {"color": {"names": 2, "unseen": {"b": 40}}}
+    told = "b: 40 values of 'color' are not among its categories, and count as missing"
+    assert told in summary_of(run)["warnings"]
     rule = "categories of feature columns must be given by the schema where share-categories is fal"
     with pytest.raises(PartyError, match=rule):
-        of_colours(second=KEEPS)
+        of_colours(second={"share-categories": "false"})
 
 
-def test_what_the_given_names_lack_counts_as_missing_and_stands_in_the_summary(
-    of_colours, colours, schema
+def test_a_site_that_keeps_its_names_tells_none_and_refuses_an_unknown_objective(
+    write_table, schema
 ):
-    summary = summary_of(of_colours(first=schema))
-    n_green = Path(str(colours[1]["data"])).read_text().count("green")
-    assert summary["categories"] == {"color": {"names": 2, "unseen": {"b": n_green}}}
-    told = f"b: {n_green} values of 'color' are not among its categories, and count as missing"
-    assert told in summary["warnings"]
-
-
-def test_a_site_that_keeps_its_names_tells_none_and_refuses_an_unknown_objective(colours, schema):
-    node = {key: str(value) for key, value in {**colours[1], "label": "y", **schema}.items()}
-    config, request = site_config(node, {}), HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
+    table = str(write_table(color=["red", "green"] * 20))
+    config = site_config({"name": "b", "data": table, "label": "y", **schema}, {})
+    request = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
     told, _ = look(replace(config, shares_categories=False), request)
     assert (told.categories, told.digests) == ((), (dictionary_digest(("red", "blue")),))
     assert look(config, request)[0].categories == ("red", "blue")
@@ -256,19 +247,266 @@ def test_a_site_that_keeps_its_names_tells_none_and_refuses_an_unknown_objective
 
 
 @pytest.mark.parametrize(
-    ("tampered", "given", "rule"),
+    ("tampered", "is_given", "rule"),
     [
-        ((None, ("red",), None), {}, "feature column 'b' must be categories, as at the ot"),
+        ((None, ("red",), None), False, "feature column 'b' must be categories, as at the ot"),
         (
             (None, None, ("blue", "red")),
-            {"color": True},
-            "categories must be those that the site's schema gives",
+            True,
+            "categories must be those that the site's schema giv",
         ),
     ],
 )
 def test_a_dictionary_of_another_table_is_refused_by_the_site(
-    of_colours, schema, monkeypatch, tampered, given, rule
+    of_colours, schema, monkeypatch, tampered, is_given, rule
 ):
     monkeypatch.setattr("strategies.common_table.joint_dictionary", lambda *_: tampered)
     with pytest.raises((PartyError, ProtocolError), match=rule):
-        of_colours(first=schema if given else {})
+        of_colours(first=schema if is_given else {})
+
+
+# Names that few rows have stay at their site, in messages and in files
+
+SECRET = "fabry-disease"  # of one row
+TEN = {"share-categories": 10}
+LINEAR = {"fedavg_linear__rounds": 1}
+HELLO = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
+
+
+def illnesses(n_rows=250):
+    """A column with two frequent categories, one of four rows, one of a single row, and gaps."""
+    words = ["flu", "cold", "cold", "", "flu"] * (n_rows // 5)
+    return ["measles"] * 4 + words[4:-1] + [SECRET]
+
+
+@pytest.fixture
+def overheard(settings, sites, write_table):
+    """``overheard(strategy, policy)``: a run of three sites of which only the first has the secret,
+    and every message of it."""
+
+    def run(strategy, policy, **more):
+        columns = illnesses(), ["flu", "cold"] * 125, ["flu", "gout"] * 125
+        nodes = [
+            {"name": name, "data": write_table(name, 250, seed=place, illness=column)}
+            for place, (name, column) in enumerate(zip("abc", columns, strict=True))
+        ]
+        app, given = Listener(), {"parties": 3, "strategy": strategy, **more}
+        contexts = sites(*({**node, "min-rows": 20, **policy} for node in nodes))
+        return run_local(settings(**given), contexts, client_app=app), app
+
+    return run
+
+
+def who_shows(text, run, app):
+    """Kinds of messages and names of the run's files in which a text is."""
+    messages = {
+        kind
+        for kind, *pair in app.heard
+        for message in pair
+        if text.encode() in to_bytes(from_records(message.content, "sender")[1])
+    }
+    return messages | {path.name for path in files_with(text, run)}
+
+
+def files_with(text, run):
+    files = (path for path in run.path.rglob("*") if path.is_file())
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("pax", {"pax__aggregation": "secure"}),
+        ("bagging", {}),
+        ("fedavg-linear", LINEAR),
+        ("fedxgbllr", {f"fedxgbllr__{name}": 1 for name in ("trees", "rounds", "epochs")}),
+    ],
+    ids=str,
+)
+def test_a_category_of_one_row_is_in_no_message_and_in_no_file(strategy, more, overheard):
+    masked = {"least-parties": 3} if "pax__aggregation" in more else {}
+    held_out = {"valid_fraction": 0.0, "test_fraction": 0.2}
+    run, app = overheard(strategy, {**TEN, "min-rows": 50, **masked}, **held_out, **more)
+    assert who_shows(SECRET, run, app) == who_shows("measles", run, app) == set()
+    assert {"query.hello", "model.json"} <= who_shows("gout", run, app)
+    names = json.loads((run.path / "model.json").read_text())["categories"][2]
+    assert names == [RARE, "cold", "flu", "gout"]
+    if strategy == "pax":
+        column = json.loads((run.path / "columns.json").read_text())["columns"]["illness"]
+        assert column == {"kind": "category", "names": names, "others": RARE}
+
+
+# The names that a site sends
+
+
+def table_of(codes, names, is_given):
+    """A table of one column of categories."""
+    values = np.array(codes, np.float32).reshape(-1, 1)
+    given = frozenset(["c"] if is_given else [])
+    return Table(("c",), values, categories=(tuple(names),), given=given, kinds=("category",))
+
+
+CODES = st.lists(st.sampled_from([np.nan, *range(6)]), min_size=2, max_size=30)
+
+
+@given(st.tuples(CODES, CODES, CODES), st.integers(2, 8), st.booleans())
+def test_no_name_of_fewer_rows_is_sent_unless_the_schema_gives_it(rows, fewest, is_given):
+    names = [f"n{place}" for place in range(6)]
+    subsets = {
+        name: table_of(codes, names, is_given) for name, codes in zip(SUBSETS, rows, strict=True)
+    }
+    config = SiteConfig("a", "a.csv", shares_categories=fewest)
+    fields = category_fields(config, subsets)
+    (sent,) = unpack_categories(fields["category_counts"], fields["categories"], 1)
+    counts = {name: sum(codes.count(place) for codes in rows) for place, name in enumerate(names)}
+    if is_given:
+        assert sent == tuple(names)
+        return
+    frequent = [name for name in names if counts[name] >= fewest]
+    assert sent == (*([RARE] if len(frequent) < 6 else []), *frequent)
+    # The site codes its rows by what all sites send.
+    for joint in (sent, ("n3", "other"), (RARE, "n3", "other")):
+        place_of = {name: place for place, name in enumerate(joint)}
+        for table in subsets.values():
+            values, unseen = recoded(table.values, table.categories, (joint,))
+            expected = [
+                np.nan
+                if np.isnan(code)
+                else place_of.get(names[int(code)], place_of.get(RARE, np.nan))
+                for code in table.values[:, 0]
+            ]
+            np.testing.assert_array_equal(values[:, 0], expected)
+            n_missing = int(np.isnan(expected).sum() - np.isnan(table.values).sum())
+            assert unseen.tolist() == [n_missing]
+
+
+def test_a_name_may_leave_from_the_given_number_of_rows_on():
+    codes = np.array([[0], [0], [1], [1], [1], [np.nan]], np.float32)
+    two, subsets = (("one", "two"),), [codes[:3], codes[3:]]
+    due = {2: two, 3: ((RARE, "two"),), 4: ((RARE,),)}
+    assert {fewest: without_rare(two, subsets, fewest) for fewest in due} == due
+    assert without_rare((None, *two), [np.hstack([codes, codes])], 3, {1}) == (None, *two)
+
+
+def test_a_table_with_the_word_for_few_rows_is_refused(write_table, tmp_path):
+    (schema := tmp_path / "schema.toml").write_text(f'[columns.c.codes]\n1 = "{RARE}"\n2 = "b"\n')
+    node = {"name": "a", "data": write_table(c=[1, 2] * 20), "label": "y", "schema": schema}
+    node = {key: str(value) for key, value in node.items()}
+    rule = re.escape(f"categories must not be '{RARE}', which is for those of few rows")
+    with pytest.raises(DataError, match=f"^{rule}"):
+        look(site_config({**node, "share-categories": 3}, {}), HELLO)
+    assert RARE in look(site_config(node, {}), HELLO)[0].categories
+
+
+# A table that meets the model later
+
+
+def test_a_name_that_the_model_does_not_have_is_coded_as_one_of_few_rows(
+    overheard, write_table, tmp_path
+):
+    run, _ = overheard("fedavg-linear", TEN, **LINEAR)
+
+    def scores(name):
+        table = write_table("new", 20, seed=7, illness=["flu", name] * 10)
+        assert not predict_table(run.path, str(table), "", tmp_path / "out.csv").warnings
+        return (tmp_path / "out.csv").read_text().splitlines()
+
+    assert scores(SECRET) == scores("measles") == scores("never seen") == scores(RARE.strip())
+    assert scores(SECRET) != scores("cold")
+    client, row = Client(run.path), {"a": 0.5, "b": -0.5}
+    names = (SECRET, "measles", "new", None)
+    *of_few, missing = (client.score({"row": {**row, "illness": name}})[1] for name in names)
+    assert of_few[0] == of_few[1] == of_few[2] != missing
+    assert not of_few[0]["warnings"]
+
+
+# Parties with different columns
+
+
+def split_columns(write_table, **more):
+    """Node configs of a party with labels and one without, of which each has the secret."""
+    return [
+        {
+            "name": name,
+            "data": write_table(name, 250, **{name: illnesses(), **columns}),
+            "label": "y" if name == "bank" else "",
+            "allow-export": True,
+            **more,
+        }
+        for name, columns in (("bank", {"b": None}), ("shop", {"a": None, "y": None}))
+    ]
+
+
+@pytest.mark.by_default("10-secureboost*", "True-secureboost*")
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [("secureboost", {}), ("federated-forest", {"federated_forest__master_keeps_model": True})],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [10, True])
+def test_a_part_that_may_leave_has_no_name_of_few_rows_and_one_that_stays_all(
+    rows, strategy, more, write_table, vertical, sites
+):
+    nodes = split_columns(write_table, **{"share-categories": rows})
+    run = run_local(vertical(strategy=strategy, **more), sites(*nodes))
+    names = json.loads((run.path / "model.json").read_text())["categories"]
+    both = [{*each} for each in names if each]
+    assert both == [{RARE, "flu", "cold"} if rows == 10 else {SECRET, "measles", "flu", "cold"}] * 2
+    assert bool(files_with(SECRET, run)) is (rows is True)
+    if (strategy, rows) == ("secureboost", 10):
+        nodes = [{**node, "allow-export": False} for node in nodes]
+        run = run_local(vertical(allow_export=False), sites(*nodes))
+        for name in ("bank", "shop"):
+            part = home() / "sites" / name / summary_of(run)["model_id"] / PART_FILE
+            assert SECRET in part.read_text()
+        assert not files_with(SECRET, run)
+
+
+def test_names_that_no_schema_gives_are_not_exported_by_a_site_that_shares_none(write_table):
+    bank, _ = split_columns(write_table, **{"share-categories": False})
+    config = site_config({key: str(value).lower() for key, value in bank.items()}, {})
+    rule = "given by the schema where share-categories is false in the node config, got none for "
+    with pytest.raises(DataError, match=rule + "'bank'"):
+        read_columns(config, seed=0)
+
+
+# Names of classes, which always leave
+
+
+LABELS = ["yes", "no"] * 30 + ["perhaps"] * 4
+NOTE = "1 of 3 classes have fewer than 10 rows (share-categories), and names of classes leave the "
+VERTICAL_HELLO = VerticalHelloRequest(True, 1000, 0, "", False)
+
+
+@pytest.mark.parametrize(("limits", "leaves"), [({}, True), ({"least-parties": 3}, False)])
+def test_a_class_of_few_rows_is_warned_of(limits, leaves, write_table, caplog):
+    table = str(write_table(n_rows=64, y=LABELS, i=[f"c{n}" for n in range(64)]))
+    node = {"name": "a", "data": table, "label": "y", "id": "i", **TEN}
+    config = site_config({**node, **limits}, {})
+    request = HelloRequest("multi:softprob", 0.2, 0.2, 0, False)
+    reply, _ = look(config, request)
+    assert any(note.startswith(NOTE) for note in reply.notes) is leaves
+    assert sum(NOTE in line for line in caplog.messages) == 1
+    bare = site_config({**node, **limits, "id": "", "drop-columns": "i"}, {})
+    assert any(note.startswith(NOTE) for note in check_site(bare, {}, (0.2, 0.2), 6).notes)
+    caplog.clear()
+    assert not look(replace(config, shares_categories=True), request)[0].notes
+    assert not any(NOTE in line for line in caplog.messages)
+    look_vertical(site_config(node, {}), VERTICAL_HELLO)
+    assert sum(NOTE in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("shares", [True, False, 10])
+def test_a_warning_quotes_no_category_of_a_site_that_withholds_names(shares, write_table, tmp_path):
+    words = ["blue", "red"] * 19 + ["None", "#N/A"]
+    (schema := tmp_path / "schema.toml").write_text("")
+    node = {"name": "a", "data": write_table(c=words, customer=range(40)), "label": "y"}
+    node = {key: str(value) for key, value in {**node, "id": "customer", "schema": schema}.items()}
+    config = replace(site_config(node, {}), shares_categories=shares, shares_names=True)
+    texts = list(look_vertical(config, VERTICAL_HELLO)[0].notes)
+    if shares is not False:
+        texts += look(config, HELLO)[0].notes
+    (quoted,) = {text for text in texts if "pandas takes for missing" in text}
+    assert ("None" in quoted, "#N/A" in quoted, "[withheld]" in quoted) == (
+        (True, True, False) if shares is True else (False, False, True)
+    )

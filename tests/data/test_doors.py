@@ -11,7 +11,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
 import fedapp
 from fedapp import PAXClassifier, PAXRegressor
@@ -53,8 +53,11 @@ def categories(values, codes="int8"):
     return pa.DictionaryArray.from_arrays(pa.array(indices, codes), values)
 
 
-def extension(type, storage):
-    return pa.ExtensionArray.from_storage(type, storage)
+def run_ends(values):
+    return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, N_ROWS + 1), pa.int32()), values)
+
+
+extension = pa.ExtensionArray.from_storage
 
 
 WHOLE = [SECRET + n % 3 for n in range(N_ROWS)]
@@ -66,12 +69,6 @@ READ = {  # columns of a family have the same codes
         f"{unit} {zone}": counts(SECONDS, unit).cast(pa.timestamp(unit, zone))
         for unit in UNITS
         for zone in ZONES
-    },
-    "milliseconds": {
-        unit: pa.array([n * (10**10 - 7) * UNITS[unit] // 1000 for n in range(N_ROWS)]).cast(
-            pa.timestamp(unit)
-        )
-        for unit in ("ms", "us", "ns")
     },
     "durations": {unit: counts(SECONDS, unit).cast(pa.duration(unit)) for unit in UNITS},
     "times": {
@@ -85,56 +82,42 @@ READ = {  # columns of a family have the same codes
         type.__name__: pa.array(DECIMALS, type(8, 3))
         for type in (pa.decimal32, pa.decimal64, pa.decimal128, pa.decimal256)
     },
-    "hundreds": {
-        str(type): pa.array([Decimal(100 * n) for n in range(N_ROWS)], type)
-        for type in (pa.decimal32(4, -2), pa.decimal128(8, -2), pa.decimal256(8, 0))
-    },
     "numbers": {
-        str(type): pa.array([n % 5 for n in range(N_ROWS)], type)
-        for type in (pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64())
-    }
-    | {"run ends": pa.array([n % 5 for n in range(N_ROWS)])},
+        **{
+            str(type): pa.array([n % 5 for n in range(N_ROWS)], type)
+            for type in (pa.int8(), pa.uint64(), pa.float16(), pa.float64())
+        },
+        "run ends": run_ends(pa.array([n % 5 for n in range(N_ROWS)])),
+    },
     "booleans": {"bool": FLAGS, "bool8": extension(pa.bool8(), FLAGS.cast(pa.int8()))},
     "names": {
         **{str(type): NAMES.cast(type) for type in (pa.string(), pa.large_string())},
         "string_view": NAMES.cast(pa.string_view()),
         "json": extension(pa.json_(), NAMES),
-        "run ends": pa.RunEndEncodedArray.from_arrays(
-            pa.array(range(1, N_ROWS + 1), pa.int32()), NAMES
-        ),
+        "run ends": run_ends(NAMES),
     },
     "categories": {
         f"{type} {codes}": categories(pa.array(["a", "b", "c"], type), codes)
-        for type in (pa.string(), pa.large_string(), pa.string_view())
-        for codes in ("int8", "uint32", "int64")
+        for type, codes in ((pa.string(), "int8"), (pa.string_view(), "uint32"))
     },
     "categories of numbers": {
         str(type): categories(pa.array([1, 2, 3]).cast(type))
-        for type in (pa.int8(), pa.int64(), pa.float64(), pa.decimal128(22, 0))
+        for type in (pa.int8(), pa.float64(), pa.decimal128(22, 0))
     },
     "categories of booleans": {"bool": categories(pa.array([True, False]))},
     "categories of dates": {
         str(type): categories(
             pa.array([0, 86_400, SECRET * 86_400]).cast(pa.timestamp("s")).cast(type)
         )
-        for type in (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "UTC"))
+        for type in (pa.date32(), pa.timestamp("s"), pa.timestamp("us", "UTC"))
     },
     "nothing": {"null": pa.nulls(N_ROWS), "float": pa.nulls(N_ROWS, pa.float64())},
 }
-READ["numbers"]["run ends"] = pa.RunEndEncodedArray.from_arrays(
-    pa.array(range(1, N_ROWS + 1), pa.int32()), READ["numbers"]["run ends"]
-)
 REFUSED = {
     **{str(type): NAMES.cast(pa.binary()).cast(type) for type in (pa.binary(), pa.large_binary())},
-    "binary_view": NAMES.cast(pa.binary()).cast(pa.binary_view()),
-    "fixed binary": NAMES.cast(pa.binary()).cast(pa.binary(1)),
     **{
         str(type): pa.array([[n] for n in WHOLE], type)
-        for type in (pa.list_(pa.int64()), pa.large_list(pa.int64()), pa.list_(pa.int64(), 1))
-    },
-    **{
-        str(type): pa.array([[n] for n in WHOLE], type)
-        for type in (pa.list_view(pa.int64()), pa.large_list_view(pa.int64()))
+        for type in (pa.list_(pa.int64()), pa.list_(pa.int64(), 1), pa.large_list_view(pa.int64()))
     },
     "struct": pa.array([{"n": n} for n in WHOLE]),
     "map": pa.array([[("n", n)] for n in WHOLE], pa.map_(pa.string(), pa.int64())),
@@ -149,10 +132,8 @@ REFUSED = {
     ),
     "opaque": extension(pa.opaque(pa.int64(), "t", "v"), INTS),
     "unknown": extension(Unknown(), INTS),
-    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.full((N_ROWS, 2), float(SECRET))),
     "categories of durations": categories(pa.array([SECRET, 1, 2], pa.duration("s"))),
     "categories of bytes": categories(pa.array([b"98760", b"b", b"c"])),
-    "categories of intervals": pa.array(pd.cut([SECRET, 1, 2] * 4, [0, 1, SECRET])),
 }
 LABEL = Roles(label="y")
 
@@ -163,11 +144,6 @@ def as_parquet(frame, folder):
 
 
 def as_csv(frame, folder):
-    csv.write_csv(frame, folder / "t.csv")
-    return folder / "t.csv"
-
-
-def as_pandas_csv(frame, folder):
     frame.to_pandas().to_csv(folder / "t.csv", index=False)
     return folder / "t.csv"
 
@@ -187,7 +163,6 @@ DOORS = {
     "in memory": (lambda frame, _: frame, lambda frame, _: table_of_frame(frame, LABEL)),
     "Parquet": (as_parquet, lambda path, _: load_table(path, LABEL)),
     "CSV": (as_csv, lambda path, _: load_table(path, LABEL)),
-    "CSV of pandas": (as_pandas_csv, lambda path, _: load_table(path, LABEL)),
     "Arrow": (lambda frame, _: frame, read_frame),
     "pandas": (lambda frame, _: frame.to_pandas(), read_frame),
     "polars": (lambda frame, _: pl.from_arrow(frame), read_frame),
@@ -197,11 +172,10 @@ DOORS = {
 NOT_MADE = (pa.ArrowException, pl.exceptions.PolarsError, NotImplementedError, OSError, TypeError)
 # What they make of these types is of another kind, or a panic.
 UNLIKE = {
-    "CSV": ("durations", "categories of"),
-    "CSV of pandas": ("durations", "categories of", "booleans bool8"),
+    "CSV": ("durations", "categories of", "booleans bool8"),
     "pandas": ("booleans bool8", "opaque", "unknown"),
     "estimator": ("booleans bool8", "opaque", "unknown"),
-    "polars": ("categories of", "decimals decimal256", "hundreds"),
+    "polars": ("categories of", "decimals decimal256"),
 }
 
 
@@ -256,7 +230,7 @@ def test_a_type_has_the_same_codes_by_every_door_and_in_every_unit(family, tmp_p
 def test_a_type_without_codes_is_refused_by_its_column_and_without_a_value(type, tmp_path):
     names = set()
     for name, source, read in made(type, REFUSED[type], tmp_path):
-        if name.startswith("CSV"):  # whatever it is, it is text there
+        if name == "CSV":  # whatever it is, it is text there
             continue
         with pytest.raises(DataError, match=r"'x'.* (numbers|drop-columns)") as caught:
             read(source, tmp_path)
@@ -269,26 +243,14 @@ def test_a_type_without_codes_is_refused_by_its_column_and_without_a_value(type,
         assert [column.refused for column in columns] == [True, False]
 
 
-@pytest.mark.parametrize("door", ["in memory", "Parquet"])
-def test_rows_without_a_label_are_dropped_whatever_the_other_columns_are(door, tmp_path):
+@pytest.mark.parametrize("type", REFUSED)
+def test_rows_without_a_label_are_dropped_whatever_the_other_columns_are(type, tmp_path):
     roles = Roles(label="y", drop=("x",), drop_unlabelled=True)
-    types = {**REFUSED, **{key: one for family in READ.values() for key, one in family.items()}}
-    for type, values in types.items():
-        frame = pa.table({"x": values, "a": range(N_ROWS), "y": [1, None, 0] * (N_ROWS // 3)})
-        if door == "in memory":
-            assert table_of_frame(frame, roles).n_rows == N_ROWS * 2 // 3, type
-            continue
-        with suppress(*NOT_MADE):
-            assert load_table(as_parquet(frame, tmp_path), roles).n_rows == N_ROWS * 2 // 3, type
-
-
-def test_half_floats_have_missing_values_and_names():
-    values = pa.array(np.arange(N_ROWS) % 3, pa.float16())
-    declared = (Declared("x", type="category", missing=("1",)),)
-    table = table_of_frame(frame_of(values), LABEL, replace(PLAIN, declared=declared))
-    assert table.categories[0] == ("0", "2")
-    named = table_of_frame(frame_of(values), Roles(label="x"))
-    assert class_names(named.labels, "auto") == ("0", "1", "2")
+    labels = [1, None, 0] * (N_ROWS // 3)
+    frame = pa.table({"x": REFUSED[type], "a": range(N_ROWS), "y": labels})
+    assert table_of_frame(frame, roles).n_rows == N_ROWS * 2 // 3
+    with suppress(*NOT_MADE):
+        assert load_table(as_parquet(frame, tmp_path), roles).n_rows == N_ROWS * 2 // 3
 
 
 def test_texts_of_times_do_not_depend_on_units_or_zones():
@@ -337,14 +299,14 @@ def test_a_column_of_a_frame_that_arrow_refuses_is_named_without_a_value(column)
 
 
 FLAGGED = {"a": [0.5, 1.5, 2.5, 3.5] * 5, "y": [True, False, True, False] * 5}
-SAID = {"bool": FLAGGED, "texts": FLAGGED | {"y": list(map(str, FLAGGED["y"]))}}
 
 
-@pytest.mark.parametrize("form", SAID)
-@pytest.mark.parametrize("door", ["CSV of pandas", "Parquet", "Arrow", "pandas", "polars"])
-def test_true_and_false_are_names_of_classes_by_every_door(door, form, tmp_path):
+@pytest.mark.parametrize("is_text", [False, True])
+@pytest.mark.parametrize("door", ["CSV", "Parquet", "Arrow", "pandas", "polars"])
+def test_true_and_false_are_names_of_classes_by_every_door(door, is_text, tmp_path):
     make, read = DOORS[door]
-    labels = read(make(pa.table(SAID[form]), tmp_path), tmp_path).labels
+    frame = pa.table(FLAGGED | {"y": list(map(str, FLAGGED["y"]))} if is_text else FLAGGED)
+    labels = read(make(frame, tmp_path), tmp_path).labels
     for objective in ("auto", "binary:logistic", "multi:softprob"):
         assert class_names(labels, objective) == ("False", "True")
     assert class_names(labels, "reg:squarederror") == ()
@@ -352,16 +314,12 @@ def test_true_and_false_are_names_of_classes_by_every_door(door, form, tmp_path)
     assert number_labels(labels, "binary:logistic", 20, "False")[1].tolist() == [0, 1, 0, 1] * 5
 
 
-@pytest.mark.parametrize("door", ["CSV of pandas", "pandas"])
-def test_true_and_false_are_grades_of_ranked_rows_and_are_aggregated_as_1_and_0(door, tmp_path):
+def test_true_and_false_are_grades_of_ranked_rows_and_are_aggregated_as_1_and_0():
     frame = pa.table(FLAGGED | {"q": [1] * 20, "id": [n // 2 for n in range(20)]})
-    source = DOORS[door][0](frame, tmp_path)
-    path = source if isinstance(source, Path) else Path(write_tables(source, tmp_path))
-    ranked = load_table(path, Roles(label="y", qid="q", drop=("id",)))
+    ranked = table_of_frame(frame, Roles(label="y", qid="q", drop=("id",)))
     assert ranked.labels.tolist() == [1, 0, 1, 0] * 5
-    rules = tuple(Declared(name, aggregate="max") for name in "ay")
-    roles = Roles(label="y", id_column="id", drop=("q",))
-    aggregated = load_table(path, roles, replace(PLAIN, declared=rules))
+    reader = replace(PLAIN, declared=tuple(Declared(name, aggregate="max") for name in "ay"))
+    aggregated = table_of_frame(frame, Roles(label="y", id_column="id", drop=("q",)), reader)
     assert class_names(aggregated.labels, "binary:logistic") == ("1",)
 
 
@@ -375,62 +333,3 @@ def test_a_run_on_true_and_false_names_its_classes_and_predictions_so(own_folder
     model = PAXClassifier(n_estimators=1, parties=1).fit(frame[["a"]], frame["y"])
     assert model.classes_.tolist() == [False, True]
     assert model.predict(frame[["a"]]).dtype == bool
-
-
-# Random faults
-
-
-N_TABLES = 500
-OBJECTIVES = ("auto", "binary:logistic", "multi:softprob", "reg:squarederror", "count:poisson")
-VALUES = (
-    *([0, 1, 2], range(-5, 5), [-0.5, 0.1, 1.3], [2**53 + n for n in range(4)]),
-    *([0.0, 1.0, np.nan, np.inf, -np.inf, 1e300, -0.0], [2.0**53, 2.0**60, 1.5]),
-    *(["a", "b", "", None], ["1", "1.0", "01", " 1", "1e3", "-7"], ["1", "x", "NA", "?", "inf"]),
-    *(["1,5", "1.000", "2", "1,000"], ["yes", "no", "true", "1", "N"], ["True", "False"]),
-    *(["2020-01-01", "2020-02-30", "1.2.2020", "12:30"], [True, False, None], [7], [None]),
-    *(["é", "e\u0301", "\u202e", "=1+1", "a\nb", '"'], [f"name {n}" for n in range(99)]),
-)
-TYPES = [*REFUSED.values(), *(one for family in READ.values() for one in family.values())]
-
-
-def random_column(rng):
-    """Half are right, some of a type of Arrow's, the others of odd values."""
-    if rng.random() < 0.5:
-        return pa.array(rng.integers(0, 2, N_ROWS))
-    if rng.random() < 0.1:
-        return TYPES[rng.integers(len(TYPES))]
-    values = VALUES[rng.integers(len(VALUES))]
-    return pa.array([values[rng.integers(len(values))] for _ in range(N_ROWS)])
-
-
-def random_roles(rng):
-    """Roles of some columns, now and then of one that is not there or has another role."""
-    names = [*(f"c{n}" for n in range(5)), "absent"]
-
-    def name(chance):
-        return str(rng.choice(names, p=[0.19] * 5 + [0.05])) if rng.random() < chance else ""
-
-    ids = ",".join(filter(None, (name(0.5), name(0.1))))
-    return Roles(
-        *(name(0.9), ids, name(0.3), name(0.1)),
-        base_margin=name(0.2),
-        event=name(0.2),
-        qid=name(0.2),
-        drop_unlabelled=rng.random() < 0.3,
-    )
-
-
-def test_random_faults_of_roles_are_read_or_refused_by_a_data_error():
-    n_read = n_refused = 0
-    for seed in range(N_TABLES):
-        rng = np.random.default_rng(seed)
-        frame = pa.table({f"c{n}": random_column(rng) for n in range(5)})
-        roles, objective = random_roles(rng), str(rng.choice(OBJECTIVES))
-        try:
-            table = table_of_frame(frame, roles)
-            if table.labels is not None:
-                number_labels(table.labels, objective, table.n_rows)
-            n_read += 1
-        except DataError:
-            n_refused += 1
-    assert min(n_read, n_refused) >= 20

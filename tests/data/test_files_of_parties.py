@@ -1,25 +1,19 @@
 """The setting ``data``: one table to split, or a file of each party of one machine."""
 
-import json
-
 import numpy as np
 import pyarrow.csv
 import pytest
-from typer.testing import CliRunner
 
-from fedapp.commands import cli
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
-from fedapp.errors import ConfigError, DataError, StoppedError
-from fedapp.run_folder import resumed_settings
+from fedapp.errors import ConfigError, DataError
 from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables, stacked_tables
 from fedapp.settings import load_settings
-from fedapp.site.settings import site_config
 from tests.federated import model_bytes, summary_of
 
 METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
@@ -27,8 +21,7 @@ METHODS = ("pax", "bagging", "cyclic", "fedavg-linear")
 
 TEN = [f"{part}.csv" for part in range(10)]
 SOURCES = {  # by party, in the order of the names
-    **{name: {} for name in ("breast-cancer", "rows.csv", "folder/a=b.csv")},  # to be split
-    "a.csv, b.csv": {"party-1": "a.csv", "party-2": "b.csv"},
+    **{name: {} for name in ("breast-cancer", "folder/a=b.csv")},  # to be split
     "insurer=b.csv, bank=a.csv": {"bank": "a.csv", "insurer": "b.csv"},
     ",".join(TEN): {f"party-{part:02d}": name for part, name in enumerate(TEN, 1)},
 }
@@ -44,33 +37,15 @@ def test_a_table_is_split_or_each_party_has_one(data):
     ("data", "n_parties", "match"),
     [
         ("a.csv,b.csv", 3, "each of parties=3, got 2: set parties=2$"),
-        ("bank=a.csv", 2, "each of parties=2, got 1: set parties=1$"),
         ("a.csv,,b.csv", 3, "name a table between any two commas, got 'a.csv,,b.csv'$"),
-        ("bank=,shop=b.csv", 2, "name a table between any two commas, got 'bank=,shop=b.csv'$"),
         ("bank=a.csv,b.csv", 2, "name all parties or none, .*; got 'b.csv' unnamed$"),
         ("bank=a.csv,bank=b.csv", 2, "a different name, .*; got 'bank' more than once$"),
         ("my bank=a.csv,shop=b.csv", 2, "letters, digits, .*; got 'my bank'$"),
-        ("=a.csv,=b.csv", 2, "letters, digits, .*; got ''$"),
     ],
 )
 def test_what_is_wrong_with_the_tables_of_parties_is_said(data, n_parties, match):
     with pytest.raises(ConfigError, match=f"^data must .*{match}"):
         load_settings({"data": data, "parties": n_parties})
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ("bank=a.csv,insurer=b.csv", ("insurer", "b.csv", False)),
-        ("a.csv", ("party-2", "a.csv", True)),
-    ],
-)
-def test_a_simulated_party_has_the_name_of_its_file_or_a_share(data, expected):
-    run = load_settings({"data": data, "parties": 2, "label": "y"}).as_config()
-    found = site_config({"partition-id": 1, "num-partitions": 2}, {**run})
-    assert (found.name, found.data, found.is_share) == expected
-    assert found.simulated
-    assert found.label == "y"
 
 
 # Runs
@@ -90,21 +65,18 @@ def own_files(settings, files):
     return make
 
 
-def turn(path, columns):
-    """A file with the same columns in another order."""
-    turned = path.with_name(f"turned-{path.name}")
-    pyarrow.csv.write_csv(pyarrow.csv.read_csv(path).select(columns), turned)
-    return turned
-
-
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [("pax", {"pax__aggregation": "secure", "colsample_bynode": 0.7}), ("bagging", {})],
 )
-def test_columns_in_another_order_make_the_same_model(write_table, settings, strategy, more):
+def test_columns_in_another_order_make_the_same_model(
+    write_table, settings, tmp_path, strategy, more
+):
     own = [{"c": [*("xyz" * 40)]}, {"c": [*("zwy" * 20)]}]
     bank, shop = (write_table(str(i), 120 - 60 * i, i, **one) for i, one in enumerate(own))
-    shops = shop, turn(shop, ["c", "y", "b", "a"])
+    turned = tmp_path / "turned.csv"
+    pyarrow.csv.write_csv(pyarrow.csv.read_csv(shop).select(["c", "y", "b", "a"]), turned)
+    shops = shop, turned
     given = {"strategy": strategy, "label": "y", "parties": 2, "subsample": 0.7, **more}
     found = []
     for other in shops:
@@ -119,17 +91,6 @@ def test_columns_in_another_order_make_the_same_model(write_table, settings, str
         assert predictions[0] == predictions[1]
         found.append((model_bytes(folder), folder.summary["metrics"], run_baselines(run)["pooled"]))
     assert found[0] == found[1]
-
-
-def test_a_run_with_columns_in_another_order_is_resumed(files, settings):
-    shop = turn(files["shop"], ["b", "y", "a"])
-    given = {"data": f"bank={files['bank']},shop={shop}", "label": "y", "parties": 2}
-    whole = run_local(settings(**given, num_boost_round=4))
-    begun = settings(**given, num_boost_round=4)
-    with pytest.raises(StoppedError):
-        run_local(begun, on_round=lambda info: info["round"] < 2)
-    resumed = run_local(resumed_settings(load_settings({"resume": begun.run_dir})))
-    assert model_bytes(resumed) == model_bytes(whole)
 
 
 @pytest.mark.by_default("pax", "cyclic")
@@ -197,26 +158,3 @@ def test_columns_that_differ_are_refused_by_name_and_a_schema_is_of_a_party(
             do(own_files())
     write_table("shop", 60, seed=2, y=["0", "one"] * 30)  # names there, numbers here
     assert set(stacked_tables(own_files())[0].labels.tolist()) == {"0", "1", "one"}
-
-
-def test_tables_without_header_lines_have_a_schema_each(tmp_path, settings):
-    rng = np.random.default_rng(0)
-    ids, a, b = [np.arange(60), *rng.normal(size=(2, 60)).round(2)]
-    tables = {"bank": (ids, a, (a + b > 0).astype(int)), "shop": (ids, b)}
-    names = {"bank": ["id", "a", "y"], "shop": ["id", "b"]}
-    for party, columns in tables.items():
-        np.savetxt(tmp_path / f"{party}.csv", np.column_stack(columns), "%g", ",")
-        text = f"header = false\nnames = {json.dumps(names[party])}\n"
-        (tmp_path / f"{party}.toml").write_text(text)
-    data = ",".join(f"{party}={tmp_path / party}.csv" for party in tables)
-    given = {"data": data, "schema": data.replace(".csv", ".toml"), "label": "y", "id": "id"}
-    forest = {"federated_forest__trees": 2, "federated_forest__max_depth": 3, "parties": 2}
-    run = settings(strategy="federated-forest", align="rows", **given, **forest)
-    check_tables(run)
-    folder = run_local(run)
-    for party in tables:
-        (tmp_path / f"{party}.toml").unlink()  # the run has copies
-    words = ["predict", str(folder.path), "--data", data, "--id", "id"]
-    done = CliRunner().invoke(cli, [*words, "--output", str(tmp_path / "out.csv")])
-    assert done.exit_code == 0, done.output
-    assert "60 rows written" in done.output

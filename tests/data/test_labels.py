@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedapp.commands.data import data_app
-from fedapp.data.labels import positive_last
+from fedapp.data.labels import note_on_measure, positive_last
 from fedapp.data.partition import split_rows
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
@@ -18,7 +16,6 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.runs.tables import check_tables
 from fedapp.settings import load_settings
-from fedapp.site.settings import table_settings
 from strategies.common_table import classes_without_rows
 from tests.federated import model_bytes, summary_of
 from tests.strategies.test_auto_objective import METHODS
@@ -72,31 +69,6 @@ def test_ids_of_rows_without_a_label_are_not_matched_and_are_predicted(vertical,
     assert sum(summary_of(folder)["matched_rows"].values()) == N_ROWS - N_WITHOUT
     predict_table(folder.path, data, "id", tmp_path / "out.csv")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + N_ROWS
-
-
-def test_a_schema_and_a_setting_say_what_becomes_of_the_rows(tmp_path):
-    (tmp_path / "rows.toml").write_text('missing-label = "drop"\n')
-    schema = {"schema": str(tmp_path / "rows.toml")}
-    for given, drops in ((schema, True), ({"missing-label": "drop"}, True), ({}, False)):
-        assert table_settings({"data": "rows.csv", **given})["drops_unlabelled"] == drops
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ([], "are refused by a run; missing-label=drop drops them.* refuses this table: rows with"),
-        (["--missing-label", "drop"], "and are dropped before rows are held back or matched"),
-    ],
-)
-def test_a_description_says_so(rows, tmp_path, more, told):
-    schema = tmp_path / "new.toml"
-    given = ["describe", str(rows()[0]), "--label", "y", "--schema", str(schema), *more]
-    result = CliRunner().invoke(data_app, given)
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.output.split())
-    assert re.search(told, text)
-    assert ("refuses this table" in text) == (not more)
-    assert f'missing-label = "{"drop" if more else "refuse"}"' in schema.read_text()
 
 
 LATE = r"classes of the label in no training row, which the model cannot know: 'green'; correct"
@@ -171,12 +143,17 @@ def test_the_class_named_is_the_one_that_counts(method, labelled, tmp_path):
         assert run_baselines(runs[0])["pooled"] == run_baselines(runs[1])["pooled"]
 
 
-@pytest.mark.parametrize("method", ["pax", "secureboost"])
-def test_a_name_that_is_no_class_is_refused(method, labelled):
-    given = {"strategy": method, "data": labelled(), "label": "y", **METHODS[method]}
+def test_a_name_that_is_no_class_is_refused(labelled):
+    given = {"strategy": "pax", "data": labelled(), "label": "y", **METHODS["pax"]}
     rule = "positive-label must be one of the two classes, 'bad' or 'good', got 'worse'"
     with pytest.raises(DataError, match=rule):
         check_tables(load_settings({**given, "positive-label": "worse"}))
+
+
+def test_many_whole_numbers_that_become_classes_are_noted():
+    numbers = [str(number) for number in range(16)]
+    assert note_on_measure(numbers).startswith("the 16 whole numbers of the label are trained as")
+    assert note_on_measure(numbers[:3]) == note_on_measure(["a", *numbers]) == ""
 
 
 def test_others_are_not_told_of_the_classes_and_one_of_three_is_not_named():

@@ -1,5 +1,3 @@
-from collections import Counter
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,20 +23,18 @@ def sizes(parts):
 
 @given(st.integers(1, 500), st.floats(0, 0.999), st.floats(0, 0.999), st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
-def test_a_split_has_every_row_once(n_rows, test, valid, seed):
+def test_a_split_has_every_row_once_by_fractions_of_all_rows_and_of_the_rest(
+    n_rows, test, valid, seed
+):
     split = split_rows(n_rows, test, valid, seed)
     parts = (split.train, split.valid, split.test)
     assert sorted(np.concatenate(parts)) == list(range(n_rows))
     assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in parts)
     assert len(split.train) >= 1
-
-
-def test_fractions_are_of_all_rows_and_of_the_rest_and_drawn_by_a_seed():
-    split = split_rows(1000, 0.2, 0.25, 0)
-    assert sizes((split.test, split.valid, split.train)) == [200, 200, 600]
-    same, again, other = (split_rows(100, 0.2, 0.2, seed).test for seed in (1, 1, 2))
-    assert np.array_equal(same, again)
-    assert not np.array_equal(same, other)
+    assert np.array_equal(split_rows(n_rows, test, valid, seed).test, split.test)
+    by_hand = split_rows(1000, 0.2, 0.25, seed)
+    assert sizes((by_hand.test, by_hand.valid, by_hand.train)) == [200, 200, 600]
+    assert not np.array_equal(split_rows(1000, 0.2, 0.25, seed + 1).test, by_hand.test)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +42,7 @@ def test_fractions_are_of_all_rows_and_of_the_rest_and_drawn_by_a_seed():
     [
         *(
             ((10, *fractions, 0), rf"{name}-fraction must be in \[0, 1\), got {bad}")
-            for bad in (-0.1, 1.0, float("nan"))
+            for bad in (-0.1, float("nan"))
             for name, fractions in (("test", (bad, 0)), ("valid", (0, bad)))
         ),
         ((0, 0, 0, 0), "n_rows must be >= 1, got 0"),
@@ -72,19 +68,17 @@ def test_a_partition_is_disjoint_complete_and_drawn_by_its_seed(rule, n_rows, se
     assert all(np.array_equal(*pair) for pair in zip(parts, again, strict=True))
 
 
-SIZES = {  # of the parts of 300 rows
-    ("iid", 3): [100, 100, 100],
-    ("iid", 7): [43, 43, 43, 43, 43, 43, 42],
-    ("sizes:0.91,0.086,0.004", 3): [273, 26, 1],
-    ("sizes:0.5,0.3,0.195", 3): [151, 90, 59],
-    ("sizes:200,65,13", 3): [200, 65, 13],
-    ("sizes:1", 1): [300],
-}
-
-
-@pytest.mark.parametrize(("rule", "n_parties"), SIZES)
-def test_parts_have_their_sizes(rule, n_parties):
-    assert sizes(deal(rule, n_parties)) == SIZES[rule, n_parties]
+@pytest.mark.parametrize(
+    ("rule", "n_parties", "expected"),
+    [
+        ("iid", 7, [43, 43, 43, 43, 43, 43, 42]),
+        ("sizes:0.91,0.086,0.004", 3, [273, 26, 1]),
+        ("sizes:0.5,0.3,0.195", 3, [151, 90, 59]),
+        ("sizes:200,65,13", 3, [200, 65, 13]),
+    ],
+)
+def test_parts_have_their_sizes(rule, n_parties, expected):
+    assert sizes(deal(rule, n_parties)) == expected
 
 
 def test_a_small_alpha_skews_labels_also_of_numbers_and_leaves_each_party_a_tenth_of_its_share():
@@ -114,12 +108,10 @@ def test_groups_go_to_parties(rule, n_parties, homes):
 @pytest.mark.parametrize(
     ("values", "names"),
     [
-        (["Nord", "Ost"], ["Nord", "Ost"]),
         (["west", "east"], ["east", "west"]),
         (["3", "12", "0.5"], ["shop-0.5", "shop-12", "shop-3"]),
         (["Süd/West", "../x", "a, b", ""], ["Sud_West", "a_b", "shop-missing", "x"]),
         (["東京", "a b", "a/b", "a_b"], ["a_b", "a_b-2", "a_b-3", "party"]),
-        (["[red]x[/]", "[2J"], ["red_x", "shop-2J"]),
         (["y" * 99, "y" * 98], ["y" * 20, "y" * 20 + "-2"]),
     ],
 )
@@ -136,28 +128,17 @@ def test_names_of_values_are_distinct_names_of_parties(values, column):
     assert all(NAME.fullmatch(name) and len(name) <= LONGEST_NAME + 3 for name in named)
 
 
-def deal_groups(groups, n_parties):
-    rows = np.arange(len(groups), dtype=np.int64)
-    return partition_rows("column:g", rows, n_parties, np.random.default_rng(0), None, groups)
-
-
 @given(st.lists(st.sampled_from(["b x", "a", "7", "ä"]), min_size=4, max_size=40))
 @settings(max_examples=30, deadline=None)
-def test_each_party_has_the_rows_of_the_value_that_names_it(values):
-    groups = np.array(values)
+def test_each_party_has_the_rows_of_the_value_that_names_it_and_no_group_is_divided(values):
+    groups, rng = np.array([*values, "a", "7"]), np.random.default_rng(0)
     named = value_names(np.unique(groups), "g")
-    parts = deal_groups(groups, len(named))
+    rows = np.arange(len(groups), dtype=np.int64)
+    parts = partition_rows("column:g", rows, len(named), rng, None, groups)
     assert [{*groups[part].tolist()} for part in parts] == [{value} for value in named.values()]
-
-
-@given(st.lists(st.sampled_from("abcdefgh"), min_size=20, max_size=80), st.integers(1, 3))
-@settings(max_examples=50, deadline=None)
-def test_a_group_is_never_divided(values, n_parties):
-    groups = np.array([*values, "a", "b", "c"])
-    parts = deal_groups(groups, n_parties)
-    homes = Counter(value for part in parts for value in set(groups[part].tolist()))
-    assert set(homes.values()) == {1}
-    assert sum(sizes(parts)) == len(groups)
+    one, other = partition_rows("column:g", rows, 2, rng, None, groups)
+    assert not {*groups[one].tolist()} & {*groups[other].tolist()}
+    assert len(one) + len(other) == len(groups)
 
 
 RULE = "partition must be "
@@ -167,10 +148,7 @@ RULE = "partition must be "
     ("rule", "message", "n_parties"),
     [
         ("even", RULE + "one of iid, dirichlet:ALPHA, .*, got 'even'", 3),
-        ("iid:2", RULE + "one of .*, got 'iid:2'", 3),
-        ("column:", RULE + "one of .*, got 'column:'", 3),
         ("dirichlet", RULE + "dirichlet:ALPHA with a number ALPHA > 0, got 'dirichlet'", 3),
-        ("dirichlet:0", "ALPHA > 0, got 'dirichlet:0'", 3),
         ("dirichlet:nan", "ALPHA > 0, got 'dirichlet:nan'", 3),
         ("dirichlet:0.00001", "leave each of 3 parties 10 rows in one of 100 draws, got", 3),
         ("sizes:a,b,c", RULE + "sizes: and numbers with commas between them, got", 3),
@@ -180,22 +158,12 @@ RULE = "partition must be "
         ("sizes:200,100,1", "sum to at most 300 rows, got", 3),
         ("sizes:0.9989,0.001,0.0001", "leave every party at least one of 300 rows, got", 3),
         ("column", r"value for each of 5 parties \(it has 4\), got 'column'", 5),
-        ("iid", r"must be in \[1, 300\] \(rows\), got 0", 0),
         ("iid", r"must be in \[1, 300\] \(rows\), got 301", 301),
+        ("dirichlet:1", "table without labels, got 'dirichlet:1'", 2),
+        ("column:g", "table without a group column, got 'column:g'", 2),
     ],
 )
 def test_a_rule_that_cannot_be_met_is_refused(rule, message, n_parties):
+    columns = () if "without" in message else (LABELS, GROUPS)
     with pytest.raises(ConfigError, match=message):
-        deal(rule, n_parties)
-
-
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ("dirichlet:1", "table without labels, got 'dirichlet:1'"),
-        ("column:g", "table without a group column, got 'column:g'"),
-    ],
-)
-def test_rules_need_the_column_they_go_by(rule, message):
-    with pytest.raises(ConfigError, match=message):
-        partition_rows(rule, ROWS, 2, np.random.default_rng(0))
+        partition_rows(rule, ROWS, n_parties, np.random.default_rng(0), *columns)

@@ -14,10 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedapp.data.columns import Columns
-from fedapp.data.csv_errors import is_number
 from fedapp.data.datasets import as_arrow
 from fedapp.data.labels import class_names
-from fedapp.data.predictions import read_columns_of
 from fedapp.data.read import load_table, table_of_frame
 from fedapp.data.schema import PLAIN, Declared, Reader, Roles, read_schema
 from fedapp.errors import WITHHELD, DataError, without_folders
@@ -79,13 +77,8 @@ READ = {
         "a   b\n1  red\n2 blue \n",
         {"reader": Reader(delimiter=" "), "values": RED, "told": "with blanks"},
     ),
-    "a tie of marks": ("a;x,b\n1,2\n3,4\n", {"columns": ("a;x", "b"), "told": "with commas"}),
     "most fields": ("a;b,x;c\n1;red;0\n2;blue;7\n", {"columns": ("a", "b,x", "c"), **MARKED}),
     "a mark in quotes": ('"a;x";"b"\n1;2\n2;3\n', {"columns": ("a;x", "b"), **MARKED}),
-    "a schema says the mark": (
-        "a,b;x\n1;2\n2;3\n",
-        {"reader": Reader(delimiter=";"), "columns": ("a,b", "x"), **MARKED},
-    ),
     "a decimal comma is no mark": (
         "1,5;2,5;3,25\n",
         {"reader": Reader(decimal=",", header=False), "values": [[1.5, 2.5, 3.25]]},
@@ -142,7 +135,6 @@ READ = {
             "values": [[0, 2], [NAN, 3], [1, 4]],
         },
     ),
-    "no value": ("a,b\n1,\n2,\n", {"values": [[1, NAN], [2, NAN]]}),
     "no partition": ("a,g\n1,\n2,u\n", {"partition": "g", "partitions": ["missing", "u"]}),
     "a nameless id": (",b\n7,1\n8,2\n", {"id_column": "unnamed-1", "ids": ["7", "8"]}),
     "all roles": (
@@ -162,88 +154,61 @@ READ = {
         f"label {fields}": (f"a,y\n0,{fields[0]}\n0,{fields[1]}\n", {"label": "y", "y": labels})
         for fields, labels in (
             (("good", "bad"), ["good", "bad"]),
-            (("1.", "2.5"), ["1.", "2.5"]),
-            (("+1", "-1"), ["+1", "-1"]),
             (("1.0", "-1.0"), [1.0, -1.0]),
             (("1", "1.0"), ["1", "1.0"]),
-            (("01", "1"), ["01", "1"]),
-            (("10E4", "1E5"), ["10E4", "1E5"]),
             (("10000000000000041", "7"), ["10000000000000041", "7"]),
-            (("1", "b"), ["1", "b"]),
         )
     },
     **{
         f"missing {word}": (f"a,b\n1,2\n{word},3\n", {"values": [[1, 2], [NAN, 3]]})
-        for word in ("", "NA", "N/A", "nan", "NaN", "null", "?")
+        for word in ("", "NA", "?")
     },
     # Numbers that mean "missing"; of text that is made plain nothing is said.
     **{
-        f"missing as {written}, {n_told} told": (
+        f"missing as {written} {reader is IN_ALL}": (
             f"a,b\n1,2\n{written},3\n2.5,4\n",
-            {
-                "reader": reader,
-                "values": [[1, 2], [NAN, 3], [2.5, 4]],
-                "notes": [OTHERWISE] * n_told + [TRIMMED] * (reader is IN_ONE and written == " -9"),
-            },
+            {"reader": reader, "values": [[1, 2], [NAN, 3], [2.5, 4]], "notes": notes},
         )
-        for reader, told in ((IN_ALL, (0, 1, 1, 1, 1)), (IN_ONE, (0, 0, 0, 0, 1)))
-        for written, n_told in zip(("-9", "-9.0", "-9.00", " -9", "-0.9e1"), told, strict=True)
+        for reader, written, notes in (
+            (IN_ALL, "-9", []),
+            (IN_ALL, "-9.0", [OTHERWISE]),
+            (IN_ONE, " -9", [TRIMMED]),
+            (IN_ONE, "-0.9e1", [OTHERWISE]),
+        )
     },
     **{
-        f"missing in {column.type} {reader is IN_ALL}": (
+        f"missing in {column.type}": (
             {"a": column, "b": [0.5, 1.5, 2.5]},
-            {
-                "reader": reader,
-                "values": [
-                    [1 - is_code, 0.5],
-                    [NAN, 1.5],
-                    [NAN if column[2].as_py() is None else 3 - 2 * is_code, 2.5],
-                ],
-                "categories": (("1", "3"), None) if is_code else (),
-            },
+            {"reader": IN_ONE, "values": [[low, 0.5], [NAN, 1.5], [high, 2.5]]},
         )
-        for reader in (IN_ALL, IN_ONE)
-        for column in (
-            pa.array([1, -9, 3], pa.int8()),
-            pa.array([1.0, -9.0, None], pa.float32()),
-            pa.array(["1.00", "-9.00", "3.00"]).cast(pa.decimal128(5, 2)),
-            pa.array([1, -9, 3], pa.int64()).dictionary_encode(),
+        for column, low, high in (
+            (pa.array([1, -9, 3], pa.int8()), 1, 3),
+            (pa.array(["1.00", "-9.00", "3.00"]).cast(pa.decimal128(5, 2)), 1, 3),
+            (pa.array([1, -9, 3], pa.int64()).dictionary_encode(), 0, 1),
         )
-        for is_code in (int(pa.types.is_dictionary(column.type)),)
     },
     **{
         f"missing {missing}": (columns, {"reader": Reader(missing=(missing,)), "values": values})
         for columns, missing, values in (
             ({"a": pa.array([MOST, MOST - 1])}, str(MOST), [[NAN], [2.0**63]]),
-            ({"a": pa.array([-MOST - 1, -MOST])}, str(-MOST - 1), [[NAN], [-(2.0**63)]]),
             ({"a": DAYS, "b": DAYS.cast(pa.timestamp("us"))}, "1900-01-01", [[1, 1], [NAN, NAN]]),
         )
     },
     **{
-        f"labels {kind} missing as {dropped}, {labels}": (
-            {
-                "text": "a,y\n"
-                + "".join(f"0,{dropped if x in (-9, '-9') else x}\n" for x in labels),
-                "plain": {"a": range(4), "y": pa.array(labels)},
-                "coded": {"a": range(4), "y": pa.array(labels).dictionary_encode()},
-            }[kind],
-            {
-                "reader": Reader(missing=("-9",)),
-                "label": "y",
-                "drop_unlabelled": True,
-                "y": [label for label in labels if label not in (-9, "-9")],
-            },
+        f"labels missing of {kind}": (
+            table,
+            {"reader": IN_ALL, "label": "y", "drop_unlabelled": True, "y": labels},
         )
-        for labels in ([0, 1, -9, 1], ["no", "yes", "-9", "yes"])
-        for kind, dropped in (("text", "-9"), ("text", "-9.0"), ("plain", ""), ("coded", ""))
+        for kind, table, labels in (
+            ("text", "a,y\n0,0\n0,1\n0,-9.0\n0,1\n", [0, 1, 1]),
+            ("numbers", {"a": range(3), "y": [0, -9, 1]}, [0, 1]),
+            ("names", {"a": range(3), "y": pa.array(["no", "-9", "yes"])}, ["no", "yes"]),
+            ("codes", {"a": range(3), "y": pa.array([0, -9, 1]).dictionary_encode()}, [0, 1]),
+        )
     },
-    "a dictionary of Parquet": (
-        {"c": pa.array(["y", "x", None]).dictionary_encode(), "t": ["07", "08", "07"]},
-        {"categories": (("x", "y"), ("07", "08")), "values": [[1, 0], [0, 1], [NAN, 0]]},
-    ),
     **{
         f"names {header}": (f"{header}\n4,5,6\n7,8,9\n", {"columns": tuple(header.split(","))})
-        for header in ("0,1,2", "1,2,3", "1,2,class", "x,2020,2021")
+        for header in ("0,1,2", "1,2,3", "x,2020,2021")
     },
 }
 
@@ -275,36 +240,29 @@ def test_a_table_is_read_also_packed(write, case):
 # What is refused: the text, the error, and its roles and options.
 
 IS_MIXED = "^feature columns must be of one type each: "
-ROME = re.escape('list it in a schema as missing = ["Rome"], or declare type = "category" there')
-AS_CATEGORY, AS_MISSING = 'declare type = "category" in a schema', "list it in a schema as missing"
-DROPS, THOUSANDS = (
-    {"label": "y", "drop_unlabelled": True},
-    "remove the marks that set off thousands",
-)
+AS_CATEGORY = 'declare type = "category" in a schema'
+THOUSANDS = "remove the marks that set off thousands"
+NOT_COMMAS = r"write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\."
 OLD_EXCEL, ID_AND_MARGIN = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a,i,m\n1,7,0.5\n2,-9,-9\n"
-LABEL, WEIGHT, COLUMNS = {"label": "y"}, {"weight": "w"}, "must be in the table, got columns "
+LABEL, WEIGHT = {"label": "y"}, {"weight": "w"}
+DROPS = LABEL | {"drop_unlabelled": True}
 REFUSED = {
     "mixed types": (
         "a,b\n1,2\n2,x\n3,4\n",
         IS_MIXED + r"1 of 3 values of 'b' is not a number, first 'x' in line 3: .* "
         r'missing = \["x\"], or declare type = "category"',
     ),
-    "mostly text": (
-        "a,city\n1,7\n2,Rome\n3,Oslo\n",
-        IS_MIXED + "2 of 3 values of 'city' are not numbers, first 'Rome' in line 3: "
-        f"{ROME}, or exclude the columns with drop-columns=city$",
-    ),
     "six columns of text": (
         "a,b,c,d,e,f\n1,2,3,4,5,6\n" + "1,u,v,w,x,y\n" * 3,
         "3 of 4 values of 'd' are not numbers.*; and in 2 more columns: 'e', 'f': list it in a "
         "schema as missing.*drop-columns=b,c,d,e,f$",
     ),
+    "a long value": (f"a,b\n{'x' * 50},1\n2,1\n", f"first '{'x' * 37}...' in line 2"),
     "a row of several lines": (
         't,a\n"one\ntwo",1\n\n"three\r\nfour\nfive",2\n"six\nseven",x\n"eight",3\n',
         "1 of 4 values of 'a' .*, first 'x' in line 8: correct",
         {"drop": ("t",)},
     ),
-    "a long value": (f"a,b\n{'x' * 50},1\n2,1\n", f"first '{'x' * 37}...' in line 2"),
     **{
         f"dates {days}": ("a,day\n" + "".join(f"1,{day}\n" for day in days), message)
         for days, message in (
@@ -322,11 +280,8 @@ REFUSED = {
         )
         for values, way in (
             (("E11.9", "250", "I10"), AS_CATEGORY),
-            (("250", "401", "V58.1", "272"), AS_CATEGORY),
             (("0x1F", "1.5"), AS_CATEGORY),
-            (("1", "2", "-", "unknown"), AS_MISSING),
             (("1", "2", "3", "unknown"), "correct them"),
-            (("12 kg", "3"), AS_MISSING),
         )
     },
     **{
@@ -335,49 +290,37 @@ REFUSED = {
             f"1 of 3 values of 'b' is not a number, first '{value}' in line 4: it looks like a "
             f"decimal comma, write {value.replace(',', '.')} or set decimal=,$",
         )
-        for value in ("1,5", "-0,25", ",5e2")
+        for value in ("1,5", ",5e2")
     },
-    "a decimal comma in quotes": ('a,b\n1,2\n1,"1,5"\n', "decimal comma, write 1.5 or set"),
-    **{
-        f"thousands {value}, decimal {reader.decimal}": (
-            f"a;b\n1;2\n1;2\n1;{value}\n",
-            f"not a number, first '{value}' in line 4: remove the marks that set off thousands$",
-            {"reader": reader},
-        )
-        for value in ("1.234,5", "1,234.5", "1.234.567")
-        for reader in (PLAIN, COMMA)
-    },
+    # A decimal mark instead of the advice would divide marked thousands by a thousand.
     **{
         f"{values} in {column}, decimal {reader.decimal}": (
-            f"{column};{'y' if column == 'a' else 'a'}\n{values[0]};1\n{values[1]};1\n",
+            f"{column};{'y' if column == 'a' else 'a'}\n"
+            + "".join(f"{value};1\n" for value in values.split()),
             rf"'{column}'.* {way}",
             {"reader": reader, "label": "y"},
         )
-        for reader, way, pairs in (
-            (
-                COMMA,
-                r"write 0,5 for 0.5 and 1500 for 1.500, or set decimal=\.$",
-                ["0.7 1.5", "0.700 1.500", "7.500 2.25", "1 .5"],
-            ),
-            # A decimal mark instead of the advice would divide them by a thousand.
-            (COMMA, THOUSANDS, ["7.500 2,5", "12.500 1500", "37,752 512", "37,752 1,512"]),
-            (PLAIN, THOUSANDS, ["37,752 512", "37,752 1,512"]),
+        for reader, column, values, way in (
+            (PLAIN, "a", "2 2 1.234,5", THOUSANDS),
+            (COMMA, "a", "2 2 1.234.567", THOUSANDS),
+            (PLAIN, "a", "37,752 1,512", THOUSANDS),
+            (COMMA, "a", "37,752 512", THOUSANDS),
+            (COMMA, "y", "7.500 2,5", THOUSANDS),
+            (COMMA, "a", "0.700 1.500", NOT_COMMAS),
+            (COMMA, "a", "1 .5", NOT_COMMAS),
+            (COMMA, "y", "7.500 2.25", NOT_COMMAS),
         )
-        for values in map(str.split, pairs)
-        for column in ("a", "y")
-        if column == "a" or reader is COMMA  # of texts a label may be the names of classes
     },
     "infinite": (
         "a,b\ninf,1\n-inf,2\n1,3\n",
-        "finite as float32, got 2 in 'a' infinite, first in line 2: leave the field empty",
+        "finite as float32, got 2 in 'a' infinite, first in line 2: leave the field empty"
+        '.* missing = ."inf".*, divide values .* drop-col',
     ),
-    "beyond float32": ("a\n1e39\n", 'line 2: .* missing = ."inf".*, divide values .* drop-col'),
     "no labels": (
         "a,y\n1,\n2,NA\n3,1\n",
         "got 2 of 3 rows, first in line 2; missing-label=drop drops these rows$",
         LABEL,
     ),
-    "no name of a class": ("a,y\n1,u\n2,\n", "got 1 of 2 rows, first in line 3; missing-l", LABEL),
     "infinite label": ("a,y\n1,inf\n2,1\n", "finite, got 1 of 2 rows, first in line 2$", LABEL),
     "no label at all": ("a,y\n1,\n2,NA\n", "a value in some row, got none in 2 rows", DROPS),
     "weights": ("a,w\n1,-1\n2,\n3,inf\n4,1\n", ">= 0 .* got 3 of 4 rows, first in line 2$", WEIGHT),
@@ -386,7 +329,6 @@ REFUSED = {
         r"weight column 'w' .* got 1 of 2 rows, first in line 5$",
         WEIGHT | DROPS,
     ),
-    "weights of text": ("a,w\n1,u\n", "^weight column must be numbers: 1 of 1 .* 'u' in", WEIGHT),
     "a weight that is no number": ("a,w\n1,heavy\n2,1\n", "'heavy' in line 2: correct .*$", WEIGHT),
     "no id": ("a,i\n1,\n", "'i' must .* got 1 of 1 rows, first in line 2$", {"id_column": "i"}),
     "missing id by a schema": (
@@ -405,14 +347,17 @@ REFUSED = {
     "only a label": ("y\n1\n", "table must have a feature column, got only 'y'", LABEL),
     "nameless": ("a,\n1,2\n", "must have names, got 'unnamed-2' without; .*=unnamed-2"),
     **{
-        f"no {role} {wrong}": (
+        f"no {role}": (
             "age,balance,default\n1,2,0\n",
-            rf"^{role} column '{wrong}' {COLUMNS}'age', 'balance', 'default'; did you mean "
-            rf"{near}\?$",
+            rf"^{role} column '{wrong}' must be in the table, got columns 'age', 'balance', "
+            rf"'default'; did you mean {near}\?$",
             {field: wrong},
         )
-        for field, role in (("label", "label"), ("id_column", "id"), ("weight", "weight"))
-        for wrong, near in (("defualt", "default"), ("Default", "default"), ("ballance", "balance"))
+        for field, role, wrong, near in (
+            ("label", "label", "defualt", "default"),
+            ("id_column", "id", "ballance", "balance"),
+            ("weight", "weight", "Default", "default"),
+        )
     },
     "no partition": ("a\n1\n", "partition column 'g' must be in the table", {"partition": "g"}),
     "no dropped column": (
@@ -433,13 +378,11 @@ REFUSED = {
         )
         for what, text in (
             ("numbers", "5.1,3.5,0\n4.9,3,1\n"),
-            ("numbers", "1,0,0.5,1,g\n1,0,0.7,0,b\n"),
             ("numbers", "2019,2021\n1,2\n"),
             ("values", "1,red,7\n2,red,8\n3,blue,9\n"),
         )
     },
     "an open quote": ('a,b\n1,"x\n2,y\n3,z\n', "'rows.csv' must close every .* odd number of quot"),
-    "an open quote in the header": ('"a,b\n1,x\n2,y\n', "must close every quote"),
     "NUL bytes": (b"a,b\n1,2\n2,\0\n", "got NUL bytes in line 3: is it"),
     "Excel": (b"PK\x03\x04\x14\0" + bytes(200), "got an Excel or zip file: save the sheet as CSV$"),
     "old Excel": (OLD_EXCEL + bytes(200), "got an Excel file: save the sheet as CSV$"),
@@ -460,7 +403,6 @@ REFUSED = {
         "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3, column 'city' .byte 17 of "
         "the text.: save it as UTF-8, or name its encoding, as in encoding=latin-1$",
     ),
-    "bytes of a label": (b"a,y\n1,K\xf6ln\n", "byte 0xf6 in line 2, column 'y'", LABEL),
     "bytes past the first chunk": (
         b"a,y\n" + "1,\N{EURO SIGN}\n".encode() * 200_000 + b"2,\xff\n",
         "byte 0xff in line 200,002, column 'y' .byte 1,200,006 of",
@@ -472,7 +414,6 @@ REFUSED = {
         "^data file 'rows.csv' must have the 3 fields of its first line in every row, got 2 in line"
         " 3 and other than 3 in 2 of 4 rows$",
     ),
-    "one short row": ("a,b\n1,2\nhidden\n", "the 2 fields of .* row, got 1 in line 3$"),
     "ragged in another encoding": (b"a,b\n\xf6,2\n1\n", "got 1 in line 3$", {"reader": LATIN}),
     "a short first line": (
         "1,2,class\n" + "5,6,7,8\n" * 3,
@@ -519,19 +460,16 @@ def test_a_code_among_numbers_of_the_label_is_a_class_before_it_is_missing(write
         class_names(table.labels, "auto")
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-@pytest.mark.parametrize("values", [("yes", "no"), ("dead", "alive"), ("2", "1")], ids=str)
-def test_events_in_words_come_with_the_way_to_read_them(write, tmp_path, values, suffix):
+@pytest.mark.parametrize("values", [("dead", "alive"), ("2", "1")], ids=str)
+def test_events_in_words_come_with_the_way_to_read_them(write, tmp_path, values):
     events = [values[0] if row % 3 else values[1] for row in range(40)]
     path = write({"x": np.arange(40.0), "time": np.arange(1.0, 41), "event": events})
-    if suffix == "csv":
-        pa.csv.write_csv(pq.read_table(path), path := path.with_suffix(".csv"))
-    roles = Roles(label="time", event="event")
     rule = r"let a schema have codes .*\[columns\.event\.codes\]"
     assert re.search(rule, str(error_of(path, label="time", event="event")))
     codes = f'[columns.event.codes]\n{values[0]} = "1"\n{values[1]} = "0"\n'
     (tmp_path / "schema.toml").write_text(codes)
-    table = load_table(path, roles, read_schema(tmp_path / "schema.toml").reader())
+    reader = read_schema(tmp_path / "schema.toml").reader()
+    table = load_table(path, Roles(label="time", event="event"), reader)
     assert np.array_equal(table.labels > 0, np.arange(40) % 3 > 0)
 
 
@@ -573,11 +511,9 @@ WELL_FORMED = "' must be a well-formed "
         ("folder.csv", "", r"data file must be a file, got the folder '.*/folder.csv'$"),
         ("no.csv", None, "data file must exist, got '.*/no.csv'"),
         ("rows.doc", b"1", "must end in .csv, .* .or these with .gz., got '.*/rows.doc'$"),
-        ("rows.csv.bz2", b"BZh", "must end in .csv, .*, got '.*/rows.csv.bz2'$"),
         ("space-ga.arff", b"1", "/space-ga.arff'; this file's data set is known by the name space"),
         ("rows.parquet", b"secret 1:x", f"/rows.parquet{WELL_FORMED}parquet file"),
         ("rows.libsvm", b"secret 1:x", f"/rows.libsvm{WELL_FORMED}libsvm file"),
-        ("indices.libsvm", b"1 0:5 1:2\n", f"{WELL_FORMED}libsvm file"),
         (
             "rows.csv.gz",
             gzip.compress(b"a,b\n" + b"1,2\n" * 1000, mtime=0)[:40],
@@ -595,17 +531,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, message)
     assert "secret" not in error
 
 
-# Of text, whole, decimal; a blank around a number is no matter, one around NA is.
-FIELDS = "+1 1. -.5 1e5 1E+5 nan NaN inf Infinity -inf 1_000 1d5 1f --1 yes 1e . 0x1p 12e-3 ?"
-
-
-@pytest.mark.parametrize("field", [*FIELDS.split(), " 1", "1 ", "\t1", "NA ", " NA", "N/A", "1,5"])
-def test_a_number_is_what_arrow_takes_for_one(write, field):
-    missing = pa.csv.ConvertOptions(null_values=["NA", "N/A", "nan", "NaN", "?"])
-    found = pa.csv.read_csv(write(f'a,b\n1.5,0\n"{field}",0\n'), convert_options=missing)["a"].type
-    assert is_number(field) == pa.types.is_floating(found)
-
-
 def test_fields_of_several_lines_and_decimals_are_read_past_the_first_block(write):
     text = "a line\n" * 20  # so that the block's last line end is within a field
     rows = "".join(f'"{text}",{n}\n' for n in range(100_000))
@@ -613,30 +538,15 @@ def test_fields_of_several_lines_and_decimals_are_read_past_the_first_block(writ
     assert np.array_equal(table.values[:, 0], [*range(100_000), 2.5])
 
 
-@pytest.mark.parametrize("name", ["rows.libsvm", "rows.svm", "rows.libsvm.gz"])
-@pytest.mark.parametrize("label", ["", "y"])
-def test_absent_libsvm_entries_are_zero(write, name, label):
-    table = load_table(write("+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label=label))
+@pytest.mark.parametrize("name", ["rows.svm", "rows.libsvm.gz"])
+def test_absent_libsvm_entries_are_zero(write, name):
+    table = load_table(write("+1 1:0.5 3:2 \n-1 2:1\n", name), Roles(label="y"))
     assert table.columns == ("f1", "f2", "f3")
     assert table.values.tolist() == [[0.5, 0, 2], [0, 1, 0]]
     assert table.labels.tolist() == [1, -1]
 
 
-# Columns, fitted once and applied often
-
-
-def test_columns_that_were_fitted_convert_other_tables():
-    frame = pa.table({"n": [1, 2], "c": ["u", "v"], "b": ["yes", "no"], "d": ["1970-01-02", None]})
-    fitted = Columns.of(frame.column_names).convert(frame)[1]
-    columns = Columns(tuple(one.column for one in fitted), PLAIN)
-    assert [one.kind for one in columns.columns] == ["number", "category", "boolean", "date"]
-    assert columns.categories == (None, ("u", "v"), None, None)
-    assert np.array_equal(columns.apply(frame), [[1, 0, 1, 1], [2, 1, 0, NAN]], equal_nan=True)
-    other = pa.table({"d": ["1970-01-03"], "b": ["N"], "c": ["w"], "n": [2.5], "x": [0]})
-    values, converted = columns.convert(other)
-    assert np.array_equal(values, [[2.5, NAN, 0, 2]], equal_nan=True)
-    assert [one.n_outside for one in converted] == [0, 1, 0, 0]
-
+# Columns of a model, Parquet files and frames
 
 OF_MODEL = "column 'n' must be numbers, as in the model, got "
 
@@ -645,8 +555,6 @@ OF_MODEL = "column 'n' must be numbers, as in the model, got "
     ("values", "message"),
     [
         (["x"], OF_MODEL + "names of cat"),
-        (["yes"], OF_MODEL + "yes or no"),
-        (["1970-01-02"], OF_MODEL + "dates: wri"),
         ([[1]], "'n' must be read in one way, got bytes, lists or other val"),
         ([1e300], "finite as float32, got 1 in 'n' infinite"),
     ],
@@ -671,53 +579,28 @@ def test_a_category_of_a_model_is_not_read_as_numbers_and_what_a_schema_lacks_is
     assert converted.n_outside == 1
 
 
-def test_a_table_to_predict_may_have_another_separator(write):
-    found = read_columns_of(str(write("b;a;i\n1;2;x\n")), ["a", "b"], Roles(id_column="i"))
-    assert (found.values.tolist(), found.ids.tolist()) == ([[2, 1]], ["x"])
-
-
-# Parquet files and frames
-
-
-def test_labels_ids_and_base_margins_of_a_parquet_file_may_mean_missing(write):
+def test_labels_of_a_parquet_file_may_mean_missing(write):
     roles = Roles(label="y", drop_unlabelled=True)
-    path = write({"a": [1.0, 2, 3], "y": [np.nan, 5.0, None]})
-    assert load_table(path, roles).labels == pytest.approx([5.0])
+    path = write({"a": [1.0, 2, 3], "y": [np.nan, 5.5, None]})
+    reader = Reader(decimal=",", missing=("7",))  # no decimal commas
+    assert load_table(path, roles, reader).labels == pytest.approx([5.5])
     refused = "got 2 of 3 rows; missing-label=drop drops these rows"
     assert str(error_of(path, label="y")).endswith(refused)
-    path = write({"a": [1, 2, 3], "y": [0.5, -9.0, 2.5]})  # no decimal commas
-    reader = Reader(decimal=",", declared=(Declared("y", missing=("-9",)),))
-    assert load_table(path, roles, reader).labels.tolist() == [0.5, 2.5]
-    path = write({"a": [1, 2], "i": [7, -9], "m": [0.5, -9.0]})
-    rule = "id column 'i' must have no missing values, got 1"
-    assert rule in str(error_of(path, IN_ALL, id_column="i", drop=("m",)))
-    rule = "base-margin column 'm' must be finite in every row"
-    assert rule in str(error_of(path, IN_ALL, base_margin="m", drop=("i",)))
 
 
 def test_parquet_keeps_types_and_order(tmp_path):
     (tmp_path / "year=2008").mkdir()
-    columns = {
-        "b": pa.array([True, None, False]),
-        "d": ["1", "2", "3"],
-        "i": pa.array([1, None, 3]),
-        "id": [10, 11, 12],
-        "c": pa.array([1.5, 2.5, 3.5]).cast(pa.decimal128(5, 2)),
-    }
+    columns = {"b": [True, None, False], "d": ["1", "2", "3"], "id": [10, 11, 12]}
     pq.write_table(pa.table(columns), path := tmp_path / "year=2008" / "rows.parquet")
     table = load_table(path, Roles(label="d", id_column="id"))
-    assert table.columns == ("b", "i", "c")
-    expected = [[1, 1, 1.5], [NAN, NAN, 2.5], [0, 3, 3.5]]
-    assert np.array_equal(table.values, expected, equal_nan=True)
+    assert table.columns == ("b",)
+    assert np.array_equal(table.values, [[1], [NAN], [0]], equal_nan=True)
     assert (table.labels.tolist(), table.ids.tolist()) == ([1, 2, 3], ["10", "11", "12"])
 
 
-@pytest.mark.parametrize(
-    "values", [["12", "7", "007"], ["A3", "12", "7"], ["0,5", "1,5", "2,5"], ["1", None, "x"]]
-)
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(write, values, kind):
-    frame = as_arrow(pa.table({"a": pa.array(values, kind), "b": [1.0, 2.0, 3.0]}))
+@pytest.mark.parametrize("values", [["12", "7", "007"], ["0,5", None, "2,5"]])
+def test_text_of_a_typed_table_is_text_even_where_it_looks_like_numbers(write, values):
+    frame = as_arrow(pa.table({"a": values, "b": [1.0, 2.0, 3.0]}))
     names = tuple(sorted(filter(None, values)))
     file = write(dict(zip(frame.column_names, frame.columns, strict=True)))
     for table in (load_table(file), table_of_frame(frame)):

@@ -4,12 +4,10 @@ Requests, letters and replies of runs are changed by their declared forms: value
 of the field, so that they reach handlers and strategies, and values at its edges.
 """
 
-import json
 import traceback
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import cache
 from importlib import import_module
 from itertools import count
 from threading import Lock
@@ -17,9 +15,6 @@ from threading import Lock
 import numpy as np
 import pytest
 from flwr.app import Message
-from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 
 from fedapp.client_app import SiteApp
 from fedapp.crypto.sealed import seal
@@ -30,7 +25,6 @@ from fedapp.messages.methods import modules_of_method
 from fedapp.messages.vertical import Parcels
 from fedapp.messages.wire import (
     FAILED,
-    REFUSED,
     Content,
     from_bytes,
     from_content,
@@ -41,32 +35,19 @@ from fedapp.messages.wire import (
     to_records,
     with_parcels,
 )
-from fedapp.runs.local import run_local, site_contexts
-from fedapp.settings import load_settings
-from fedapp.site.answer import ON_DISK, answered, find_handler
-from fedapp.site.database import DATABASE
-from fedapp.site.log import HEAD, LOG
+from fedapp.site.answer import answered, find_handler
 from fedapp.site.mail import HEAD as HEAD_OF_PARCEL
 from fedapp.site.mail import _open, session_secret
-from fedapp.site.settings import parse_node_config
 from fedapp.site.store import LiveStores, Store, Stores
 from strategies.flower import FlowerStrategy
 from tests.contract.conftest import settings_of
 from tests.contract.methods import METHODS
-from tests.federated import model_bytes
-from tests.messages.declared import example, kinds
 from tests.moments import text_settings
 from tests.network import run
-from tests.serve.standing import sites_in
 
 # Fields that set how much work a run is: any value is honest.
 WORK = {
     *("epochs", "n_rounds", "trees", "key_bits", "channels", "round_id", "max_depth", "batch_rows")
-}
-KINDS = {kind.wire_name: kind for kind in kinds()}
-PATIENT = {
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 }
 
 
@@ -126,20 +107,6 @@ class Forgetful(Stores):
 
     def ended(self, folder):
         pass
-
-
-def with_other_field(rng, content, kind):
-    """A message with another value in one of its fields, and which; None if it has none."""
-    names = sorted(kind.forms.keys() - WORK) if kind else []
-    if not names:
-        return None, ""
-    name = names[rng.integers(len(names))]
-    scalars, arrays = dict(content.scalars), dict(content.arrays)
-    values = arrays if name in arrays else scalars
-    before = values[name]
-    values[name] = other_value(rng, kind.forms[name][1], before)
-    about = f"{kind.__module__}.{content.name}.{name}: {before} -> {values[name]}"
-    return Content(content.name, scalars, arrays), about
 
 
 class Damaging(SiteApp):
@@ -226,12 +193,19 @@ class Damaging(SiteApp):
         return with_parcels(content, parcels)
 
     def with_other_field(self, content, kind):
-        """A message with another value in one of its fields, which is counted."""
-        other, about = with_other_field(self._rng, content, kind)
-        if other is not None:
-            self._about = about
-            self.damaged[content.name] += 1
-        return other
+        """A message with another value in one of its fields, which is counted; None if it has
+        none."""
+        names = sorted(kind.forms.keys() - WORK) if kind else []
+        if not names:
+            return None
+        name = names[self._rng.integers(len(names))]
+        scalars, arrays = dict(content.scalars), dict(content.arrays)
+        values = arrays if name in arrays else scalars
+        before = values[name]
+        values[name] = other_value(self._rng, kind.forms[name][1], before)
+        self._about = f"{kind.__module__}.{content.name}.{name}: {before} -> {values[name]}"
+        self.damaged[content.name] += 1
+        return Content(content.name, scalars, arrays)
 
 
 @contextmanager
@@ -263,28 +237,16 @@ def kind_of(content, envelope, request):
     return next(one for one in kinds if names == {*one.forms})
 
 
-FUZZED = [*METHODS, "describe-rows", "describe-columns", "standing"]
-SEALED = ("secureboost", "federated-forest, paillier", "eini", "describe-columns", "standing")
-
-
-@cache
-def stood(folder):
-    """A model that sites have trained, which may stand."""
-    sites = sites_in(folder, "binary:logistic", 2)
-    return sites.train(**{"num-boost-round": 2, "max-depth": 2, "early-stopping-rounds": 0}), sites
+FUZZED = [*METHODS, "describe-rows", "describe-columns"]
+SEALED = ("secureboost", "federated-forest, paillier", "eini", "describe-columns")
 
 
 def settings_for(name, folder, once):
-    """Settings of a short run, and contexts of sites that are not simulated."""
+    """Settings of a short run."""
     (place := folder / f"{len(list(folder.iterdir()))}").mkdir(parents=True)
     if name in METHODS:
-        return settings_of(METHODS[name], place, once, "binary:logistic", depth=2), None
-    if name != "standing":
-        return text_settings(place, name), None
-    model, sites = stood(folder / "sites")
-    given = {"strategy": name, "model": model, "parties": 2, "standing.service": "credit"}
-    configs = (parse_node_config(str(sites.config(site))) for site in sites.names)
-    return load_settings({**given, "run-dir": str(place / "run")}), site_contexts(configs)
+        return settings_of(METHODS[name], place, once, "binary:logistic", depth=2)
+    return text_settings(place, name)
 
 
 def fuzz(name, folder, once, n_damaged):
@@ -292,9 +254,9 @@ def fuzz(name, folder, once, n_damaged):
     damaged, last, n_messages = Counter[str](), 10**6, 0
     for seed in count():
         app = Damaging(np.random.default_rng(seed), n_each=2, last=last)
-        settings, contexts = settings_for(name, folder, once)
+        settings = settings_for(name, folder, once)
         with suppress(FedappError), app.watched(f"run {seed} of {name}"), reading_damaged(app):
-            run(settings, contexts, app=app)
+            run(settings, app=app)
         assert not app.foreign, "\n".join(app.foreign)
         damaged += app.damaged
         if damaged.total() >= n_damaged:
@@ -312,106 +274,3 @@ def test_damaged_messages_and_letters_end_in_an_answer_or_a_named_error(
 ):
     n_damaged = 80 if name in ("pax", *SEALED) else 1000
     assert fuzz(name, tmp_path, trained_once, n_damaged).total() >= n_damaged
-
-
-@examples(max_examples=200, **PATIENT)
-@given(st.sampled_from(kinds()), st.data())
-def test_changed_bytes_are_refused_or_give_another_message(kind, data):
-    values = example(kind)
-    arrays = {name: one for name, one in values.items() if isinstance(one, np.ndarray)}
-    scalars = {name: one for name, one in values.items() if name not in arrays}
-    lists = {name: list(one) for name, one in scalars.items() if isinstance(one, tuple)}
-    whole = bytearray(to_bytes(Content(kind.wire_name, scalars | lists, arrays)))
-    for _ in range(data.draw(st.integers(1, 3))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
-    with suppress(FedappError):
-        assert isinstance(from_content(kind, from_bytes(bytes(whole), "bank"), "bank"), kind)
-
-
-class Preceded(SiteApp):
-    """Sites of which each message is preceded by a changed one.
-
-    Parameters
-    ----------
-    rng : draws what is changed.
-    """
-
-    def __init__(self, rng):
-        super().__init__()
-        self._rng, self.n_refused, self.n_answered = rng, 0, 0
-
-    def __call__(self, message, context):
-        envelope, content = from_records(message.content, "server")
-        folder = home() / "sites" / str(context.node_config["name"])
-        if envelope.step > 1 and (changed := self._changed(content)):
-            before = contents_of(folder)
-            other = Message(to_records(changed, envelope), 1, message.metadata.message_type)
-            reply = super().__call__(other, context)
-            if reply.has_error():
-                assert reply.error.code == REFUSED, reply.error.reason
-                assert contents_of(folder) == before, reply.error.reason
-                *_, last = (folder / LOG).read_text().splitlines()
-                assert json.loads(last)["event"] == "refused"
-                self.n_refused += 1
-            else:  # as an attacker who is answered: the honest run goes on without it
-                self.n_answered += 1
-                restore(folder, before)
-        return super().__call__(message, context)
-
-    def _changed(self, content):
-        """The message with another field, or with a letter that is changed on the way."""
-        if len(parcels := content.arrays.get("parcels", ())):
-            changed = parcels.copy()
-            changed[self._rng.integers(len(changed))] ^= 1
-            return Content(content.name, content.scalars, {**content.arrays, "parcels": changed})
-        return with_other_field(self._rng, content, KINDS.get(content.name))[0]
-
-
-def contents_of(folder):
-    """All files of a site but its locks, its register's journal, and its log."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in files
-        if path.name not in ("lock", LOG, HEAD) and not path.name.startswith(DATABASE)
-    }
-
-
-def restore(folder, contents):
-    """Give a site the files that it had."""
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        name = str(path.relative_to(folder))
-        if path.name != "lock" and not path.name.startswith(DATABASE) and name not in contents:
-            path.unlink()
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    ON_DISK._journals.clear()
-
-
-@pytest.mark.by_default("pax")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(
-    "strategy",
-    ["pax", "secureboost", "bagging", "cyclic", "fedavg-linear", "fedxgbllr", "federated-forest"],
-)
-def test_a_refused_message_changes_nothing_on_disk(vertical, sites, write_table, strategy):
-    """Each message to sites with tables of their own comes changed first, by three attackers."""
-    ids = [f"c{number}" for number in range(60)]
-    is_vertical = strategy in ("secureboost", "federated-forest")
-    nodes = [
-        {"name": name, "data": write_table(name, 60, seed, id=ids), "id": "id", "runs-per-day": 9}
-        for seed, name in enumerate(("bank", "shop"))
-    ]
-    if is_vertical:
-        nodes[1] |= {"data": write_table("shop", 60, 1, id=ids, y=None), "label": ""}
-    short = {"fedxgbllr__trees": 4, "fedxgbllr__rounds": 2, "federated_forest__trees": 3}
-    given = {"strategy": strategy, "parties": 2, "align": "psi", **short}
-    whole = run_local(vertical(**given), sites(*nodes))
-    n_refused = 0
-    for seed in range(3):
-        app = Preceded(np.random.default_rng(seed))
-        folder = run(vertical(**given), sites(*nodes), app)
-        n_refused += app.n_refused
-        if not is_vertical:
-            assert model_bytes(folder) == model_bytes(whole)
-    assert n_refused >= 3

@@ -1,55 +1,49 @@
-"""What was probably meant by a name that is nearly right."""
+"""What was probably meant by a name that is nearly right, or that another library has."""
 
+import inspect
 import json
 import re
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sklearn.ensemble
 import typer
+import xgboost
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.arguments import parse_overrides, settings_of
 from fedapp.commands import cli
-from fedapp.commands.data import data_app
-from fedapp.commands.run import COMMON, in_words, list_settings
+from fedapp.commands.run import in_words, list_settings
 from fedapp.errors import ConfigError, did_you_mean
-from fedapp.home import app_folder
-from fedapp.known_names import ALIASES, COMMANDS, SYNONYMS
+from fedapp.known_names import (
+    ALIASES,
+    COMMANDS,
+    SYNONYMS,
+    UNSUPPORTED,
+    VALUES,
+    setting_hint,
+    setting_of,
+)
 from fedapp.messages.methods import all_methods
-from fedapp.runs.engines import describe_engine
+from fedapp.metrics.names import EVAL_METRICS, check_metrics
 from fedapp.settings import about_settings, defaults, load_settings
+from fedapp.trees.objective import LOSSES
+from strategies import PAX
 from strategies.run import load_strategy
 
 TRAINING = [name for name, method in all_methods().items() if method.trains]
 PREDICTING = [name for name, method in all_methods().items() if method.predicts]
 
 
-def invoke(words, app=cli):
-    return CliRunner().invoke(app, words.split() if isinstance(words, str) else words)
+def invoke(words):
+    return CliRunner().invoke(cli, words.split() if isinstance(words, str) else words)
 
 
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "meant"),
-    [
-        ("pax", "trees", "num-boost-round"),
-        ("federated-forest", "trees", "federated-forest.trees"),
-        ("federated-forest", "max-feature", "federated-forest.max-features"),
-        ("pax", "bins", "pax.bins"),
-        ("pax", "pax.bin", "pax.bins"),
-        ("pax", "random_state", "seed"),
-        ("pax", "Label", "label"),
-        ("secureboost", "top-rat", "secureboost.top-rate"),
-        ("pax", "xyzzy", ""),  # like none
-    ],
-)
-def test_a_setting_by_another_librarys_name_is_told_by_ours(method, name, meant):
-    with pytest.raises(ConfigError) as caught:
-        load_settings({name: 1, "strategy": method})
-    told = f"{name} is not a setting"
-    assert str(caught.value) == told + (f"; did you mean {meant}?" if meant else "")
 
 
 @pytest.mark.parametrize(
@@ -60,8 +54,6 @@ def test_a_setting_by_another_librarys_name_is_told_by_ours(method, name, meant)
         ("fedavg-linear", "learning-rate", "fedavg-linear.learning-rate"),
         ("pax", "n_estimators", "num-boost-round"),
         ("federated-forest", "n_estimators", "federated-forest.trees"),
-        ("pax", "reg_lambda", "lambda"),
-        ("pax", "reg_alpha", "alpha"),
         ("pax", "min_split_loss", "gamma"),
         ("pax", "max_depth", "max-depth"),
         ("federated-forest", "federated_forest.max_depth", "federated-forest.max-depth"),
@@ -90,16 +82,172 @@ def test_a_name_that_begins_as_one_is_meant_by_it():
     assert did_you_mean("def", known) == ""  # three letters begin many names
 
 
-def test_every_alias_leads_to_a_setting_and_is_none():
-    inner = {name.partition(".")[2] for name in defaults()}
+# Names of XGBoost, LightGBM and scikit-learn are never answered by a look-alike
+
+# Names of LightGBM, and of XGBoost's boosters and objectives, one or two of each kind.
+OTHERS = """
+app auc_mu_weights bagging bagging_seed bin_construct_sample_cnt blacklist boosting_type cat_feature
+cat_smooth categorical_column config contrib convert_model_language data_sample_strategy device_type
+drop_rate enable_bundle early_stopping_min_delta early_stopping_round eval_at extra_seed fair_c
+feature_fraction feature_fraction_bynode feature_pre_filter forcedbins_filename fp group_id
+has_header header input_model is_save_binary is_training_metric is_unbalance label_gain lambda_l1
+lambdarank_norm leaf_index linear_lambda local_port machines map_at max_bin_by_feature max_leaf
+max_leaf_output mc metric min_data_in_bin min_data_in_leaf min_data_per_group min_gain_to_split
+min_hessian model_out monotone_constraint monotone_constraining_method monotone_splits_penalty
+multi_error_top_k name_pred neg_bagging nrounds num_classes num_grad_quant_bins num_iteration
+num_leaves num_threads output_result parser_config_file path_smooth pred_early_stop random_seed
+refit_decay_rate save_period shrinkage_rate sparse sub_row test train_data tree_learner
+use_quantized_grad weight_column workers xgboost_dart_mode zero_as_missing aft_loss_distribution
+boost_from_average debug_synchronize default_direction feature_selector disable_default_eval_metric
+fail_on_invalid_gpu_id lambdarank_pair_method max_row_perbatch ndcg_exp_gain normalize_type
+num_feature one_drop process_type quantile_alpha rate_drop sample_type seed_per_iteration skip_drop
+tolerance top_k tweedie_variance_power updater_seq validate_parameters
+"""
+FUNCTIONS = {
+    "xgboost": (xgboost.train, xgboost.XGBModel.__init__, xgboost.XGBRanker.fit),
+    "scikit-learn": (
+        sklearn.ensemble.HistGradientBoostingClassifier,
+        sklearn.ensemble.GradientBoostingRegressor,
+        sklearn.ensemble.RandomForestClassifier,
+    ),
+}
+NO_PARAMETERS = {"self", "X", "kwargs"}
+
+
+@pytest.mark.parametrize("library", [*FUNCTIONS, "others"])
+@pytest.mark.parametrize("method", TRAINING)
+def test_every_name_of_a_library_is_a_setting_or_answered_by_what_it_is(library, method):
+    signatures = [inspect.signature(one).parameters for one in FUNCTIONS.get(library, ())]
+    names = set().union(*signatures) or set(OTHERS.split())
+    assert len(names) > 30
+    for name in names - NO_PARAMETERS:
+        kebab = name.replace("_", "-")
+        if setting_of(name, defaults(), method) in defaults():
+            continue
+        hint = setting_hint(name, defaults(), method)
+        meant = hint.removeprefix("; did you mean ").removesuffix("?")
+        is_named = {meant.rpartition(".")[2]} <= {kebab, *ALIASES.get(kebab, ())}
+        assert is_named or hint.startswith(": "), (name, hint)
+        assert len({row[1:] for row in UNSUPPORTED if fnmatchcase(kebab, row[0])}) <= 1, name
+
+
+def test_the_tables_name_settings_and_none_is_unsupported():
+    inner = {name.rpartition(".")[2] for name in defaults()}
     for name, meant in {**ALIASES, **SYNONYMS}.items():
         assert name not in defaults() or name == meant[-1]
         assert set(meant) <= inner | set(defaults())
+    for pattern, _, nearest in UNSUPPORTED:
+        assert not [name for name in defaults() if fnmatchcase(name, pattern)]
+        assert all(one in inner or one.startswith('"fedapp ') or " of " in one for one in nearest)
+    metrics = {one for names in EVAL_METRICS.values() for one in names}
+    for pattern, _, nearest in VALUES:
+        assert set(nearest) - {"reg:pseudohubererror"} <= metrics | LOSSES.keys(), pattern
+
+
+@pytest.mark.parametrize("value", ["my_predict.csv", "updater"])
+def test_a_misspelled_setting_is_still_taken_for_it(value):
+    for name in [name for name in defaults() if "." not in name and len(name) > 5]:
+        for at in range(1, len(name)):
+            misspelled = name[:at] + name[at + 1 :]
+            if misspelled not in ALIASES:
+                hint = setting_hint(misspelled, defaults(), "pax", value)
+                assert hint.startswith("; did you mean "), misspelled
+
+
+NONE = "{} is not a setting: "
+FOREST = "federated-forest"
+ANSWERS = [  # of PAX, unless a method is named
+    ({"linear_tree": 8}, NONE + "linear trees are .*; nearest is max-depth"),
+    ({"booster": "dart"}, NONE + "DART is not .*; nearest is subsample"),
+    ({"booster": "gblinear"}, "booster .* gblinear is not supported, .* fedavg-linear"),
+    ({"boosting_type": "rf"}, "boosting_type .* nearest is fedapp run federated-forest"),
+    ({"num_leaves": 31}, r"num_leaves .*; did you mean max-leaves\?"),
+    ({"device": "cuda"}, NONE + "trees are trained on CPUs"),
+    ({"device": "cuda"}, r"device .*; did you mean fedxgbllr\.device\?", "fedxgbllr"),
+    ({"min_child_samples": 5}, "min_child_samples .*; nearest is min-child-weight"),
+    ({"min_child_samples": 5}, rf".*; did you mean {FOREST}\.min-samples-leaf\?", FOREST),
+    ({"pax.max_leaves": 2}, r"pax\.max_leaves .*; did you mean max-leaves\?"),
+    ({"pax.eta": 2}, r"pax\.eta is not a setting; did you mean eta\?"),
+    ({"trees": 1}, r"trees is not a setting; did you mean num-boost-round\?"),
+    ({"trees": 1}, rf"trees is not a setting; did you mean {FOREST}\.trees\?", FOREST),
+    ({"pax.bin": 1}, r"pax\.bin is not a setting; did you mean pax\.bins\?"),
+    ({"Label": 1}, r"Label is not a setting; did you mean label\?"),
+    ({"xyzzy": 1}, "xyzzy is not a setting"),  # like none
+    *(
+        ({"objective": objective}, f"objective .*{answer}")
+        for objective, answer in {
+            "rank:map": ": this ranking .*; nearest is rank:ndcg",
+            "lambdarank": r"; did you mean rank:ndcg\?",
+            "reg:linear": r"; did you mean reg:squarederror\?",
+            "binary:logitic": r"; did you mean binary:logistic\?",
+        }.items()
+    ),
+    *(
+        ({"objective": objective, "eval-metric": metric}, f"eval-metric .*, got {metric}: {answer}")
+        for objective, metric, answer in (
+            ("reg:squarederror", "cox-nloglik", "this metric .* not supported; nearest is rmse"),
+            ("binary:logistic", "ndcg@5", "this metric is of rank:ndcg and .*; nearest is auc"),
+            ("reg:squarederror", "rmsle", "this metric is of reg:squaredlogerror, .*; nearest .*"),
+        )
+    ),
+    (
+        {"objective": "reg:quantileerror", "quantile_alpha": "0.1,0.5"},
+        "quantile.alpha must be a number, got '0.1,0.5': .* so train a run for each",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", ANSWERS, ids=str)
+def test_what_is_not_supported_comes_with_the_reason_and_the_nearest(case):
+    given, answer, *method = case
+    answer = answer.format(*given) if answer.startswith(NONE) else answer
+    with pytest.raises(ConfigError, match=f"^{answer}$") as caught:
+        load_settings({**given, "strategy": (*method, "pax")[0]})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_answer_is_the_same_everywhere():
+    reason = (
+        "linear_tree is not a setting: linear trees are not supported, as a leaf is one number per "
+        "class; nearest is "
+    )
+    refused = CliRunner().invoke(cli, ["run", "pax", "-c", "linear_tree=8"]).exception
+    assert str(refused) == f"{reason}max-depth".replace("_", "-", 1)
+    refused = CliRunner().invoke(cli, ["tune", "pax", "--space", "linear_tree=int:2:8"]).exception
+    rule = "^space must name .*, got linear_tree: linear trees .* max-depth$"
+    assert re.search(rule, str(refused))
+    for call, error in (
+        (partial(fedapp.run, "pax"), ConfigError),
+        (PAX, ConfigError),
+        (fedapp.PAXClassifier, TypeError),
+        (fedapp.PAXClassifier().set_params, ValueError),
+    ):
+        with pytest.raises(error, match=f"^{reason}max_depth$"):
+            call(linear_tree=8)
+    with pytest.raises(TypeError, match=r"test_fraction: it follows from fit, or is in settings$"):
+        fedapp.PAXRegressor(test_fraction=1)
+    with pytest.raises(TypeError, match=r"got eta; did you mean learning_rate\?$"):
+        fedapp.PAXRegressor(eta=1)
+
+
+def test_every_objective_and_metric_of_xgboost_is_allowed_or_answered_by_what_it_is():
+    rows = xgboost.DMatrix(np.ones((2, 1)), np.ones(2))
+    with pytest.raises(xgboost.core.XGBoostError) as caught:
+        xgboost.train({"objective": "none"}, rows, 1)
+    objectives = set(re.findall(r"candidate: (\S+)", str(caught.value)))
+    assert len(objectives) > 15
+    for objective in objectives - LOSSES.keys():
+        answer = f"'{objective}'(: .*; nearest is|; did you mean) ({'|'.join(LOSSES)})"
+        with pytest.raises(ConfigError, match=answer):
+            load_settings({"objective": objective})
+        assert any(fnmatchcase(objective, row[0]) for row in VALUES)
+    for metric in ("map", "ams", "cox-nloglik"):
+        for objective in set(EVAL_METRICS) - {"custom"}:
+            with pytest.raises(ValueError, match=f"got {metric}: .* is not supported"):
+                check_metrics(objective, [metric])
 
 
 # Methods
-
-COLUMNS, EITHER = r"pax .* or secureboost .*", r"horizontal-forest .* or federated-forest .*"
 
 
 @pytest.mark.parametrize(
@@ -108,18 +256,11 @@ COLUMNS, EITHER = r"pax .* or secureboost .*", r"horizontal-forest .* or federat
         ("paxx", "pax"),
         ("FedXGBllr", "fedxgbllr"),
         ("horizontal_forst", "horizontal-forest"),
-        ("secure-boost", "secureboost"),
-        ("sbt", "secureboost"),
         ("hetero_secureboost", "secureboost"),
-        ("homo-sbt", "pax"),
         ("FedXgbBagging", "bagging"),
-        ("fedxgb", "fedxgbllr"),
-        ("logistic", "fedavg-linear"),
         ("xgboost", r"pax \(for .*same columns.* or secureboost \(for .*same rows.*"),
-        ("LightGBM", COLUMNS),
-        ("gradient_boosting", COLUMNS),
-        ("random_forest", EITHER),
-        ("rf", EITHER),
+        ("LightGBM", r"pax .* or secureboost .*"),
+        ("random_forest", r"horizontal-forest .* or federated-forest .*"),
     ],
 )
 def test_a_method_is_helped_and_no_way_to_predict_is_offered(name, meant):
@@ -142,21 +283,16 @@ ANSWERS = {
     "compare pax --parties 2 -c parties=3": "^parties must be given once, got",
     "tune pax --space eta=0.2 --space learning_rate=0.3": "^--space must name eta once, got 0.2",
     "run pax data=loans.csv": OPTIONS + "-c data=loans.csv$",
-    "run data=loans.csv pax": OPTIONS + "-c data=loans.csv$",
     ("compare", "pax", "bagging", "data=my loans.csv"): OPTIONS + "-c 'data=my loans.csv'$",
-    "run pax --max-depth 3": OPTIONS + "-c max-depth=3$",
     "tune pax --max_depth=3 --space eta=0.1,0.2": OPTIONS + "-c max-depth=3$",
     "run pax --max-depth 3 --eta=0.1": OPTIONS + "-c max-depth=3 -c eta=0.1$",
     "run fedxgbllr --n-estimators 5": OPTIONS + "-c fedxgbllr.trees=5$",
-    "run pax --score-test --label y": OPTIONS + "-c score-test=VALUE$",
     "run pax --target y": OPTIONS + "--label y$",
     "run pax --rounds=9 --max-dept 3": OPTIONS + "-c num-boost-round=9 -c max-depth=3$",
     "run pax loans.csv": ": write fedapp run pax --data loans.csv$",
-    "run pax loans.csv --label default": ": write fedapp run pax --data loans.csv$",
     "run loans.csv": ": write fedapp run METHOD --data loans.csv$",
     "tune pax a.csv b.csv": ": write fedapp tune pax --data a.csv,b.csv$",
     "compare pax bagging loans.csv": ": write fedapp compare pax bagging --data loans.csv$",
-    "describe loans.csv": ": write fedapp describe --data loans.csv$",
     "run pax bagging --label y": ": fedapp compare pax bagging compares them$",
     "settings bagger": "a method or a setting, got bagger; did you mean bagging.$",
 }
@@ -172,22 +308,15 @@ def test_words_that_do_not_fit_are_answered_with_those_that_do(words):
 USAGE = "No such option|unexpected extra argument"
 UNKNOWN = {
     "run pax --basline": USAGE,
-    "run pax --x=1": USAGE,
     "run pax y=1": USAGE,
-    "run pax --x loans.csv": USAGE,
     **dict.fromkeys(("run", "compare", "predict", "report"), "Show this message and exit"),
     **{
         words: rf"\Aerror: fedapp [\w ]+ is not a command.*; {way}\n\Z"
         for words, way in {
-            "train pax": r"did you mean fedapp run METHOD\?",
-            "Fit": r"did you mean fedapp run METHOD\?",
             "evaluate": r"did you mean fedapp report RUN or fedapp predict RUN --data FILE\?",
-            "version": r"did you mean fedapp --version\?",
             "pax --data loans.csv": r"did you mean fedapp run pax\?",
             "rnu pax": r"did you mean fedapp run\?",
             "site chek": r"did you mean fedapp site check\?",
-            "runs lst": r"did you mean fedapp runs list\?",
-            "data describ": r"did you mean fedapp data describe\?",
             "xyzzy": "fedapp --help lists them",
         }.items()
     },
@@ -211,33 +340,16 @@ def test_every_command_of_other_tools_leads_to_one_of_ours():
                 command = command.commands[word]
 
 
-def test_data_label_id_and_parties_are_short_for_settings_and_wrong_ones_are_named(write_table):
-    data = ["--data", str(write_table())]
-    for given, rule in (
-        (["--parties", "3", "-c", "parties=2"], "parties must be given once, got 2 and 3"),
-        ([*data, "-c", "data=other.csv"], "data must be given once, got other.csv and .*"),
-        ([*data, "--label", "z"], "label column 'z' must be in .*"),
-        (["--parties", "many"], "parties must be a whole number, got 'many'"),
-        ([*data, "--label", "y", "--id", "z"], "id column 'z' must be in the table, .*"),
-    ):
-        error = invoke(["run", "pax", *given]).exception
-        assert re.search(f"{rule}$", str(error)), error
-
-
 def test_a_wrong_path_names_the_one_that_is_spelled_alike(own_folder, write_table):
     write_table("loans")
     Path("runs/first").mkdir(parents=True)
     for words, meant in {
         "run pax -c data=loan.csv --label y": "loans.csv",
-        "describe loan.csv": "loans.csv",
         "predict runs/frist --data loans.csv --output x.csv": "runs/first",
         "predict first --data loans.csv --output x.csv": "runs/first",
-        "export frist": "runs/first",
-        "serve runs/fist": "runs/first",
-        "report frst": "runs/first",
         "run pax -c resume=firts": "runs/first",
     }.items():
-        error = invoke(words, data_app if words.startswith("describe") else cli).exception
+        error = invoke(words).exception
         assert str(error).endswith(f"; did you mean {meant}?"), (words, error)
 
 
@@ -255,13 +367,10 @@ def test_help_lists_methods_ways_to_predict_and_arguments():
     assert "Folder of a run" in shown
 
 
-def test_the_version_is_that_of_all_that_matters():
+def test_the_settings_of_a_method_are_those_that_it_reads_and_versions_are_told():
     number = r"\d+\.\d+(\.\d+)?"
     line = rf"fedapp {number}, flwr {number}, xgboost {number}, python 3\.\d+\.\d+\n"
     assert re.fullmatch(line, invoke("--version").output)
-
-
-def test_the_settings_of_a_method_are_those_that_it_reads():
     listed = json.loads(invoke("settings pax --json").stdout)["settings"]
     names = {one["name"] for one in listed}
     assert {"max-depth", "pax.bins", "privacy.epsilon", "partition"} <= names
@@ -278,20 +387,6 @@ def test_the_settings_of_a_method_are_those_that_it_reads():
     assert set(all_methods()) <= {word.strip(",") for word in words}
 
 
-@pytest.mark.parametrize("method", TRAINING)
-def test_the_settings_of_a_method_begin_with_the_common_ones(method):
-    shown = invoke(["settings", method]).output
-    names = [line.split()[0] for line in shown.splitlines() if re.match(r" [a-z]", line)]
-    lines = [line.strip() for line in shown.splitlines()]
-    common = [name for name in COMMON if name in names]
-    assert names[1 : 1 + len(common)] == common
-    assert {"data", "label", "parties", "seed"} < {*common}
-    own = [f"Of {method}"] if any("." in name for name in names) else []
-    headings = ["Common", *own, "A run of any method"]
-    assert [line for line in lines if line in headings] == headings
-    assert {*names[1:]} == {name for name, one in list_settings().items() if method in one.methods}
-
-
 MEANT = {"learning-rate": "eta", "num_leaves": "max-leaves", "trees": "federated-forest.trees"}
 
 
@@ -305,14 +400,3 @@ def test_a_setting_is_explained_by_its_name(name):
         about = list_settings()[setting["name"]]
         assert f"{about.name}: {about.text}".replace("`", "") in shown
         assert f"  default  {in_words(about.default)}\n" in shown
-
-
-def test_engines_say_what_they_cost_and_make_runs_through_flower(own_folder):
-    done = invoke("run pax -cnum-boost-round=1 -crun-dir=run")
-    assert done.exit_code == 0, done.output
-    assert "engine local: the parties are simulated in this process" in done.output
-    assert json.loads(Path("run/summary.json").read_text())["engine"] == "local"
-    told = "whose start takes some 15 s; --engine local makes the same"
-    assert told in describe_engine("simulation")
-    recipe = (app_folder() / "Makefile").read_text().partition("\nfirst:")[2].partition("\n\n")[0]
-    assert "fedapp run $(FIRST) --engine simulation" in recipe

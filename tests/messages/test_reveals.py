@@ -89,15 +89,11 @@ def test_every_method_has_sentences_in_short_that_fit_two_lines(method):
         ("pax", MASKED, "only sums over all parties", "can rebuild most rows"),
         ("pax", BINARY, "can rebuild most rows", "only sums over all parties"),
         ("pax", MASKED | {"epsilon": 1.0}, "bounded by the epsilon", "may be of one row:"),
-        ("pax", MASKED, "Of scores the server learns histograms", "bounded by the epsilon"),
         ("pax", MASKED | {"parties": 2}, "With two parties", "claim that a party is lost"),
         ("pax", MASKED | {"min-parties": 2}, "claim that a party is lost", "With two parties"),
-        ("pax", {**BINARY, "objective": "reg:quantileerror"}, "label is disclosed", "noise"),
         ("bagging", BINARY, "each party's trees, unencrypted", "random to anyone"),
         ("secureboost", VERTICAL, "No id leaves a party", "whole model, in which"),
-        ("secureboost", VERTICAL, "how many rows all have", "names and kinds of columns"),
         ("describe-rows", BINARY, "No model is trained", "whole model, in which"),
-        ("one-round", VERTICAL, "all splits of a passive party", "reach which of its splits"),
     ],
 )
 def test_sentences_are_those_of_the_settings(method, settings, shown, hidden):

@@ -1,238 +1,62 @@
 """A document is read back as it was written, or not at all; for every kind of model."""
 
 import json
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from fedapp.errors import DataError, FedappError
+from fedapp.home import home
 from fedapp.records.document import form_of, from_document, from_text, to_text
 from fedapp.runs.predict import model_of_text
-from fedapp.trees.divided import (
-    PARTS,
-    ActivePart,
-    DividedModel,
-    ForestPart,
-    Lookup,
-    Nesting,
-    PartTree,
-    PassivePart,
-)
+from fedapp.site.store import PART_FILE
+from fedapp.trees.divided import PARTS, DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
-from fedapp.trees.linear import LinearModel, input_names
-from fedapp.trees.losses import PLAIN, LossParameters
-from fedapp.trees.model import LEAF, NODE, Ensemble
-from fedapp.trees.sets import CategorySets, category_counts
-from fedapp.trees.stacked import HeadShape, StackedModel
+from fedapp.trees.linear import LinearModel
+from fedapp.trees.losses import LossParameters
+from fedapp.trees.model import Ensemble
+from fedapp.trees.stacked import StackedModel
+from tests.tables import made_columns
 
 WHOLE = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 KINDS = (*WHOLE, *PARTS)
-
-texts = st.text(st.characters(codec="utf-8"), max_size=4)
-singles = st.floats(width=32, allow_nan=False, allow_infinity=False)
-doubles = st.floats(allow_nan=False, allow_infinity=False)
-names = st.lists(texts, min_size=1, max_size=3).map(tuple)
-
-
-def floats(shape, numbers=singles, dtype=np.float32):
-    return arrays(dtype, shape, elements=numbers)
-
-
-@st.composite
-def lefts_of_trees(draw):
-    """Left children of a tree that grew by splitting one leaf after the other."""
-    lefts = [LEAF]
-    for _ in range(draw(st.integers(0, 3))):
-        leaves = [node for node, left in enumerate(lefts) if left == LEAF]
-        lefts[draw(st.sampled_from(leaves))] = len(lefts)
-        lefts += [LEAF, LEAF]
-    return np.array(lefts, dtype=np.int32)
-
-
-@st.composite
-def trees(draw, n_columns, dtype, plain=False):
-    lefts = draw(lefts_of_trees())
-    tree = np.zeros(len(lefts), dtype=dtype)
-    inner = lefts != LEAF
-    for name in dtype.names:
-        if dtype[name] == np.float32 and not (plain and name in ("gain", "hessian", "weight")):
-            tree[name] = draw(floats(len(lefts)))
-    if plain:  # packed: thresholds of splits, values of leaves
-        tree["threshold"][~inner] = tree["value"][inner] = 0
-    tree["left"] = lefts
-    columns = arrays(np.int32, int(inner.sum()), elements=st.integers(0, n_columns - 1))
-    tree["column"][inner] = draw(columns)
-    tree["default_left"][inner] = draw(arrays(np.bool_, int(inner.sum())))
-    return tree
-
-
-@st.composite
-def categories_of(draw, n_columns):
-    if draw(st.booleans()):
-        return ()
-    column = st.none() | st.lists(texts, min_size=1, max_size=9, unique=True).map(tuple)
-    return draw(st.tuples(*[column] * n_columns))
-
-
-@st.composite
-def sets_of(draw, widths):
-    """Sets of splits by columns of these numbers of categories."""
-    members = [draw(arrays(np.bool_, int(width))) for width in widths if width]
-    return CategorySets.of(members)
-
-
-def set_widths(grown, categories, n_columns):
-    widths = category_counts(categories, n_columns)
-    columns = [tree["column"][tree["left"] != LEAF] for tree in grown]
-    return widths[np.concatenate([*columns, np.empty(0, np.int32)])]
-
-
-@st.composite
-def headers(draw):
-    """Objective, classes, number of outputs, names, categories and kinds of columns."""
-    objective = draw(st.sampled_from(["binary:logistic", "multi:softprob", "reg:squarederror"]))
-    n_classes = {"binary:logistic": 2, "multi:softprob": 3}.get(objective, 0)
-    classes = draw(st.tuples(*[texts] * n_classes))
-    columns = draw(names)
-    kinds = draw(st.just(()) | st.tuples(*[texts] * len(columns)))
-    width = 3 if objective == "multi:softprob" else 1
-    return objective, classes, width, columns, draw(categories_of(len(columns))), kinds
-
-
-def base_scores(width):
-    return floats(width, st.floats(0.125, 0.875, width=32))
-
-
-@st.composite
-def ensembles(draw):
-    objective, classes, width, columns, categories, kinds = draw(headers())
-    many = st.lists(trees(len(columns), NODE), min_size=width, max_size=width)
-    grown = tuple(draw(many)) * draw(st.integers(0, 2))
-    sets = draw(sets_of(set_widths(grown, categories, len(columns))))
-    parameters = LossParameters(draw(st.floats(0.5, 9.0)), 0.7, draw(st.floats(1.1, 1.9)))
-    more = draw(st.sampled_from([PLAIN, parameters])), draw(texts), kinds
-    score = draw(base_scores(width))
-    return Ensemble(objective, score, columns, classes, grown, sets, categories, *more).completed()
-
-
-@st.composite
-def forests(draw):
-    objective, classes, width, columns, categories, kinds = draw(headers())
-    grown = tuple(draw(st.lists(trees(len(columns), NODE, plain=True), max_size=2)))
-    for tree in grown:
-        tree["value"] = 0
-    values = tuple(draw(floats((len(tree), width), doubles, np.float64)) for tree in grown)
-    sets = draw(sets_of(set_widths(grown, categories, len(columns))))
-    more = grown, values, sets, categories, kinds
-    return BaggedForest(objective, columns, classes, *more).completed()
-
-
-@st.composite
-def stacked_models(draw):
-    objective, classes, width, columns, categories, kinds = draw(headers())
-    one = trees(len(columns), NODE, plain=True)
-    counts = draw(st.lists(st.integers(1, 2), min_size=1, max_size=2))
-    parties = tuple(tuple(draw(one) for _ in range(n * width)) for n in counts)
-    grown = [tree for party in parties for tree in party]
-    sets = draw(sets_of(set_widths(grown, categories, len(columns))))
-    head, channels = draw(st.sampled_from(["cnn", "cnn3", "fcnn"])), draw(st.integers(1, 2))
-    shape = HeadShape.over(head, [len(party) for party in parties], width, channels)
-    unit = np.float32(draw(st.floats(0.5, 9.0, width=32)))
-    score, weights = draw(base_scores(width)), draw(floats(shape.n_weights, st.just(0.1)))
-    model = objective, score, columns, classes, unit, parties, shape, weights
-    return StackedModel(*model, sets, categories, kinds).completed()
-
-
-@st.composite
-def linear_models(draw):
-    objective, classes, width, columns, categories, kinds = draw(headers())
-    n_inputs = len(input_names(columns, categories))
-    shapes = n_inputs, (n_inputs, width), width
-    means, weights, bias = (draw(floats(shape, doubles, np.float64)) for shape in shapes)
-    scales = draw(floats(n_inputs, st.floats(0.1, 1e9), np.float64))
-    numbers = means, scales, weights, bias
-    return LinearModel(objective, columns, classes, *numbers, categories, kinds)
-
-
-divided = st.builds(DividedModel, texts, texts, texts, texts, names)
-
-
-@st.composite
-def part_fields(draw):
-    columns = draw(names)
-    categories, n = draw(categories_of(len(columns))), draw(st.integers(0, 3))
-    of_records = draw(arrays(np.int64, n, elements=st.integers(0, len(columns) - 1)))
-    widths = category_counts(categories, len(columns))[of_records]
-    sets = draw(sets_of(widths))
-    cuts = draw(floats(n)), draw(arrays(np.uint8, n, elements=st.integers(0, 1)))
-    numbers = singles | st.just(float("nan"))
-    return {
-        "columns": columns,
-        "active": "bank",
-        "kinds": draw(st.just(()) | st.tuples(*[texts] * len(columns))),
-        "categories": categories,
-        "quantiles": draw(floats((len(columns), draw(st.integers(1, 3))), numbers)),
-        "lookup": Lookup(of_records, *cuts, widths, sets.bits),
-    }
-
-
-@st.composite
-def passive_parts(draw):
-    given = draw(part_fields())
-    n = given["lookup"].n_records
-    under = draw(arrays(np.int64, n, elements=st.integers(-1, max(-1, 2 * n - 1))))
-    numbers = draw(arrays(np.int64, n, elements=st.integers(0, 9)))
-    return PassivePart(**given, nesting=Nesting(numbers, under))
-
-
-def records_of(lefts, n_records):
-    """Record ids of splits of one party, as many as it has."""
-    records = np.full(len(lefts), -1, dtype=np.int64)
-    inner = np.flatnonzero(lefts != LEAF)[:n_records]
-    records[inner] = np.arange(len(inner))
-    return records
-
-
-@st.composite
-def forest_parts(draw):
-    given, lefts = draw(part_fields()), draw(st.lists(lefts_of_trees(), max_size=2))
-    n = given["lookup"].n_records
-    whole = [each.astype(np.int64) for each in lefts]
-    return ForestPart(**given, trees=tuple(PartTree(one, records_of(one, n)) for one in whole))
-
-
-@st.composite
-def active_parts(draw):
-    model = draw(st.one_of(ensembles(), forests()))
-    others = {"bank": 0, "shop": len(model.columns)}  # all splits are another's
-    return ActivePart(
-        **draw(part_fields()),
-        name="bank",
-        digests={"shop": draw(st.binary(max_size=4))},
-        model=model,
-        records=tuple(records_of(tree["left"], len(tree)) for tree in model.trees),
-        n_columns=others,
-        threshold=draw(st.none() | doubles),
-    )
-
-
-models = {
-    "boosted": ensembles(),
-    "bagged": forests(),
-    "stacked": stacked_models(),
-    "linear": linear_models(),
-    "divided": divided,
-    "passive": passive_parts(),
-    "in a forest": forest_parts(),
-    "active": active_parts(),
+RUNS = {
+    "pax": {},
+    "horizontal-forest": {"horizontal_forest__trees": 2},
+    "fedavg-linear": {"fedavg_linear__rounds": 1},
+    "fedxgbllr": {f"fedxgbllr__{name}": 4 for name in ("trees", "rounds", "epochs")},
+    "secureboost": {"allow_export": False},
+    "federated-forest": {
+        "parties": 2,
+        "federated_forest__trees": 2,
+        "federated_forest__key_bits": 512,
+        "federated_forest__insecure_small_key": True,
+    },
 }
+by_run = pytest.mark.parametrize("strategy", RUNS)
+WITHOUT_TORCH = pytest.mark.by_default(*(RUNS.keys() - {"fedxgbllr"}))
+
+
+@pytest.fixture
+def models(made, trained_once):
+    """``models(strategy)``: the model of a run on numbers and categories, and its parts."""
+
+    def read(strategy):
+        columns = made_columns("binary:logistic", 120)
+        columns = {"g": ["red", "blue", "green", ""] * 30, **columns}
+        given = {"num_boost_round": 2, **RUNS[strategy]}
+        run = trained_once(made(strategy, "auto", columns=columns, **given))
+        paths = [run.path / "model.json", *sorted(home().glob(f"sites/*/*/{PART_FILE}"))]
+        documents = [json.loads(path.read_text()) for path in paths]
+        for document in documents:
+            document.pop("salt", "")  # of a part, beside the document
+        return [from_document(document, *KINDS) for document in documents]
+
+    return read
 
 
 def bits(value):
@@ -248,17 +72,38 @@ def bits(value):
     return type(value), value
 
 
-MODELS = st.sampled_from(sorted(models)).flatmap(models.get)
+def edges(dtype, shape):
+    info = np.finfo(dtype)
+    numbers = [0, -0.0, 0.1, info.max, info.min, info.smallest_subnormal, 1 / 3]
+    return np.resize(np.array(numbers, dtype), shape)
 
 
-@examples(max_examples=60)
-@given(MODELS)
-def test_a_model_reads_back_to_the_same_bits(model):
-    text = to_text(model)
-    again = from_text(text, *KINDS)
-    assert bits(again) == bits(model)
-    assert to_text(again) == text
-    assert json.loads(text)["kind"] == model.KIND
+def with_odd_values(model):
+    """A model of odd names and numbers, and without a default among fields that any may have."""
+    odd = {"margin_column": "m", "parameters": LossParameters(2.5, 0.7, 1.3), "threshold": 0.1}
+    given = {each.name: odd[each.name] for each in fields(model) if each.name in odd}
+    if hasattr(model, "columns"):
+        given["columns"] = tuple(f'{name}"\\\n\x9b\u2028\u00e9' for name in model.columns)
+    if isinstance(model, Ensemble):
+        given["trees"] = tuple(tree.copy() for tree in model.trees)
+        for tree in given["trees"]:
+            tree["gain"] = edges(np.float32, len(tree))
+    if isinstance(model, LinearModel):
+        given["bias"] = edges(np.float64, model.bias.shape)
+        given["weights"] = edges(np.float64, model.weights.shape)
+    return replace(model, **given)
+
+
+@WITHOUT_TORCH
+@by_run
+def test_a_model_reads_back_to_the_same_bits(models, strategy):
+    for given in models(strategy):
+        for model in (given, with_odd_values(given)):
+            text = to_text(model)
+            again = from_text(text, *KINDS)
+            assert bits(again) == bits(model)
+            assert to_text(again) == text
+            assert json.loads(text)["kind"] == model.KIND
 
 
 # What the declaration of a field forbids
@@ -290,15 +135,27 @@ def at(document, path):
     return document
 
 
-@examples(max_examples=40)
-@given(MODELS, st.data())
-def test_a_forbidden_value_is_refused_wherever_it_is(model, data):
+def changed(model, values_of, n_changes=25):
+    """Documents of a model in which one value is another."""
     document = json.loads(to_text(model))
-    *way, last = data.draw(st.sampled_from([path for path in places(document) if path]))
-    parent = at(document, tuple(way))
-    parent[last] = data.draw(st.sampled_from(FORBIDDEN[type(parent[last])]))
-    with pytest.raises(DataError, match=r"^model must be JSON of fedapp's format 3, got another: "):
-        from_text(json.dumps(document), *KINDS)
+    paths = [path for path in places(document) if path not in ((), ("format",))]
+    for seed in range(n_changes):
+        rng, other = np.random.default_rng(seed), deepcopy(document)
+        *way, last = paths[rng.integers(len(paths))]
+        parent = at(other, tuple(way))
+        values = values_of(parent[last])
+        parent[last] = values[rng.integers(len(values))]
+        yield other
+
+
+@WITHOUT_TORCH
+@by_run
+def test_a_forbidden_value_is_refused_wherever_it_is(models, strategy):
+    for model in models(strategy):
+        for document in changed(model, lambda value: FORBIDDEN[type(value)]):
+            rule = r"^model must be JSON of fedapp's format 3, got another: "
+            with pytest.raises(DataError, match=rule):
+                from_text(json.dumps(document), *KINDS)
 
 
 def other_values(value):
@@ -311,39 +168,37 @@ def other_values(value):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@examples(max_examples=60)
-@given(MODELS, st.data())
-def test_what_does_not_fit_together_is_refused_and_the_rest_is_read_and_predicts(model, data):
-    document = json.loads(to_text(model))
-    paths = [path for path in places(document) if path not in ((), ("format",))]
-    *way, last = data.draw(st.sampled_from(paths))
-    parent = at(document, tuple(way))
-    parent[last] = data.draw(st.sampled_from(other_values(parent[last])))
-    refusal = ""
-    try:
-        again = from_document(document, *KINDS)
-        if isinstance(again, Ensemble | LinearModel | BaggedForest):
-            again, predict = model_of_text(json.dumps(document))
-            predict(again, np.zeros((5, len(again.columns)), np.float32), None)
-    except FedappError as error:
-        refusal = str(error)
-    else:
-        assert bits(from_text(to_text(again), *KINDS)) == bits(again)
-    assert "Error(" not in refusal  # a sentence for each
+@WITHOUT_TORCH
+@by_run
+def test_what_does_not_fit_together_is_refused_and_the_rest_is_read_and_predicts(models, strategy):
+    for model in models(strategy):
+        for document in changed(model, other_values):
+            refusal = ""
+            try:
+                again = from_document(document, *KINDS)
+                if isinstance(again, Ensemble | LinearModel | BaggedForest):
+                    again, predict = model_of_text(json.dumps(document))
+                    predict(again, np.zeros((5, len(again.columns)), np.float32), None)
+            except FedappError as error:
+                refusal = str(error)
+            else:
+                assert bits(from_text(to_text(again), *KINDS)) == bits(again)
+            assert "Error(" not in refusal  # a sentence for each
 
 
-@examples(max_examples=30)
-@given(MODELS, st.data())
-def test_no_field_is_missing_or_unknown(model, data):
-    document = json.loads(to_text(model))
-    defaults = {each.name for each in fields(model) if each.default is not MISSING}
-    name = data.draw(st.sampled_from(sorted(document.keys() - defaults)))
-    less = {field: value for field, value in document.items() if field != name}
-    rule = "another: model must have "
-    with pytest.raises(DataError, match=rf"{rule}(no other fields, got .*)?{name}$"):
-        from_document(less, *KINDS)
-    with pytest.raises(DataError, match=rf"{rule}no other fields, got \['more'\]"):
-        from_document({**document, "more": 1}, *KINDS)
+@WITHOUT_TORCH
+@by_run
+def test_no_field_is_missing_or_unknown(models, strategy):
+    for model in models(strategy):
+        document = json.loads(to_text(model))
+        defaults = {each.name for each in fields(model) if each.default is not MISSING}
+        rule = "another: model must have "
+        for name in document.keys() - defaults:
+            less = {field: value for field, value in document.items() if field != name}
+            with pytest.raises(DataError, match=rf"{rule}(no other fields, got .*)?{name}$"):
+                from_document(less, *KINDS)
+        with pytest.raises(DataError, match=rf"{rule}no other fields, got \['more'\]"):
+            from_document({**document, "more": 1}, *KINDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ def opened(folder):
     return journal
 
 
+def step(journal, number, mark=None, **value):
+    """The next state, of one value."""
+    journal.append(State({"n": number}, {"a": Stored(ARRAYS, value)}), mark)
+
+
 class Journals(RuleBasedStateMachine):
     """One journal, beside a model of it in dicts; it is opened again at any time."""
 
@@ -140,24 +145,12 @@ def test_a_journal_has_what_was_appended(tmp_path, monkeypatch):
     case().runTest()
 
 
-def test_two_processes_take_turns(tmp_path):
-    one, other = (Journal(tmp_path / "state") for _ in range(2))
-    for number in range(20):
-        journal = (one, other)[number % 2]
-        journal.refresh()
-        assert [stored.read(ARRAYS)["n"][0] for stored in journal.now.values.values()] == list(
-            range(number)
-        )
-        new = Stored(ARRAYS, {"n": np.array([number])})
-        journal.append(State({"n": number}, {**journal.now.values, str(number): new}))
-
-
 def test_arrays_are_aligned_and_read_only(tmp_path):
     journal = Journal(tmp_path / "state")
     value = {"a": np.ones(3, np.uint8), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
-    journal.append(State({"n": 1}, {"v": Stored(ARRAYS, value)}))
+    step(journal, 1, **value)
     for state in (journal.now, opened(tmp_path).now):
-        for name, array in state.values["v"].read(ARRAYS).items():
+        for name, array in state.values["a"].read(ARRAYS).items():
             assert array.flags.c_contiguous
             assert array.ctypes.data % 8 == 0
             assert not array.flags.writeable
@@ -167,21 +160,18 @@ def test_arrays_are_aligned_and_read_only(tmp_path):
 def test_an_array_that_did_not_change_is_not_written_again(tmp_path):
     journal, large = Journal(tmp_path / "state"), np.zeros(10_000)
     for number in range(4):
-        value = {"large": large, "n": np.array([number])}
-        journal.append(State({"n": number}, {"a": Stored(ARRAYS, value)}))
+        step(journal, number, large=large, n=np.array([number]))
     assert (tmp_path / "state").stat().st_size < large.nbytes + 4 * 500
     read = opened(tmp_path)
-    value = {"large": read.now.values["a"].read(ARRAYS)["large"], "n": np.array([5])}
     before = (tmp_path / "state").stat().st_size
-    read.append(State({"n": 5}, {"a": Stored(ARRAYS, value)}))
+    step(read, 5, large=read.now.values["a"].read(ARRAYS)["large"], n=np.array([5]))
     assert (tmp_path / "state").stat().st_size < before + 500
 
 
 def test_a_file_that_is_mostly_unused_is_replaced(tmp_path):
     journal = Journal(tmp_path / "state")
     for number in range(50):
-        value = {"a": np.full(SPARE // 80, number)}  # a tenth of what may be unused
-        journal.append(State({"n": number}, {"a": Stored(ARRAYS, value)}))
+        step(journal, number, a=np.full(SPARE // 80, number))  # a tenth of what may be unused
         assert (tmp_path / "state").stat().st_size < 2 * SPARE
         assert len(journal._arrays) <= MANY + 2
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
@@ -189,8 +179,8 @@ def test_a_file_that_is_mostly_unused_is_replaced(tmp_path):
 
 def test_the_end_leaves_nothing_of_the_checkpoint(tmp_path, monkeypatch):
     journal, secret = Journal(tmp_path / "state"), np.full(4, 0x5EC2E7)
-    journal.append(State({"n": 1}, {"a": Stored(ARRAYS, {"a": secret})}))
-    journal.append(State({"n": 2}, {"b": Stored(ARRAYS, {})}), mark=1)
+    step(journal, 1, a=secret)
+    step(journal, 2, mark=1)
     assert secret.tobytes() in (tmp_path / "state").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", lambda *given: 1 / 0)
@@ -208,7 +198,7 @@ def test_the_end_leaves_nothing_of_the_checkpoint(tmp_path, monkeypatch):
 def test_an_entry_of_which_a_byte_is_another_is_not_read(tmp_path):
     journal = Journal(tmp_path / "state")
     for number in (1, 2):
-        journal.append(State({"n": number}, {"a": Stored(ARRAYS, {"a": np.full(9, number)})}))
+        step(journal, number, a=np.full(9, number))
     data = bytearray((tmp_path / "state").read_bytes())
     data[-9] ^= 1  # as after a loss of power
     (tmp_path / "state").write_bytes(data)
@@ -230,7 +220,7 @@ def test_an_entry_is_on_the_disk_when_it_is_to_last(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     journal = Journal(tmp_path / "state", lasting=True)
     for number in range(2):
-        journal.append(State({"n": number}, {}))
+        step(journal, number)
     assert synced == ["state", tmp_path.name, "state"]
-    Journal(tmp_path / "other").append(State({"n": 1}, {}))
+    step(Journal(tmp_path / "other"), 1)
     assert len(synced) == 3
