@@ -6,7 +6,6 @@ from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,7 +15,7 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.messages.fields import Request
 from fedapp.messages.methods import _groups, all_methods, kinds_of, module_of_group
 from fedapp.runs.local import run_local
-from fedapp.site.check import check_site, kind_of
+from fedapp.site.check import check_site
 from fedapp.site.policy import check_policy, group_of
 from fedapp.site.settings import parse_node_config, site_config
 from tests.deploy_folders import checked_site
@@ -30,12 +29,6 @@ def node(allow="", **others):
     return {"name": "bank", "data": "rows.csv", "allow": allow} | {
         key.replace("_", "-"): str(value) for key, value in others.items()
     }
-
-
-def test_a_module_that_declares_nothing_is_a_method_of_its_own():
-    rule = r"^strategy must be one that the site allows \(pax, secureboost\), got parameters$"
-    with pytest.raises(ConfigError, match=rule):
-        check_policy(site_config(node("pax, secureboost"), {}), "query.parameters_read", "pax")
 
 
 # Which methods may send the messages of each module.
@@ -115,22 +108,16 @@ def test_every_message_with_a_key_or_a_guard_declares_what_is_for_trials():
     assert declared == small | {("eini", "unguarded"), ("eini", "least_possibilities")}
 
 
-@pytest.mark.by_default("20-10")
-@pytest.mark.parametrize(("min_rows", "fewest"), [("20", 10), ("5", 5), ("0", 1)])
-def test_scores_do_not_tell_of_single_rows_where_min_rows_is_set(
-    settings, sites, write_table, min_rows, fewest
-):
+def test_scores_do_not_tell_of_single_rows_where_min_rows_is_set(settings, sites, write_table):
     """With a leaf a value and a bin a leaf, a crafted model would give values with their labels."""
-    node_ = {"name": "bank", "data": write_table("bank", 300), "min-rows": min_rows}
+    node_ = {"name": "bank", "data": write_table("bank", 300), "min-rows": "20"}
     app = Listener()
     run(settings(parties=1, num_boost_round=8, max_depth=4, max_bin=256), sites(node_), app)
     replies = [arrays_of(reply) for _, _, reply in app.heard]
     named = [one for reply in replies for one in reply.items() if one[0].endswith("_scores")]
     scores = [array.sum(axis=0) for _, array in named if array.size]
     assert len(scores) > 10
-    assert min(cells[cells > 0].min() for cells in scores if cells.any()) >= fewest
-    if min_rows == "0":
-        assert min(cells[cells > 0].min() for cells in scores if cells.any()) == 1
+    assert min(cells[cells > 0].min() for cells in scores if cells.any()) >= 10
 
 
 NONE_BACK = r"\(min-rows of bank\); {}-fraction=0 holds none back$"
@@ -345,12 +332,6 @@ IDS = [f"r{number}" for number in range(40)]
 HOLDER, PASSIVE = "could show the label holder  ", "could show a passive party  "
 # Columns of the table, the node config, what is shown, and what is not.
 CHECKS = {
-    "a constant column": (
-        {"b": [7] * 40},
-        'name="bank" label="y"',
-        ["\n! feature column 'b' has the same value in every row\n"],
-        [],
-    ),
     "what a site lacks": (
         {"y": None, "id": ["same"] * 40},
         f'name="shop" id="id" allow="{ALL}"',
@@ -395,12 +376,6 @@ CHECKS = {
         ["no: 29 training rows, fewer than 30 (min-rows)"],
         [],
     ),
-    "no keys": (
-        {"id": IDS},
-        'name="bank" label="y" id="id" encrypted-labels=true allow="secureboost"',
-        ["active, but only with others' keys (fedapp site trust)"],
-        [],
-    ),
     "keys": (
         {"id": IDS},
         'name="bank" label="y" id="id" encrypted-labels=true '
@@ -437,18 +412,12 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(write_tab
     for words in (
         ["a", "numbers", "0"],
         ["b", "one", "value", "3"],
-        ["rows,", "columns", "200,", "2"],
-        ["label", "numbers,", "2", "distinct"],
         ["ids", "unique", "in", "every", "row"],
-        ["min-rows", "9"],
-        ["rows", "are", "drawn", "by", "a", "key", "of", "the", "site"],
         ["min-bin-rows", "9"],
-        ["most-bins", "1024"],
         ["allow", "pax,", "secureboost"],
     ):
         assert words in lines
     for words in (
-        ["pax", "yes", "each", "party's", "sums:", "most", "rows", "of", "a", "small", "table"],
         ["secureboost", "yes,", "active", "sizes,", "scores,"],
         ["bagging", "no:", "not", "in", "allow", "each", "party's", "trees;"],
     ):
@@ -504,30 +473,16 @@ SCORES = "sizes, scores, which party has labels"
 @pytest.mark.parametrize(
     ("method", "policy", "answer", "gets"),
     [
-        ("pax", {}, "yes", "each party's sums: most rows of a small table"),
         ("pax", FLOORS, "yes", "each party's sums over bins of several rows"),
-        (
-            "pax",
-            SUMS,
-            f"{MASKED} and {KEYS}",
-            "sums over all parties: rows of a small table, not whose",
-        ),
-        (
-            "pax",
-            TRUSTED,
-            MASKED,
-            "sums over all parties over bins of several rows",
-        ),
+        ("pax", TRUSTED, MASKED, "sums over all parties over bins of several rows"),
         (
             "pax",
             {**TRUSTED, "run_epsilon": 1},
             f"{MASKED} and privacy.epsilon up to 1 (run-epsilon)",
             "noised sums over all parties",
         ),
-        ("fedavg-linear", {}, "yes", MEANS),
         ("fedavg-linear", {"run_epsilon": 1}, f"{MORE} run-epsilon allows", MEANS),
         ("bagging", SUMS, f"{MORE} least-parties allows", LEAVES),
-        ("bagging", FLOORS, "no: would ignore least-bin-rows", LEAVES),
         ("secureboost", FLOORS, "no: would ignore least-bin-rows", SCORES),
         (
             "federated-forest",
@@ -535,7 +490,6 @@ SCORES = "sizes, scores, which party has labels"
             f"{ORDERED} and labels=paillier (encrypted-labels) and {KEYS}",
             "sizes, scores, structure of trees",
         ),
-        ("secureboost", {"allow": "pax"}, "no: not in allow", SCORES),
         ("eini", {**SUMS, **FLOORS}, f"{ORDERED} and {KEYS}", "sizes"),
     ],
 )
@@ -569,10 +523,3 @@ def test_every_method_declares_what_the_coordinator_gets():
 def test_a_check_that_cannot_be_made_says_why(site, rule):
     with pytest.raises(FedappError, match=f"^{rule}"):
         check(site)
-
-
-def test_a_column_has_a_kind():
-    kinds = {"0/1": [0, 1, np.nan], "one value": [3, 3], "whole numbers": [1, 2]}
-    kinds |= {"numbers": [0.5, 2], "empty": [np.nan]}
-    for kind, values in kinds.items():
-        assert kind_of(np.array(values, dtype=np.float32)) == kind
