@@ -108,41 +108,15 @@ def test_monotone_constraints_beside_categories_are_refused(made):
         run_local(run)
 
 
-DRAWN = {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3, "max_depth": 3}
-
-
 def test_parties_draw_the_columns_that_one_party_draws(made):
     rng = np.random.default_rng(3)
     values = rng.integers(0, 9, (600, 6))
     labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(0, 3, 600) > 8).astype(int)
     columns = {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
-    given = {
-        "columns": columns,
-        "max_bin": 64,
-        "valid_fraction": 0.0,
-        "pax__bins": "equal",
-        **DRAWN,
-    }
+    given = {"columns": columns, "max_bin": 64, "valid_fraction": 0.0, "pax__bins": "equal"}
+    given |= {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3}
     one, three = (model_of(run_local(made(parties=parties, **given))) for parties in (1, 3))
     for tree, other in zip(one.trees, three.trees, strict=True):
         for field in ("left", "column", "threshold", "default_left"):
             np.testing.assert_array_equal(tree[field], other[field])
         np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_secureboost_splits_nodes_by_the_columns_that_they_drew(made):
-    run = made("secureboost", valid_fraction=0.0, **DRAWN)
-    trees = model_of(run_local(run)).trees
-    seen = 0
-    for round_id, tree in enumerate(trees):
-        limits = Limits(run.seed, round_id, run.colsample_bylevel, run.colsample_bynode)
-        levels = np.zeros(len(tree), dtype=int)
-        for node in range(1, len(tree)):
-            levels[node] = levels[tree["parent"][node]] + 1
-        for node in np.flatnonzero(tree["left"] != LEAF).tolist():
-            drawn = limits.columns(levels[node], [(0, node)], trees, np.ones((1, 6), dtype=bool))
-            assert drawn.sum() == int(0.5 * int(0.7 * 6))
-            assert drawn[0, tree["column"][node]]
-            seen += 1
-    assert seen > 9

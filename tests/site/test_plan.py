@@ -16,20 +16,17 @@ from scipy.stats import norm
 
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.noise import budget_for
-from fedapp.crypto.sealed import LARGEST_STEP
 from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.home import home
-from fedapp.messages import secureboost
 from fedapp.messages.fields import Range, Request, RoundId, fields_of, request
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowSumsRequest, SketchRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
-from fedapp.messages.wire import Content, Envelope, to_content
+from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site import account, answer
-from fedapp.site.mail import Mail
 from fedapp.site.store import STATE, Store
 from fedapp.site.trust import site_fingerprint
 from tests.crypto.test_masks import (
@@ -43,7 +40,6 @@ from tests.crypto.test_masks import (
     scoring,
 )
 from tests.crypto.test_shares import unmasking
-from tests.network import fails_from, resumed, run
 from tests.plans import planned
 from tests.site.office import runs, vertical_hello
 
@@ -305,20 +301,6 @@ def test_what_began_again_does_so_after_every_step_back(configs):
         ask(bank, growing(), 6, attempt=3, checkpoint=2)
 
 
-def test_a_step_beyond_all_numbers_is_refused(configs):
-    bank = begun(configs["bank"], **PLAIN, aggregation="plain")
-    before = listing(home() / "sites" / "bank" / MODEL)
-    with pytest.raises(ProtocolError, match=rf"step must be <= {LARGEST_STEP}, got"):
-        ask(bank, growing(), LARGEST_STEP + 1)
-    assert listing(home() / "sites" / "bank" / MODEL) == before
-
-
-def test_a_letter_of_no_kind_is_refused():
-    mail = Mail("bank", [("shop", Content("Letter", {}, {}))])
-    with pytest.raises(ProtocolError, match=r"^shop: parcel\.class must be known, got Letter$"):
-        list(mail.decoded("secureboost", secureboost.SumRequest))
-
-
 @request("train.trial_first", times=("rounds",))
 class FirstRequest(Request):
     """Of a method with two requests a round, neither of which has levels."""
@@ -393,30 +375,6 @@ def test_the_first_noised_sum_is_charged_and_none_leaves_beyond_the_budget(confi
         second.ask(second.opening, 3)
     with pytest.raises(ConfigError, match=rule):
         private(sites, model=16 * "c")
-
-
-@pytest.mark.slow
-def test_noise_is_of_one_order_of_columns(configs):
-    """The difference of both sums would be that of two columns, without noise."""
-    coordinator, plan = private(configs)
-    coordinator.masked(coordinator.opening, 3, checkpoint=2)
-    again = {"attempt": 1, "checkpoint": 2}
-    coordinator.ask(replace(GREETING, **masked_plan(**plan), columns=("b", "a")), 3, **again)
-    with pytest.raises(ProtocolError, match=ANOTHER):
-        coordinator.ask(coordinator.opening, 4, **again)
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_twice_after_it_lost_a_party_finishes_its_run(
-    settings, sites, write_table
-):
-    nodes = [{"name": one, "data": write_table(one, 120, k)} for k, one in enumerate(NAMES)]
-    contexts = sites(*nodes)
-    one = settings(parties=3, strategy="pax", min_parties=2, num_boost_round=3)
-    for given in (one, None):
-        with pytest.raises(KeyboardInterrupt):
-            run(given or resumed(one), contexts, fails_from(6), dies_before_sending=8)
-    run(resumed(one), contexts, fails_from(6))
 
 
 def test_a_refused_opening_takes_no_budget(configs):

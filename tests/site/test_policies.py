@@ -1,10 +1,8 @@
 """What `fedapp site init` writes of a policy, and which runs a site then takes part in."""
 
-import json
 from shutil import rmtree
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -19,15 +17,7 @@ from tests.deploy_folders import init_site
 NAMES = ("bank", "insurer", "shop")
 BOTH = {"least-parties": 3, "min-rows": 20, "share-categories": 10, "approve": "ask"}
 SUMS = {"allow": "describe-rows,eini,interactive,one-round,pax", "least-bin-rows": 5, **BOTH}
-PRIVATE = {
-    "allow": "pax",
-    "run-epsilon": 1.0,
-    "total-epsilon": 3.0,
-    "least-parties": 3,
-    "min-rows": 20,
-    "share-categories": 10,
-    "approve": "ask",
-}
+PRIVATE = {"allow": "pax", "run-epsilon": 1.0, "total-epsilon": 3.0, **BOTH}
 # That sites score by themselves is not in any policy: it is allowed by name.
 EVERY = [name for name, method in all_methods().items() if not method.stands]
 ROWS = {"allow": ",".join(EVERY)}
@@ -81,18 +71,21 @@ def test_a_site_is_told_what_it_allows_and_how_to_choose(init, tmp_path):
 
 
 def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"^policy must be one of sums, private, rows, got 'open'$"
-    ):
+    rule = r"^policy must be one of sums, private, rows, got 'open'$"
+    with pytest.raises(ConfigError, match=rule):
         init("--policy", "open")
     assert not (tmp_path / "bank").exists()
 
 
 @pytest.mark.parametrize(
-    ("typed", "options", "written"),
-    [("sums\n", (), SUMS), ("\n", (), {}), ("", ("--allow", "pax"), {"allow": "pax"})],
+    ("typed", "options", "written", "is_terminal"),
+    [
+        ("sums\n", (), SUMS, True),
+        ("\n", (), {}, True),
+        ("", ("--allow", "pax"), {"allow": "pax"}, True),
+        ("sums\n", (), {}, False),
+    ],
 )
-@pytest.mark.parametrize("is_terminal", [True, False])
 def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     write_table, tmp_path, monkeypatch, typed, options, written, is_terminal
 ):
@@ -103,7 +96,7 @@ def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     shown = CliRunner().invoke(site_app, ["init", str(folder), *given], input=typed).output
     asked = is_terminal and bool(typed)
     assert ("Policy (Enter: no method is allowed)" in shown) == asked
-    node = {"name": "bank", "data": table, **(written if asked or options else {})}
+    node = {"name": "bank", "data": table, **written}
     assert parse_node_config(str(folder / "site.toml")) == node
 
 
@@ -173,14 +166,3 @@ def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(
     contexts = federation(*options, columns="strategy" in run)
     with pytest.raises(FedappError, match=rf"^(bank|insurer|shop) \(step \d\): {rule}"):
         run_local(settings(parties=3, **run), contexts)
-
-
-def test_sites_of_the_policy_sums_are_described_under_masks(settings, federation):
-    secure = {"strategy": "describe-rows", "describe_rows__aggregation": "secure"}
-    folder = run_local(settings(parties=3, **secure), federation("--policy", "sums"))
-    columns = json.loads((folder.path / "description.json").read_text())["columns"]
-    assert [one["name"] for one in columns] == ["a", "b", "label"]
-    for column in columns:
-        counts = np.array(column["counts"])
-        assert counts.sum() == 3 * 216
-        assert not ((counts > 0) & (counts < 20)).any()
