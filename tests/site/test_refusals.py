@@ -187,11 +187,6 @@ TOWNS = ["Oslo"] * 39 + ["Rome"]
     [
         ({"id": ["", *range(39)]}, {}, r"id column \[withheld\] must have no missing values, got"),
         (
-            {"id": [1, *range(39)]},
-            {},
-            r"id column \[withheld\] must be unique for every row, got 2",
-        ),
-        (
             {"town": TOWNS},
             {"share-categories": False},
             r"categories of feature columns must be given by the schema where share-categories is "
@@ -203,7 +198,7 @@ TOWNS = ["Oslo"] * 39 + ["Rome"]
             r"weight column \[withheld\] must be in the table with the labels, got it in one ",
         ),
     ],
-    ids=["no id", "ids", "names", "weights"],
+    ids=["no id", "names", "weights"],
 )
 def test_a_table_that_breaks_a_rule_is_refused_and_its_columns_are_not_named(
     write_table, columns, node, rule
