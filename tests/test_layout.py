@@ -402,7 +402,6 @@ TEXTS = re.compile(
 )
 VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a variable
 DIALECT = {"told", "untold", "oddities", "alike", "heard"}  # in any name
-RUN_ON = re.compile(r"\S\n *(\w+)\n *-{3,}$", re.MULTILINE)
 
 
 def docstrings_of(code):
@@ -426,11 +425,6 @@ def speaks_dialect(source, code):
     return words
 
 
-def runs_sections_on(source, code):
-    """A blank line is above each section of a docstring, which numpydoc does not see."""
-    return [match.group(1) for text in docstrings_of(code) for match in RUN_ON.finditer(text)]
-
-
 # Rules, each with a source and code in it of one fault.
 RULES = [
     (imports_flower, "fedapp/new.py", "from flwr.app import Message"),
@@ -449,11 +443,6 @@ RULES = [
     (guesses_fields, "fedapp/site/new.py", "n = getattr(asked, 'level', 0)"),
     (speaks_dialect, "fedapp/new.py", "# Hold that the rows are as many."),
     (speaks_dialect, "fedapp/new.py", "def late() -> None:\n    found = search()"),
-    (
-        runs_sections_on,
-        "fedapp/new.py",
-        'def mean():\n    """The mean.\n    Returns\n    -------\n    float\n    """',
-    ),
 ]
 
 

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Message, RecordDict
-from flwr.cli.build import build_fab_from_disk, build_fab_from_files
-from flwr.cli.utils import collect_files
-from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES, TaskType
+from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 
 from fedapp.client_app import SiteApp
@@ -39,9 +38,7 @@ from fedapp.site.bundle import (
 )
 from fedapp.site.log import HEAD, LOG
 from fedapp.site.settings import SiteConfig, site_config
-from tests.unpacked import app_sources
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's
 OTHER, ANOTHER = (sha256(text).hexdigest() for text in (b"other", b"another"))
 
 
@@ -56,24 +53,6 @@ def test_the_command_copies_what_flwr_makes_the_same_bundle_of(tmp_path, monkeyp
     assert sha256(sent).hexdigest() == installed_bundle()
     with pytest.raises(ConfigError, match=f"^folder must be new or empty, got {tmp_path}/app$"):
         main()
-
-
-def test_a_bundle_is_one_that_flower_hub_takes_without_tests_and_studies():
-    """Uncompressed, so that no library of a machine changes its hash."""
-    with app_sources() as app:
-        bundle, made = build_fab_from_files(collect_files(app))
-        assert all(path.stat().st_size <= MAX_FILE_BYTES for path in app.rglob("*.*"))
-    assert (made.fab_format_version, made.flwr_version_min) == (1, "1.41")
-    assert made.flwr_version_target in {"1.41.0", "1.42.0"}
-    assert len(bundle) < MAX_TOTAL_BYTES
-    with zipfile.ZipFile(io.BytesIO(bundle)) as sent:
-        entries = sent.infolist()
-    assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
-    assert len(entries) < MAX_FILE_COUNT
-    assert {entry.filename.partition("/")[0] for entry in entries} == {
-        *("fedapp", "strategies", "clients"),
-        *("pyproject.toml", "LICENSE", ".info"),
-    }
 
 
 def test_a_site_knows_the_bundle_of_its_own_fedapp_or_those_that_it_names(tmp_path):

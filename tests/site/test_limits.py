@@ -10,7 +10,6 @@ from fedapp.trees.constraints import interactions_of, monotone_of
 from fedapp.trees.grow import Limits
 from fedapp.trees.model import LEAF, NODE
 from strategies.run import check_read
-from tests.federated import model_of
 from tests.tables import made_columns
 
 ALL = np.ones((2, 20), dtype=bool)
@@ -106,17 +105,3 @@ def test_monotone_constraints_beside_categories_are_refused(made):
     run = made(columns=columns, parties=1, monotone_constraints="a:1")
     with pytest.raises(ConfigError, match="must be empty where a column has categories"):
         run_local(run)
-
-
-def test_parties_draw_the_columns_that_one_party_draws(made):
-    rng = np.random.default_rng(3)
-    values = rng.integers(0, 9, (600, 6))
-    labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(0, 3, 600) > 8).astype(int)
-    columns = {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
-    given = {"columns": columns, "max_bin": 64, "valid_fraction": 0.0, "pax__bins": "equal"}
-    given |= {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3}
-    one, three = (model_of(run_local(made(parties=parties, **given))) for parties in (1, 3))
-    for tree, other in zip(one.trees, three.trees, strict=True):
-        for field in ("left", "column", "threshold", "default_left"):
-            np.testing.assert_array_equal(tree[field], other[field])
-        np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-6, atol=1e-9)

@@ -2,9 +2,6 @@
 
 import math
 import os
-import threading
-import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -27,7 +24,7 @@ from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site import account, answer
-from fedapp.site.store import STATE, Store
+from fedapp.site.store import Store
 from fedapp.site.trust import site_fingerprint
 from tests.crypto.test_masks import (
     EDGES,
@@ -395,35 +392,6 @@ def test_a_stranger_in_a_sum_leaves_no_model(configs):
     with pytest.raises(ProtocolError, match=r"^bank: sum\.names must be of those that are left"):
         coordinator.ask(replace(scoring(), among=("mallory", "bank", "shop")), 4, ["bank"])
     assert listing(home() / "sites" / "bank" / MODEL) == before
-
-
-def test_a_first_message_that_is_refused_does_not_delete_what_another_began(configs, monkeypatch):
-    bank, kept, refused = configs["bank"], answer.rmtree, list[FedappError]()
-    opening = replace(GREETING, rounded=False, **planned(("bank", "zoo"), aggregation="plain"))
-    deletes = threading.Event()
-
-    def slowly(*given, **more):
-        deletes.set()
-        time.sleep(0.3)  # the other message comes meanwhile
-        kept(*given, **more)
-
-    def first():
-        envelope = Envelope(MODEL, 2, gap=1, method="pax")  # an opening is no second step
-        try:
-            answer.answer(bank, opening.kind, envelope, to_content(opening, "bank"))
-        except FedappError as error:
-            refused.append(error)
-
-    monkeypatch.setattr(answer, "rmtree", slowly)
-    thread = threading.Thread(target=first)
-    thread.start()
-    assert deletes.wait(10)
-    with suppress(ConfigError):  # as the same opening was refused meanwhile
-        ask(bank, opening, 1)
-    thread.join()
-    (run,), folder = runs(), home() / "sites" / "bank" / MODEL
-    assert len(refused) == 1
-    assert run.admitted == (folder / STATE).exists()
 
 
 @pytest.mark.parametrize(
