@@ -7,14 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands.site import site_app
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
-from fedapp.runs.local import run_local, site_contexts
-from fedapp.site.policy import check_policy
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import parse_node_config
 from tests.deploy_folders import init_site
 
-NAMES = ("bank", "insurer", "shop")
 BOTH = {"least-parties": 3, "min-rows": 20, "share-categories": 10, "approve": "ask"}
 SUMS = {"allow": "describe-rows,eini,interactive,one-round,pax", "least-bin-rows": 5, **BOTH}
 PRIVATE = {"allow": "pax", "run-epsilon": 1.0, "total-epsilon": 3.0, **BOTH}
@@ -98,71 +95,3 @@ def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     assert ("Policy (Enter: no method is allowed)" in shown) == asked
     node = {"name": "bank", "data": table, **written}
     assert parse_node_config(str(folder / "site.toml")) == node
-
-
-@pytest.mark.parametrize(
-    ("policy", "allowed"),
-    [
-        ("", set()),
-        ("sums", {"pax", "describe-rows", "interactive", "one-round", "eini"}),
-        ("private", {"pax"}),
-        ("rows", set(EVERY)),
-    ],
-)
-def test_no_setting_of_a_policy_refuses_what_it_allows(init, policy, allowed):
-    config = site_config(init(*(("--policy", policy) if policy else ()))[0], {})
-    for method in all_methods():
-        kind = f"train.{method.replace('-', '_')}_begin"
-        if method in allowed:
-            check_policy(config, kind, method)
-        else:
-            with pytest.raises(ConfigError, match=r"^strategy must be one that the site allows"):
-                check_policy(config, kind, method)
-
-
-@pytest.fixture
-def federation(tmp_path, write_table):
-    """``federation(*options)``: three sites that approve every run."""
-
-    def make(*options, columns=False):
-        nodes = []
-        for seed, name in enumerate(NAMES):
-            ids = [f"c{number}" for number in range(300)]
-            has_label = not (columns and seed)
-            more = {} if has_label else {"y": None}
-            table = write_table(name, 300, seed=0 if columns else seed, id=ids, **more)
-            (tmp_path / f"of-{name}").mkdir()
-            given = ("--name", name, "--id", "id", *options)
-            given += ("--label", "y") if has_label else ()
-            folder, _ = init_site(tmp_path / f"of-{name}", table, *given)
-            nodes.append(parse_node_config(str(folder / "site.toml")))
-        return site_contexts({**node, "approve": "all"} for node in nodes)
-
-    return make
-
-
-NONE = r"strategy must be one that the site allows \(none: set allow in the node config of "
-BOOSTED = {"strategy": "secureboost"}
-BINS = r"least-bin-rows must be 0 in the node config, or strategy "
-
-
-@pytest.mark.parametrize(
-    ("options", "run", "rule"),
-    [
-        ((), {}, NONE),
-        (("--policy", "sums"), {}, r"aggregation must be secure for \w+, whose node config "),
-        (
-            ("--policy", "private"),
-            {},
-            r"(aggregation must be secure|privacy\.epsilon must be > 0 and <= 1) for ",
-        ),
-        (("--policy", "sums"), BOOSTED, "strategy must be one that the site allows"),
-        (("--policy", "sums", "--allow", "secureboost"), BOOSTED, BINS),
-    ],
-)
-def test_a_coordinator_gets_no_sums_of_one_site_by_any_other_choice(
-    settings, federation, options, run, rule
-):
-    contexts = federation(*options, columns="strategy" in run)
-    with pytest.raises(FedappError, match=rf"^(bank|insurer|shop) \(step \d\): {rule}"):
-        run_local(settings(parties=3, **run), contexts)
