@@ -57,7 +57,6 @@ WAYS = {
         {SUMS, TREES},
         lambda of: of[SUMS].low > 0.01 > of[SUMS].chance and of[TREES].low > of[TREES].chance,
     ),
-    "pax, masked": ("pax", MASKED, {SUMS, TREES}, lambda of: True),
     # The interval of no row is exact, where a bootstrap would say 0.
     "pax, merged bins": (
         "pax",
@@ -128,9 +127,6 @@ def test_an_audit_finds_what_it_must_and_leaves_nothing_at_the_sites(train, way)
     for one in audit.findings:
         assert all((one.seat, one.measure, one.interval, one.lowered_by, one.cost))
     assert fits(figures)
-    if way == "pax, masked":
-        plain = next(one for one in audited(train("pax")).findings if one.attack == SUMS)
-        assert figures[SUMS].success < plain.success
     if way == "pax, private":
         (missing,) = audit.unmeasured
         why = "with privacy.epsilon no party sends sums by bin"

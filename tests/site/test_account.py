@@ -114,20 +114,6 @@ def test_all_of_an_opening_is_shown_to_who_approves_it(kind):
     assert "those of booked from 7 on validation those of booked from 3 on, before" in text
 
 
-def test_a_request_asks_for_no_more_epochs_than_the_opening(
-    settings, sites, write_table, monkeypatch
-):
-    plan = TreeStrategy.plan
-    monkeypatch.setattr(TreeStrategy, "plan", lambda self: {**plan(self), "epochs": 1})
-    contexts = sites({"name": "bank", "data": write_table("bank")})
-    rule = r"AverageRequest\.epochs must be <= 1 by the plan that opened the run, got 1000000$"
-    with pytest.raises(PartyError, match=rule):
-        run_local(
-            settings(strategy="fedavg-linear", parties=1, fedavg_linear__local_epochs=10**6),
-            contexts,
-        )
-
-
 def test_nothing_is_kept_of_a_request_that_takes_too_long(configs, monkeypatch):
     """Here the time ends with the work, on a machine of any speed, if there is a limit of 7 s."""
 
@@ -239,6 +225,10 @@ def test_of_each_kind_a_site_takes_as_many_questions_as_the_plan_says(tmp_path, 
         store = Store(tmp_path / kind.kind)
         account.note(store, opening=opening, method=method)
         settings = {name: opening[name] for name in kind.forms if name in opening}
+        for name in {"epochs", "n_rounds", "level"} & kind.planned.keys():
+            question = kind(**example(kind) | settings | {name: 10**6})
+            with pytest.raises(ProtocolError, match=rf"\.{name} must be <= |class must be one for"):
+                account.check(config, store, question)
         for number in range(N_ASKED):
             round_id, level = divmod(number // 5, DEPTH + 1)
             numbers = {"round_id": round_id, "level": level}

@@ -157,18 +157,12 @@ def encrypted():
     return bytes(bundle)
 
 
-def renamed():
-    files = signed()
-    return zipped({**files, "fedapp/c.py": files.pop("fedapp/a.py")})
-
-
 WHOLE = zipped(signed())
 LATER = signed()[SIGNATURE].replace(b"2026", b"2027")
 UNSIGNED = {
     "a file": changed(**{"fedapp/a.py": b"a = 2"}),
     "a new file": changed(**{"fedapp/b.py": b""}),
     "a file's name": changed(**{"fedapp/a.py\n0 'fedapp/b.py": b""}),
-    "a renamed file": renamed(),
     "a dropped file": zipped({name: text for name, text in signed().items() if name[-1] != "y"}),
     **{
         f"signature {number}": changed(**{SIGNATURE: text})

@@ -426,28 +426,30 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(write_tab
         assert secret not in shown
 
 
-def test_a_check_counts_runs_once_under_the_home_of_the_site(write_table, tmp_path, monkeypatch):
-    data = write_table("rows")
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop" / "site.toml").write_text(
-        f'name = "shop"\ndata = "{data}"\nlabel = "y"\nallow = "pax"\nleast-parties = 3\n'
-        "total-epsilon = 3\n"
+@pytest.fixture
+def shop(write_table, tmp_path):
+    """The node config of a site with a table, as a file."""
+    path = tmp_path / "site.toml"
+    path.write_text(
+        f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\nallow = "pax"\n'
+        "least-parties = 3\ntotal-epsilon = 3\n"
     )
-    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "shop" / "home"))
-    monkeypatch.chdir(tmp_path)
-    config = site_config({"name": "shop", "data": str(data), "allow": "pax"}, {})
+    return path
+
+
+def test_a_check_counts_runs_under_the_home_of_the_site(shop, tmp_path):
+    config = site_config(parse_node_config(str(shop)), {})
     admit(config, 1, hello(["shop"]))
-    lines = [" ".join(line.split()) for line in check(Path("shop/site.toml")).splitlines()]
+    lines = [" ".join(line.split()) for line in check(shop).splitlines()]
     spent = "total-epsilon spent 0.00 of 3 in 0 runs"
     assert {"runs today 1", "least-parties 3", spent} <= set(lines)
 
 
 @pytest.mark.parametrize("name", ["supernode.key", "home/sites/shop/identity.key"])
-def test_a_check_says_which_keys_others_may_read(write_table, tmp_path, name):
-    config, key = tmp_path / "site.toml", tmp_path / name
+def test_a_check_says_which_keys_others_may_read(shop, tmp_path, name):
+    key = tmp_path / name
     key.parent.mkdir(parents=True, exist_ok=True)
-    config.write_text(f'name = "shop"\ndata = "{write_table("rows")}"\nlabel = "y"\n')
-    assert "none here yet" in check(config)
+    assert "none here yet" in check(shop)
     key.with_name("identity.new").touch()
     for mode, shown in (
         (0o600, "readable by the owner only"),
@@ -455,7 +457,7 @@ def test_a_check_says_which_keys_others_may_read(write_table, tmp_path, name):
     ):
         key.touch()
         key.chmod(mode)
-        assert shown in check(config)
+        assert shown in check(shop)
 
 
 SUMS = {"least_parties": 3}
