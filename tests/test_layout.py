@@ -248,28 +248,6 @@ def test_a_request_of_a_round_declares_which_fields_begin_and_train():
         assert numbers & {"level", "n_rounds", "epochs"} <= named, kind
 
 
-MATHEMATICS = ("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")
-SAME_IN_BOTH = {"check_known_answers"}  # of the kernels of a module
-
-
-def public_names(source, code):
-    """A module's name, and those of its public functions and classes."""
-    defined = (ast.FunctionDef, ast.ClassDef)
-    names = {node.name for node in ast.parse(code).body if isinstance(node, defined)}
-    names.add(Path(source).stem)
-    return {name for name in names if not name.startswith("_")} - SAME_IN_BOTH
-
-
-def test_a_public_name_of_the_mathematics_has_one_meaning():
-    texts = texts_of_all().items()
-    sources = [(source, text) for source, text in texts if source.startswith(MATHEMATICS)]
-    homes = {}
-    for source, text in sources:
-        for name in public_names(source, text):
-            homes.setdefault(name, []).append(source)
-    assert not {name: several for name, several in homes.items() if len(several) > 1}
-
-
 def imports_flower(source, code):
     """Flower is imported where the house allows it."""
     is_allowed = source.startswith(MAY_IMPORT_FLOWER)
@@ -425,39 +403,22 @@ def speaks_dialect(source, code):
     return words
 
 
-# Rules, each with a source and code in it of one fault.
-RULES = [
-    (imports_flower, "fedapp/new.py", "from flwr.app import Message"),
-    (knows_files, "strategies/pax.py", "from pathlib import Path"),
-    (imports_forbidden, "strategies/pax.py", "import fedapp.site.store"),
-    (imports_another_role, "clients/eini/active.py", "import clients.eini.passive"),
-    (hides_kernels, "fedapp/new.py", "@kernel\ndef add(): ..."),
-    (hides_kernels, "fedapp/new.py", "from numba import njit\nnjit(cache=True)"),
-    (knows_methods, "fedapp/site/answer.py", "from fedapp.messages import pax"),
-    (knows_methods, "fedapp/site/answer.py", "EXTRAS = {'fedavg-linear': 'torch'}"),
-    (knows_families, "fedapp/new.py", "from strategies.vertical import VerticalStrategy"),
-    (runs_what_it_reads, "fedapp/new.py", "def read():\n    from pickle import loads"),
-    (runs_what_it_reads, "fedapp/new.py", "eval(text)"),
-    (runs_what_it_reads, "fedapp/new.py", "np.load(path, allow_pickle=trusted)"),
-    (runs_what_it_reads, "fedapp/new.py", "torch.load(path)"),
-    (guesses_fields, "fedapp/site/new.py", "n = getattr(asked, 'level', 0)"),
-    (speaks_dialect, "fedapp/new.py", "# Hold that the rows are as many."),
-    (speaks_dialect, "fedapp/new.py", "def late() -> None:\n    found = search()"),
-]
-
-
-@pytest.mark.parametrize(
-    "rule", dict.fromkeys(rule for rule, *_ in RULES), ids=attrgetter("__name__")
+RULES = (
+    *(imports_flower, knows_files, imports_forbidden, imports_another_role, hides_kernels),
+    *(knows_methods, knows_families, runs_what_it_reads, guesses_fields, speaks_dialect),
 )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=attrgetter("__name__"))
 def test_all_sources_keep_to_a_rule_of_the_house(rule):
     faults = {source: rule(source, code) for source, code in texts_of_all().items()}
     allowed = DEFAULTS if rule is knows_methods else {}
     assert {source: names for source, names in faults.items() if names} == allowed
 
 
-@pytest.mark.parametrize(("rule", "source", "planted"), RULES)
-def test_a_planted_fault_is_found(rule, source, planted):
-    assert len(rule(source, planted)) == 1
+@pytest.mark.parametrize("planted", ["from pickle import loads", "eval(text)", "torch.load(path)"])
+def test_what_runs_what_it_reads_is_found(planted):
+    assert len(runs_what_it_reads("fedapp/new.py", planted)) == 1
 
 
 def test_all_that_rules_are_about_is_there():

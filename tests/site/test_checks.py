@@ -10,7 +10,6 @@ from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
-from fedapp.site import table
 
 
 def refused(settings, match):
@@ -106,20 +105,6 @@ def test_labels_are_those_of_the_common_rows(two_files):
 def test_settings_that_fit_no_file_of_a_party_are_refused(two_files, given, match):
     with pytest.raises(FedappError, match=match):
         check_tables(two_files([*range(40)], [*range(40)], **given))
-
-
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_a_table_that_was_checked_is_not_read_or_dealt_out_again(
-    vertical, write_table, n_read, strategy, monkeypatch
-):
-    deals, deal = [], table.partition_rows
-    monkeypatch.setattr(table, "partition_rows", lambda *how: (deals.append(1), deal(*how))[1])
-    data = str(write_table(n_rows=50, seed=7))
-    settings = vertical(strategy=strategy, data=data, label="y", num_boost_round=1)
-    check_tables(settings)
-    run_local(settings)
-    assert n_read == [settings.data]
-    assert len(deals) <= 1
 
 
 def test_a_table_that_was_changed_is_read_again(settings, write_table):

@@ -345,22 +345,12 @@ def recoded(rows):
     return replace(rows, values=values, categories=(None, ("athens", "bonn", "oslo", "rome")))
 
 
-def of_texts(rows):
-    """The same rows after ages became categories, as one of them was no number."""
-    ages = rows.values[:, 0]
-    names = tuple(dict.fromkeys(repr(float(age)) for age in ages[~np.isnan(ages)]))
-    codes = [np.nan if np.isnan(age) else names.index(repr(float(age))) for age in ages]
-    values = np.column_stack([np.array(codes, np.float32), rows.values[:, 1]])
-    return replace(rows, values=values, categories=(names, rows.categories[1]))
-
-
 @pytest.mark.parametrize(
     "same",
     [
         lambda rows: rows.take(np.random.default_rng(0).permutation(N_ROWS)),
         lambda rows: rows.in_order(("town", "age")),
         recoded,
-        of_texts,
         lambda rows: replace(rows, labels=rows.labels.astype(np.int64).astype(str)),
         lambda rows: replace(rows, ids=None),
         lambda rows: replace(rows, values=np.where(rows.values == 0, -0.0, rows.values)),

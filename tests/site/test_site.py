@@ -345,30 +345,11 @@ CHECKS = {
         ],
         [],
     ),
-    "shared figures": (
-        {},
-        'name="bank" label="y" allow="describe-columns,secureboost" share-label-figures=true',
-        [f"describe-columns {PASSIVE}labels of up to 2 rows can be read"],
-        [HOLDER],
-    ),
-    "no shared figures": (
-        {},
-        'name="bank" label="y" allow="describe-columns,secureboost" share-label-figures=false',
-        [],
-        ["describe-columns could show", HOLDER],
-    ),
     "floors of bins": (
         {"y": None},
         'name="shop" allow="secureboost" least-bin-rows=5',
         ["no: would ignore least-bin-rows"],
         [HOLDER, PASSIVE],
-    ),
-    # 16 x 64 bins, the 63 nodes of depth 6
-    "a choice of splits": (
-        {},
-        'name="bank" label="y" allow="secureboost" most-columns=64',
-        [f"secureboost {PASSIVE}630 labels a round, by which of made-up columns"],
-        [],
     ),
     "few rows": (
         {},
