@@ -5,6 +5,8 @@ from dataclasses import is_dataclass
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from shutil import rmtree
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -18,7 +20,7 @@ from fedapp.runs.local import run_local
 from fedapp.site.check import check_site
 from fedapp.site.policy import check_policy, group_of
 from fedapp.site.settings import parse_node_config, site_config
-from tests.deploy_folders import checked_site
+from tests.deploy_folders import checked_site, init_site
 from tests.federated import model_bytes
 from tests.network import run
 from tests.site.office import admit, hello
@@ -506,3 +508,91 @@ def test_every_method_declares_what_the_coordinator_gets():
 def test_a_check_that_cannot_be_made_says_why(site, rule):
     with pytest.raises(FedappError, match=f"^{rule}"):
         check(site)
+
+
+# fedapp site init
+
+
+BOTH = {"least-parties": 3, "min-rows": 20, "share-categories": 10, "approve": "ask"}
+OF_SUMS = {"allow": "describe-rows,eini,interactive,one-round,pax", "least-bin-rows": 5, **BOTH}
+OF_PRIVATE = {"allow": "pax", "run-epsilon": 1.0, "total-epsilon": 3.0, **BOTH}
+# That sites score by themselves is not in any policy: it is allowed by name.
+EVERY = [name for name, method in all_methods().items() if not method.stands]
+OF_ROWS = {"allow": ",".join(EVERY)}
+
+
+@pytest.fixture
+def init(tmp_path, write_table):
+    """``init(*options)``: the node config that the command writes, and what it prints."""
+
+    def make(*options):
+        folder, shown = init_site(tmp_path, write_table("rows"), *options)
+        return parse_node_config(str(folder / "site.toml")), shown
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        (("--policy", "sums"), OF_SUMS),
+        (("--policy", "private"), OF_PRIVATE),
+        (("--policy", "rows"), OF_ROWS),
+        (("--policy", "sums", "--min-rows", "100"), {**OF_SUMS, "min-rows": 100}),
+        (("--policy", "sums", "--allow", "pax"), {**OF_SUMS, "allow": "pax"}),
+        (("--allow", "pax,bagging"), {"allow": "bagging,pax"}),
+        ((), {}),
+    ],
+)
+def test_a_policy_is_written_as_plain_settings(init, tmp_path, options, written):
+    table = {"name": "bank", "data": str(tmp_path / "rows.csv")}
+    assert init(*options)[0] == {**table, **written}
+
+
+def test_a_site_is_told_what_it_allows_and_how_to_choose(init, tmp_path):
+    def shown_of(*options):
+        rmtree(tmp_path / "bank", ignore_errors=True)
+        return init(*options)[1]
+
+    shown = shown_of()
+    assert f"bank allows no method yet: set allow in {tmp_path}/bank/site.toml, or choose " in shown
+    for policy in ("sums", "private", "rows"):
+        assert f"--policy {policy}: " in shown
+    assert "Policy sums: but only pax\n" in shown_of("--policy", "sums", "--allow", "pax")
+    rule = "the coordinator can rebuild most rows of a small table with their labels (373 of 409 "
+    assert rule in shown_of("--policy", "rows")
+    shown_of("--policy", "sums")
+    lines = (tmp_path / "bank" / "site.toml").read_text().splitlines()
+    keys = [line.removeprefix("# ").split(" = ")[0] for line in lines]
+    assert len(set(keys)) == len(keys)  # each setting is offered or set
+    assert {"# run-epsilon = 1", "min-rows = 20"} <= {line.split("  ")[0] for line in lines}
+
+
+def test_a_policy_that_is_none_is_refused_and_nothing_is_written(init, tmp_path):
+    rule = r"^policy must be one of sums, private, rows, got 'open'$"
+    with pytest.raises(ConfigError, match=rule):
+        init("--policy", "open")
+    assert not (tmp_path / "bank").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "options", "written", "is_terminal"),
+    [
+        ("sums\n", (), OF_SUMS, True),
+        ("\n", (), {}, True),
+        ("", ("--allow", "pax"), {"allow": "pax"}, True),
+        ("sums\n", (), {}, False),
+    ],
+)
+def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
+    write_table, tmp_path, monkeypatch, typed, options, written, is_terminal
+):
+    stream = SimpleNamespace(isatty=lambda: is_terminal)
+    monkeypatch.setattr("fedapp.commands.site.sys", SimpleNamespace(stdin=stream))
+    table, folder = str(write_table("rows")), tmp_path / "bank"
+    given = ["--name", "bank", "--superlink", "fed.example.org:9092", "--data", table, *options]
+    shown = CliRunner().invoke(site_app, ["init", str(folder), *given], input=typed).output
+    asked = is_terminal and bool(typed)
+    assert ("Policy (Enter: no method is allowed)" in shown) == asked
+    node = {"name": "bank", "data": table, **written}
+    assert parse_node_config(str(folder / "site.toml")) == node
