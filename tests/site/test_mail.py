@@ -292,20 +292,6 @@ def test_parties_that_were_told_of_different_methods_do_not_read_each_other(site
     assert len(secrets) == 4
 
 
-def test_a_run_is_opened_once_however_often_a_site_goes_back(unmet):
-    """Else a server would begin one run after the other, which the site counts as one."""
-    honest = unmet.begin(checkpoint=1)
-    again = {"step": 2, "checkpoint": 1}
-    rule = r"^bank: MeetRequest\.message must come at most once by the plan that opened"
-    for attempt in (1, 2):
-        with pytest.raises(ProtocolError, match=rule):
-            unmet.ask("bank", replace(honest, active="shop"), attempt=attempt, **again)
-        for name in NAMES:
-            unmet.ask(name, honest, attempt=attempt, **again)
-        sent = unmet.tell("bank", 7, step=3, attempt=attempt, checkpoint=1)
-        assert opened(unmet, sent, step=3, attempt=attempt, checkpoint=1) == [7]
-
-
 def test_a_letter_that_came_before_is_refused_and_so_is_an_older_one(sites):
     older, newer, both = (sites.tell("bank", number, step=2 + number) for number in (1, 2, 3))
     assert opened(sites, newer, step=4, gap=0) == [2]

@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Annotated
 
 import numpy as np
 import pytest
@@ -16,15 +15,14 @@ from fedapp.crypto.noise import budget_for
 from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.home import home
-from fedapp.messages.fields import Range, Request, RoundId, fields_of, request
+from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowSumsRequest, SketchRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site import account, answer
-from fedapp.site.store import Store
+from fedapp.site import answer
 from fedapp.site.trust import site_fingerprint
 from tests.crypto.test_masks import (
     EDGES,
@@ -36,7 +34,6 @@ from tests.crypto.test_masks import (
     growing,
     scoring,
 )
-from tests.crypto.test_shares import unmasking
 from tests.plans import planned
 from tests.site.office import runs, vertical_hello
 
@@ -296,55 +293,6 @@ def test_what_began_again_does_so_after_every_step_back(configs):
             ask(bank, growing(), step, attempt=attempt, checkpoint=2)
     with pytest.raises(ProtocolError, match=r"round_id must be 1 by the plan"):
         ask(bank, growing(), 6, attempt=3, checkpoint=2)
-
-
-@request("train.trial_first", times=("rounds",))
-class FirstRequest(Request):
-    """Of a method with two requests a round, neither of which has levels."""
-
-    number: Annotated[int, Range(0, 9), RoundId(begins=True)]
-
-
-@request("train.trial_second", times=("rounds",))
-class SecondRequest(Request):
-    """Goes on with the round."""
-
-    number: Annotated[int, Range(0, 9), RoundId(begins=False)]
-
-
-def test_a_round_has_requests_that_do_not_begin_it(configs, tmp_path):
-    bank, store = configs["bank"], Store(tmp_path)
-    plan = planned(("bank", "zoo"), rounds=2, aggregation="plain")
-    account.note(store, opening=account.opening_of(replace(GREETING, **plan)))
-
-    def take(question):
-        account.check(bank, store, question)
-        account.take(bank, store, question, f"{question}")
-
-    for number in range(2):
-        take(FirstRequest(number))
-        with pytest.raises(ProtocolError, match=rf"FirstRequest\.number must be .*, got {number}$"):
-            take(FirstRequest(number))
-        take(SecondRequest(number))
-    with pytest.raises(ProtocolError, match=r"must come at most 2 times by the plan"):
-        take(SecondRequest(1))
-
-
-def test_a_run_that_may_lose_parties_is_not_split_elsewhere_after_a_step_back(configs):
-    """Each step back would else show another cell: 99 labels of single rows in one round."""
-    names = (*NAMES, "zoo")
-    nodes = {name: replace(config, least_parties=2) for name, config in configs.items()}
-    nodes["zoo"] = replace(nodes["bank"], name="zoo")
-    coordinator = Coordinator(nodes, threshold=3, rounds=1, max_depth=1)
-    answers = coordinator.ask(coordinator.opening, 3, names)
-    coordinator.ask({one: unmasking(answers, names, one) for one in names}, 4)
-    coordinator.ask(summing(first=True), 5, names, checkpoint=4)
-    other = summing(first=True, columns=np.zeros(1, np.int32))
-    rule = rf"^bank: GrowSumsRequest\.{ANOTHER}"
-    for attempt in (1, 2):
-        with pytest.raises(ProtocolError, match=rule):
-            coordinator.ask(other, 5, ["bank"], attempt=attempt, checkpoint=4)
-    coordinator.ask(summing(first=True), 5, ["bank"], attempt=1, checkpoint=4)
 
 
 TABLE, OTHERS = ("a", "b"), 2  # columns that are counted; sums beside the counts

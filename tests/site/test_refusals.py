@@ -19,13 +19,11 @@ from fedapp.runs.local import run_local
 from fedapp.site.database import DATABASE, connected
 from fedapp.site.settings import site_config
 from fedapp.site.store import PART_FILE
-from tests.crypto.test_masks import TERMS, Coordinator, counting, growing
+from tests.crypto.test_masks import TERMS, Coordinator, counting
 from tests.messages.declared import example, kinds, name_of
-from tests.plans import planned
 from tests.site.office import NODE, PARTIES, hello, model_id, private, vertical_hello
 from tests.site.office import ask as ask_number
 from tests.site.test_account import senders
-from tests.site.test_plan import ask as ask_of_account
 from tests.site.test_plan import private as private_run
 
 SKETCH = SketchRequest(n_bins=4, **TERMS)
@@ -223,18 +221,6 @@ def test_no_more_ids_are_matched_in_a_day_than_the_site_allows(vertical, joined)
     rule = r"^shop \(step \d\): align-ids-per-day must be >= .*, 40 with the 40 of bank, got 39"
     with pytest.raises(FedappError, match=rule):
         run_local(vertical(align="psi"), joined(shop={"align-ids-per-day": 39}))
-
-
-def test_a_round_that_draws_too_few_rows_is_refused(bank):
-    """Sums of the few rows of a small draw would else leave."""
-    config = bank(**{"min-rows": 20, "draws-secret": "none"})
-    plan = planned(("bank", "lab"), subsample=0.25)
-    opening = hello(**plan, test_fraction=0.0, valid_fraction=0.0)
-    ask_of_account(config, opening, 1)
-    ask_of_account(config, SKETCH, 2)
-    rule = r"^subsample \(or secureboost\.goss\) must draw at least 20 training rows a round \(min"
-    with pytest.raises(ConfigError, match=rf"{rule}-rows of bank\), got \d+; a larger share draws"):
-        ask_of_account(config, replace(growing(), subsample=0.25, seed=42), 3)
 
 
 @pytest.mark.parametrize(

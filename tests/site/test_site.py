@@ -213,10 +213,10 @@ def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
     assert SECRET not in repr(site_config(node(draws_secret=SECRET), {}))
 
 
-@pytest.mark.by_default("bagging", "secureboost")
-@pytest.mark.parametrize("strategy", ["bagging", "cyclic", "secureboost", "fedxgbllr"])
+@pytest.mark.by_default("pax", "bagging", "secureboost")
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic", "secureboost", "fedxgbllr"])
 def test_a_round_that_draws_too_few_rows_is_refused(trained, strategy):
-    """By every method; PAX's refusal is in ``test_refusals``."""
+    """Sums of the few rows of a small draw would else leave."""
     goss = {"secureboost__top_rate": 0.1, "secureboost__other_rate": 0.1}
     given = {**SHORT[strategy], "valid_fraction": 0.0, "test_fraction": 0.0}
     few = given | (goss if strategy == "secureboost" else {"subsample": 0.1})
