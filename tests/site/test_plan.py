@@ -14,7 +14,6 @@ from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.noise import budget_for
 from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.home import home
 from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import GrowSumsRequest, SketchRequest
@@ -32,7 +31,6 @@ from tests.crypto.test_masks import (
     TERMS,
     Coordinator,
     growing,
-    scoring,
 )
 from tests.plans import planned
 from tests.site.office import runs, vertical_hello
@@ -330,16 +328,6 @@ def test_a_refused_opening_takes_no_budget(configs):
         coordinator.ask(replace(coordinator.opening, run_keys=keys), 3, ["bank"])
     (run,) = runs()
     assert not run.charged
-
-
-def test_a_stranger_in_a_sum_leaves_no_model(configs):
-    sites = {name: replace(config, least_parties=2) for name, config in configs.items()}
-    coordinator = Coordinator(sites, threshold=3, rounds=1)
-    coordinator.ask(coordinator.opening, 3)
-    before = listing(home() / "sites" / "bank" / MODEL)
-    with pytest.raises(ProtocolError, match=r"^bank: sum\.names must be of those that are left"):
-        coordinator.ask(replace(scoring(), among=("mallory", "bank", "shop")), 4, ["bank"])
-    assert listing(home() / "sites" / "bank" / MODEL) == before
 
 
 @pytest.mark.parametrize(

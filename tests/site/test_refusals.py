@@ -18,7 +18,6 @@ from fedapp.messages.secureboost import SetupRequest
 from fedapp.runs.local import run_local
 from fedapp.site.database import DATABASE, connected
 from fedapp.site.settings import site_config
-from fedapp.site.store import PART_FILE
 from tests.crypto.test_masks import TERMS, Coordinator, counting
 from tests.messages.declared import example, kinds, name_of
 from tests.site.office import NODE, PARTIES, hello, model_id, private, vertical_hello
@@ -157,24 +156,15 @@ def bank(write_table):
 
 
 @pytest.mark.parametrize(
-    ("model", "part", "rule"),
+    ("model", "method", "plan", "rule"),
     [
-        ("../../etc", None, "bank: VerticalHelloRequest.model must be 16 hex digits$"),
-        ("0" * 16, None, "model must have a part at this party, got none: was it trained here"),
-        ("0" * 16, "no JSON", "model's part must be as fedapp wrote it, got a file that was chan"),
-        ("0" * 16, '{"salt": "00"}', "model's part must be as fedapp wrote it, got a file that wa"),
+        ("../../etc", "interactive", {"rounds": 0}, "must be 16 hex digits"),
+        ("0" * 16, "secureboost", {}, "must name a model to predict, and none to train"),
     ],
 )
-def test_a_model_without_a_part_here_predicts_nothing(bank, model, part, rule):
-    folder = home() / "sites" / "bank" / model
-    if part:
-        folder.mkdir(parents=True)
-        (folder / PART_FILE).write_text(part)
-    with pytest.raises((DataError, ProtocolError), match=f"^{rule}"):
-        ask(bank(), vertical_hello(model=model, aggregation="sealed", rounds=0), "interactive")
-    rule = r"VerticalHelloRequest\.model must name a model to predict, and none to train$"
-    with pytest.raises(ProtocolError, match=rule):
-        ask(bank(), vertical_hello(model="0" * 16, aggregation="sealed"), "secureboost", number=2)
+def test_a_model_that_is_none_or_trains_is_refused(bank, model, method, plan, rule):
+    with pytest.raises(ProtocolError, match=rf"VerticalHelloRequest\.model {rule}$"):
+        ask(bank(), vertical_hello(model=model, aggregation="sealed", **plan), method)
 
 
 TOWNS = ["Oslo"] * 39 + ["Rome"]

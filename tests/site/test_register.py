@@ -143,11 +143,9 @@ def test_who_approves_reads_one_screen(method, fields, monkeypatch):
     [
         ("pax", {}, "Nothing hides a rare one", True),
         ("pax", MASKED, "Masks depend on all requests", True),
-        ("pax", MASKED, "and learns exactly how many rows of each class that leaf has", True),
         ("pax", MASKED, "With calibration the model has a curve", True),  # not in the opening
         ("pax", MASKED, "Where rows are ranked", False),
         ("pax", {"objective": "auto"}, "With objective=rank:ndcg or rank:pairwise: Where", True),
-        ("secureboost", {}, "asks for names before a run opens", True),
         ("secureboost", {"join": "left"}, "With join=left it learns which", True),
         ("interactive", {}, "By one_round:", False),
     ],
