@@ -19,7 +19,6 @@ from fedapp import kernels
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import _groups, all_methods, module_of_group
 from strategies.run import all_strategies
-from tests.messages.declared import kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
@@ -237,17 +236,6 @@ def test_messages_say_what_they_reveal_and_have_handlers(module):
         assert request.kind.partition(".")[0] in {"train", "evaluate", "query"}
 
 
-def test_a_request_of_a_round_declares_which_fields_begin_and_train():
-    """A site reads them by that: of a name alone it reads nothing."""
-    rounds = {kind: rule for kind in kinds() for rule in getattr(kind, "rounds", {}).values()}
-    assert len(rounds) > 5
-    for kind, rule in rounds.items():
-        numbers = {name for name, (base, _) in kind.forms.items() if base is int}
-        named = {rule.begins, rule.trains} - {True, False, ""}
-        assert named <= numbers, kind
-        assert numbers & {"level", "n_rounds", "epochs"} <= named, kind
-
-
 def imports_flower(source, code):
     """Flower is imported where the house allows it."""
     is_allowed = source.startswith(MAY_IMPORT_FLOWER)
@@ -419,13 +407,3 @@ def test_all_sources_keep_to_a_rule_of_the_house(rule):
 @pytest.mark.parametrize("planted", ["from pickle import loads", "eval(text)", "torch.load(path)"])
 def test_what_runs_what_it_reads_is_found(planted):
     assert len(runs_what_it_reads("fedapp/new.py", planted)) == 1
-
-
-def test_all_that_rules_are_about_is_there():
-    """Else they would find nothing for want of sources."""
-    texts = texts_of_all()
-    assert any(
-        source.startswith(KERNEL_ROOMS) and "\n@kernel\n" in texts[source] for source in texts
-    )
-    assert any(begins(name, "flwr") for code in texts.values() for name in imported(code))
-    assert any(map(of_site, texts))

@@ -358,24 +358,6 @@ def test_as_many_rows_are_rebuilt_as_of_the_same_table_in_numbers(heard, mixed):
     assert any(MISSING in row for row in names)  # gaps hide no row
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"pax__aggregation": "secure"},
-        {"pax__aggregation": "secure", "least_bin_rows": 3},
-        {"least_bin_rows": 3},
-        {"scale_pos_weight": 3.0},
-        {"num_parallel_tree": 2},
-        {"subsample": 0.7},
-    ],
-    ids=lambda more: ", ".join(map(str, more.values())),
-)
-def test_no_way_to_sum_ends_in_an_error_or_in_rows_that_are_nobodys(heard, mixed, more):
-    coordinator = heard(mixed(n_rows=60), **more)
-    assert found_and_wrong(coordinator)[1] == 0
-    assert all(sender.finds_planted() for sender in senders_of(coordinator).values())
-
-
 def no_rows(sender):
     return set()
 

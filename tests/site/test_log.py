@@ -104,9 +104,7 @@ def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(settings, th
     for line in trees:
         assert (line["leaves"], line["masked"], line["epsilon"]) == ("noised", True, 1000.0)
         assert (line["rows"], line["letters_to"]) == (40, [])
-        (size,) = line["fields"]["masked"]
-        assert line["sent"] > size > 0
-        assert line["received"] > 0
+        assert line["sent"] > line["fields"]["masked"][0] > 0
     for name in ("bank", "insurer", "shop"):
         (state,) = site(name).glob("*/state")
         times = account_of(Store.open(state.parent)).times

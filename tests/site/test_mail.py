@@ -398,16 +398,6 @@ def test_the_attempt_that_ended_a_run_is_answered_by_the_handler_which_can_write
     assert "ended" not in sites.store("shop")
 
 
-def test_the_last_letter_of_a_party_is_read_again_after_its_receiver_went_back(sites):
-    sent = sites.tell("bank", 77, last=True, **LAST)
-    assert opened(sites, sent, **LAST) == [77]
-    resumed = {"step": 9, "gap": 0, "checkpoint": 5, "attempt": 1}
-    again = sites.tell("bank", 77, last=True, **resumed)
-    assert opened(sites, again, **resumed) == [77]
-    with pytest.raises(ProtocolError, match=SEEN):
-        opened(sites, again, **{**resumed, "step": 10})
-
-
 def test_a_parcel_for_nobody_of_the_run_stops_it_by_the_senders_name(vertical, monkeypatch):
     def to_nobody(*given):
         return [("nobody", content) for _, content in seal_mail(*given)]

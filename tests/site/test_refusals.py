@@ -231,7 +231,7 @@ def test_a_roster_of_another_form_is_refused(configs, change, rule):
 
 
 def test_a_run_with_noise_is_asked_for_no_exact_sums(configs):
-    coordinator, _ = private_run(configs)
+    coordinator = private_run(configs)
     coordinator.ask(coordinator.opening, 3, ["bank"])
     rule = r"^bank: CountRequest\.class must be one for noised sums, as the run has begun$"
     with pytest.raises(ProtocolError, match=rule):
@@ -267,7 +267,7 @@ def test_noised_sums_are_those_of_the_schedule_and_each_is_of_one_request(
 ):
     """A simulated site has no plan that refuses them before."""
     sites = {name: replace(config, simulated=simulated) for name, config in configs.items()}
-    coordinator, _ = private_run(sites)
+    coordinator = private_run(sites)
     coordinator.ask(coordinator.opening, 3, ["bank"])
     for step, request in enumerate((tree(0, n_leaves=0), *again[:-1]), start=4):
         coordinator.ask(request, step, ["bank"])
@@ -280,14 +280,14 @@ def test_noised_sums_are_those_of_the_schedule_and_each_is_of_one_request(
 )
 def test_noise_that_breaks_its_promise_or_cannot_be_drawn_is_refused(configs, multiplier, rule):
     sites = {name: replace(config, simulated=True) for name, config in configs.items()}
-    coordinator, _ = private_run(sites)
+    coordinator = private_run(sites)
     request = replace(coordinator.opening, multiplier=multiplier)
     with pytest.raises(ProtocolError, match=rf"^bank: PrivateOpenRequest\.multiplier must {rule}"):
         coordinator.ask(request, 3, ["bank"])
 
 
 def test_a_noised_sum_that_can_be_charged_to_no_run_does_not_leave(configs):
-    coordinator, _ = private_run(configs)
+    coordinator = private_run(configs)
     with connected(home() / "sites" / "bank") as register:  # as that of a backup
         register.execute("DELETE FROM runs")
     with pytest.raises(ConfigError, match=r"^run must be one that bank has recorded, got 0123"):

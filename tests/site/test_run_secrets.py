@@ -52,37 +52,31 @@ PREDICTIONS = {
 RUNS = [*HORIZONTAL, *VERTICAL, *PREDICTIONS]
 
 
+# What draws secrets, or derives them.
+DRAWS = (
+    *((os, "urandom"), (secrets, "token_bytes"), (secrets, "randbits"), (secrets, "randbelow")),
+    *((mail, "new_private_key"), (mail, "agree"), (vertical, "generate_key")),
+    *((sums, "new_secret"), (sums, "seed_of"), (sums, "derived_key")),
+)
+
+
 class Drawn:
     """All secrets that were drawn or derived in this process, each as bytes."""
 
     def __init__(self, monkeypatch):
         self.all = set()
-        self._patch = monkeypatch
-        for module, name in (
-            (os, "urandom"),
-            (secrets, "token_bytes"),
-            (secrets, "randbits"),
-            (secrets, "randbelow"),
-            (mail, "new_private_key"),
-            (mail, "agree"),
-            (sums, "new_secret"),
-            (sums, "seed_of"),
-            (sums, "derived_key"),
-            (vertical, "generate_key"),
-        ):
-            self._note(module, name)
+        for module, name in DRAWS:
+            monkeypatch.setattr(module, name, self._noting(getattr(module, name)))
 
-    def _note(self, module, name):
-        draw = getattr(module, name)
-
+    def _noting(self, draw):
         @wraps(draw)
         def noting(*given, **more):
             found = draw(*given, **more)
-            for one in (found.p, found.q) if name == "generate_key" else (found,):
+            for one in (found.p, found.q) if hasattr(found, "q") else (found,):
                 self.add(one if isinstance(one, bytes) else int(one))
             return found
 
-        self._patch.setattr(module, name, noting)
+        return noting
 
     def add(self, secret):
         if isinstance(secret, int):
