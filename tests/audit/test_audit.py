@@ -57,13 +57,6 @@ WAYS = {
         {SUMS, TREES},
         lambda of: of[SUMS].low > 0.01 > of[SUMS].chance and of[TREES].low > of[TREES].chance,
     ),
-    # The interval of no row is exact, where a bootstrap would say 0.
-    "pax, merged bins": (
-        "pax",
-        {**PAX, "least_bin_rows": 5},
-        {SUMS, TREES},
-        lambda of: of[SUMS].success == of[SUMS].chance == 0.0 < of[SUMS].high < 0.02,
-    ),
     "pax, private": ("pax", {**MASKED, "privacy__epsilon": 20.0}, {TREES}, lambda of: True),
     "bagging": (
         "bagging",

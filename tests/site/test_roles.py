@@ -212,13 +212,10 @@ UNSENT = replace(STARTED, unsent=Unsent(np.zeros((2, 1, 2), np.int64)))
     [
         (SetupRequest, WalkRequest, {"is_walking": False}),
         (SetupRequest, BeginRequest, {"is_walking": True}),
-        (WalkRequest, WalkRequest, {"is_walking": False}),
-        (WalkRequest, BeginRequest, {"is_walking": True}),
         (SplitRequest, BeginRequest, {"is_walking": False, "round": STARTED}),
         (SplitRequest, SplitRequest, {"round": replace(STARTED, growth=GROWN)}),
         (BeginRequest, SplitRequest, {}),
         (BeginRequest, SplitRequest, {"round": UNSENT}),
-        (EncryptRequest, SplitRequest, {"round": UNSENT}),
         (BeginRequest, EncryptRequest, {"round": STARTED}),
         (EncryptRequest, EncryptRequest, {"round": STARTED}),
     ],

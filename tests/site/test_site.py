@@ -167,8 +167,6 @@ SECRET = "a text that nobody guesses"
 SHORT = {
     "pax": {"subsample": 0.5},
     "bagging": {"subsample": 0.5},
-    "cyclic": {"subsample": 0.5},
-    "fedavg-linear": {"fedavg_linear__rounds": 2, "fedavg_linear__batch_size": 8},
     "secureboost": {
         "secureboost__goss": True,
         "secureboost__key_bits": 512,
@@ -214,7 +212,7 @@ def test_rows_are_drawn_by_a_secret_that_a_site_keeps_or_is_given(
 
 
 @pytest.mark.by_default("pax", "bagging", "secureboost")
-@pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic", "secureboost", "fedxgbllr"])
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost", "fedxgbllr"])
 def test_a_round_that_draws_too_few_rows_is_refused(trained, strategy):
     """Sums of the few rows of a small draw would else leave."""
     goss = {"secureboost__top_rate": 0.1, "secureboost__other_rate": 0.1}
@@ -497,7 +495,6 @@ def test_every_method_declares_what_the_coordinator_gets():
     ("site", "rule"),
     [
         (Path("nowhere"), "--site must be the folder of fedapp site init, or a .*, got nowhere"),
-        ('name="bank"', "data in the node config must name a table"),
         ('name="bank" data="gone.csv"', "data must be a built-in name"),
         (
             'name="bank" data="breast-cancer" allow="pax,scureboost"',
