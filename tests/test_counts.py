@@ -1,8 +1,8 @@
 """What a message costs, in numbers that no load changes: calls, system calls, bytes.
 
-``COSTS`` has for each method what a message costs at a party and at the server, as means over the
-messages of a run whose imports and caches are warm. Parties keep their states on the disk, like
-sites. A change that costs 15 % fails here, on a busy machine too, and says what it costs now.
+``COSTS`` has for a method of each family what a message costs at a party and at the server, as
+means over the messages of a run whose imports and caches are warm. Parties keep their states on the
+disk, like sites. A change that costs 15 % fails here, on a busy machine too.
 """
 
 import sys
@@ -123,12 +123,10 @@ def costs_of(plan, monkeypatch):
 COSTS = {
     # plan: at a party, at the server
     "pax": ((293, 877, 13, 13, 22289), (218, 1006, 3, 17, 1220)),
-    "secureboost": ((1339, 6002, 21, 118, 36878), (155, 883, 4, 22, 564)),
     "federated-forest, encoded": ((480, 1979, 18, 130, 26774), (186, 1036, 6, 28, 1190)),
 }
 
 
-@pytest.mark.by_default("pax", "federated-forest, encoded")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions count other calls")
 @pytest.mark.parametrize("plan", COSTS)
 def test_a_message_costs_what_it_did(plan, monkeypatch):

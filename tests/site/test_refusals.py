@@ -16,7 +16,7 @@ from fedapp.messages.scoring import EvaluateRequest
 from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.runs.local import run_local
-from fedapp.site.database import DATABASE, connected
+from fedapp.site.database import DATABASE
 from fedapp.site.settings import site_config
 from tests.crypto.test_masks import TERMS, Coordinator, counting
 from tests.messages.declared import example, kinds, name_of
@@ -284,11 +284,3 @@ def test_noise_that_breaks_its_promise_or_cannot_be_drawn_is_refused(configs, mu
     request = replace(coordinator.opening, multiplier=multiplier)
     with pytest.raises(ProtocolError, match=rf"^bank: PrivateOpenRequest\.multiplier must {rule}"):
         coordinator.ask(request, 3, ["bank"])
-
-
-def test_a_noised_sum_that_can_be_charged_to_no_run_does_not_leave(configs):
-    coordinator = private_run(configs)
-    with connected(home() / "sites" / "bank") as register:  # as that of a backup
-        register.execute("DELETE FROM runs")
-    with pytest.raises(ConfigError, match=r"^run must be one that bank has recorded, got 0123"):
-        coordinator.ask(coordinator.opening, 3, ["bank"])

@@ -146,7 +146,6 @@ def test_who_approves_reads_one_screen(method, fields, monkeypatch):
         ("pax", MASKED, "With calibration the model has a curve", True),  # not in the opening
         ("pax", MASKED, "Where rows are ranked", False),
         ("pax", {"objective": "auto"}, "With objective=rank:ndcg or rank:pairwise: Where", True),
-        ("secureboost", {"join": "left"}, "With join=left it learns which", True),
         ("interactive", {}, "By one_round:", False),
     ],
 )
@@ -411,20 +410,6 @@ def test_texts_of_a_coordinator_do_not_reach_the_terminal_as_they_are():
     output = approve(model_id(1), answer="n\n").output
     assert "\x1b" not in output
     assert output.count("shop\\x1b[2J[red]") == 3
-
-
-def test_an_opening_that_is_refused_fixes_and_spends_nothing(write_table):
-    node = {**NODE, "data": str(write_table("bank")), "label": "y", "min-rows": 10}
-    config = site_config({**node, "run-epsilon": 1}, {})
-    for number in (1, 1, 2):
-        with pytest.raises(DataError, match="at least 10 validation rows, got"):
-            ask(config, number, private())
-        assert [run.admitted for run in runs()] == [0] * number
-        assert "no run waits under " in approve().output
-    for _ in range(2):
-        ask(config, 3, private(valid_fraction=0.0, test_fraction=0.3))
-    assert [run.admitted for run in runs()] == [0, 0, 1]
-    assert [run.begun for run in runs()] == [0, 0, 1]
 
 
 def test_an_opening_that_was_refused_meanwhile_does_not_begin():
