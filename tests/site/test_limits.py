@@ -44,10 +44,6 @@ def test_a_level_draws_once_for_a_tree_and_a_node_of_these():
     assert limits.columns(0, [(0, 0)], (), allowed).sum() == int(0.5 * int(0.5 * 7))
     few = Limits(bylevel=0.01, bynode=0.01)
     assert few.columns(0, [(0, 0)], (), allowed).sum() == 1
-    draws = [Limits(round_id=n, bynode=0.25).columns(0, [(0, 0)], (), ALL)[0] for n in range(600)]
-    counts = np.sum(draws, axis=0)
-    assert counts.sum() == 600 * 5
-    assert np.abs(counts - 150).max() < 5 * np.sqrt(600 * 0.25 * 0.75)
 
 
 def test_a_path_may_go_on_with_the_groups_that_have_all_of_it():

@@ -358,13 +358,6 @@ def test_old_lines_go_and_a_signed_line_says_so(at):
     drop_old(site(), 5)
     (last,) = lines()
     assert (last["event"], last["last"], last["number"]) == ("dropped", 7, 8)
-    head = (site() / HEAD).read_bytes()
-    append(site(), "score")
-    (site() / HEAD).write_bytes(head)  # a process died before it wrote the head
-    at(18)
-    drop_old(site(), 5)
-    (last,) = lines()
-    assert (last["event"], last["last"], last["number"]) == ("dropped", 9, 10)
 
 
 def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, at):

@@ -98,10 +98,7 @@ def test_a_run_that_a_node_config_forbids_is_refused(node, request_, method, rul
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"fold": 1}, "fold must be 0 without folds, got 1"),
         ({"fold": 6, "folds": 5}, r"fold must be in \[1, 5\] with folds=5, got 6"),
-        ({"test_from": "booked"}, "test-from must be COLUMN:TIME, .*, got booked$"),
-        ({"test_from": "booked:1,2"}, "test-from must have one time .*, got 2$"),
         ({"valid_from": "booked:1"}, "valid-from must come with test-from, got booked:1$"),
     ],
 )
