@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from fedapp.audit import attacks, membership
 from fedapp.audit.bins import Active
-from fedapp.audit.labels import unguided
 from fedapp.audit.listening import trained
 from fedapp.audit.membership import ScoredRows
 from fedapp.audit.pax_rows import MISSING, CuriousPAX, Level, Sender, senders_of, true_rows
@@ -128,11 +127,6 @@ def test_an_audit_finds_what_it_must_and_leaves_nothing_at_the_sites(train, way)
     card = (run.path / "model-card.md").read_text()
     for text in ("## What attacks found", "lower bound", audit.date):
         assert text in card
-
-
-def test_the_smaller_cluster_is_guessed_to_be_the_rarer_class():
-    rows = np.array([[-0.1, 0.0], [-0.2, 0.1], [-0.1, 0.0], [2.0, 0.0]])
-    assert unguided(rows, rarer=1).argmax() == unguided(rows, rarer=0).argmin() == 3
 
 
 @pytest.fixture

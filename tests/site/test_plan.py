@@ -338,13 +338,11 @@ def test_to_greet_a_site_leaves_nothing_there(configs):
         assert greeted == {"name": "bank", "fingerprint": site_fingerprint("bank")}
 
 
-@pytest.mark.by_default("pax", "bagging", "cyclic")
-@pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "fedavg-linear", "fedxgbllr"])
+@pytest.mark.parametrize("method", ["pax", "bagging", "cyclic"])
 def test_honest_runs_that_may_stop_early_keep_to_their_plans(settings, sites, write_table, method):
     """The scores of the last round take a request more."""
     nodes = [{"name": name, "data": write_table(name, 200), "allow": method} for name in ("a", "b")]
-    few = {"fedxgbllr__trees": 4, "fedxgbllr__rounds": 2} if method == "fedxgbllr" else {}
-    run_local(settings(strategy=method, parties=2, early_stopping_rounds=5, **few), sites(*nodes))
+    run_local(settings(strategy=method, parties=2, early_stopping_rounds=5), sites(*nodes))
 
 
 def test_sites_let_a_run_that_has_diverged_end_with_fewer_rounds_than_planned(
