@@ -154,7 +154,6 @@ WHOLE = zipped(signed())
 LATER = signed()[SIGNATURE].replace(b"2026", b"2027")
 UNSIGNED = {
     "a file": changed(**{"fedapp/a.py": b"a = 2"}),
-    "a new file": changed(**{"fedapp/b.py": b""}),
     "a file's name": changed(**{"fedapp/a.py\n0 'fedapp/b.py": b""}),
     "a dropped file": zipped({name: text for name, text in signed().items() if name[-1] != "y"}),
     **{

@@ -40,8 +40,8 @@ from fedapp.site.mail import (
 )
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
-from tests.groups import declare_group
 from tests.plans import planned
+from tests.site.office import declare_group
 from tests.tampering import refuses
 
 MODEL = "0123456789abcdef"

@@ -43,10 +43,7 @@ def filled(kind, **fields):
 @pytest.mark.parametrize(
     ("node", "request_", "method", "rule"),
     [
-        *(
-            (allow, hello(), "pax", rf"strategy must be one that the site allows \({NO_POLICY}")
-            for allow in ({"allow": ""}, {"allow": " , "})
-        ),
+        ({"allow": " , "}, hello(), "pax", rf"strategy must be one that .* allows \({NO_POLICY}"),
         ({"allow": "pax"}, hello(), "bagging", r"strategy must be one .* \(pax\), got bagging$"),
         ({"allow": "secureboost"}, SKETCH, "secureboost", "strategy must be .*, got pax$"),
         ({}, LabelsRequest(**TERMS), "secureboost", "strategy must be horizontal to send query.la"),

@@ -1,10 +1,8 @@
 """Roles: fields in the store and back, and the order in which requests are answered."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,6 @@ from fedapp.messages.secureboost import (
     WalkRequest,
 )
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.records.codec import codec_of
 from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
 from fedapp.site.roles import Role, name_of, role
@@ -169,14 +166,6 @@ def test_a_request_out_of_order_is_refused_with_those_it_may_follow(tmp_path, ro
         with pytest.raises(ProtocolError, match=f"^{re.escape(match)}$"):
             ROLES[role_class][request](site, object.__new__(request))
         assert (store.role, store.last) == (name_of(role_class), last)
-
-
-@pytest.mark.parametrize("role_class", ROLES)
-def test_the_state_of_a_role_is_typed(role_class):
-    hints = get_type_hints(role_class, include_extras=True)
-    for each in dataclasses.fields(role_class):
-        assert codec_of(hints[each.name])
-        assert "Any]" not in str(hints[each.name]).replace("tuple[typing.Any, ...]", "")
 
 
 @pytest.mark.by_default("encoded")

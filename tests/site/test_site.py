@@ -528,7 +528,6 @@ def init(tmp_path, write_table):
         (("--policy", "sums"), OF_SUMS),
         (("--policy", "private"), OF_PRIVATE),
         (("--policy", "rows"), OF_ROWS),
-        (("--policy", "sums", "--min-rows", "100"), {**OF_SUMS, "min-rows": 100}),
         (("--policy", "sums", "--allow", "pax"), {**OF_SUMS, "allow": "pax"}),
         (("--allow", "pax,bagging"), {"allow": "bagging,pax"}),
         ((), {}),
