@@ -236,13 +236,10 @@ REFUSED = [
         (AddRequest.kind, dataclasses.replace(STEP, model_id=model_id), ONE, ID_RULE)
         for model_id in ("", "../../../etc", "0123456789ABCDEF", MODEL + "\n")
     ),
-    (
-        "train.testmethod_drop",
-        STEP,
-        ONE,
-        "message.kind must be known, got 'train.testmethod_drop'$",
+    *(
+        (kind, STEP, ONE, f"message.kind must be known, got '{kind}'$")
+        for kind in ("train.testmethod_drop", "train.os.path")
     ),
-    ("train.os.path", STEP, ONE, "message.kind must be known, got 'train.os.path'$"),
     (
         *(OpenRequest.kind, dataclasses.replace(STEP, step=0), to_content(FIRST, "bank")),
         "AddRequest.step must be 1 or more, got ",
