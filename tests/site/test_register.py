@@ -109,8 +109,6 @@ OPENINGS = [
     ("pax", {**MASKED, "parties": PARTIES[:2]}),
     ("pax", {**MASKED, "threshold": 2}),
     ("pax", {**MASKED, "epsilon": 1.0, "delta": 1e-5, "multiplier": NOISE}),
-    ("horizontal-forest", MASKED),
-    ("describe-rows", MASKED),
     ("secureboost", {"join": "left"}),
     ("secureboost", {"max_leaves": 31, "goss": True, "test_from": "booked:2024-07-01"}),
 ]
