@@ -1,15 +1,6 @@
 """What a site's store has."""
 
-from collections.abc import Mapping
-
-from fedapp.messages.fields import Array
-from fedapp.records.codec import codec_of
 from fedapp.site.store import PART_FILE, STATE, Store, sealed
-
-
-def by_subset(store, name):
-    """A field of arrays by subset."""
-    return store.read(name, codec_of(Mapping[str, Array]))
 
 
 def with_arrays(store):

@@ -1,16 +1,13 @@
 """What a message costs, in numbers that no load changes: calls, system calls, bytes.
 
-``COSTS`` has for each method what a message costs at a party and at the server, as means over the
-messages of a run whose imports and caches are warm. Parties keep their states on the disk, like
-sites. A change that costs 15 % fails here, on a busy machine too; after one that saves as much
-``python -m tests.test_counts`` prints the lines of the table.
+``COSTS`` has for a method of each family what a message costs at a party and at the server, as
+means over the messages of a run whose imports and caches are warm. Parties keep their states on the
+disk, like sites. A change that costs 15 % fails here, on a busy machine too.
 """
 
 import sys
 import tempfile
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 
@@ -26,28 +23,20 @@ OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("fedapp", "stra
 TOLERANCE = 0.15
 ON_TIME = ("strategies.drive.CHECKPOINT_SECONDS", "strategies.delivery.FLUSH_SECONDS")
 ON_TIME += ("fedapp.run_folder.NOTED", "fedapp.run_folder.BRIEF")
+# Of a message, at one side: calls of this project's functions and of C's from wherever, operations
+# on files and folders, encodes and decodes (of JSON, texts, hex digits, arrays), bytes written.
+COUNTED = ("calls", "c_calls", "files", "encodes", "bytes")
 # C functions by what they are counted as.
 FILES = {"open", "mkdir", "rename", "unlink", "remove", "scandir", "listdir", "fsync", "rmdir"}
 FILES |= {"stat", "lstat", "fstat", "flock", "chmod", "write", "pwrite", "ftruncate", "fdopen"}
 ENCODES = {"tobytes", "join", "encode", "dumps", "c_make_encoder", "hex", "fromhex", "loads"}
 
 
-@dataclass(slots=True)
-class Costs:
-    """Of a message, at one side."""
-
-    calls: float = 0  # of this project's functions
-    c_calls: float = 0  # of functions in C, from wherever
-    files: float = 0  # operations on files and folders
-    encodes: float = 0  # and decodes: of JSON, texts, hex digits, and of arrays as bytes
-    bytes: float = 0  # written
-
-
 class Counter:
     """Counts what the main thread does, at a party or at the server."""
 
     def __init__(self):
-        self.costs = {"party": Costs(), "server": Costs()}
+        self.costs = {side: dict.fromkeys(COUNTED, 0) for side in ("party", "server")}
         self.at = "server"
         self.n_messages = 0
         self._written = written()
@@ -55,7 +44,7 @@ class Counter:
     def enter(self, side):
         """From here on, another side is at work."""
         before, self._written = self._written, written()
-        self.costs[self.at].bytes += self._written - before
+        self.costs[self.at]["bytes"] += self._written - before
         self.at = side
 
     def profile(self, frame, event, argument):
@@ -64,27 +53,13 @@ class Counter:
         if event == "call":
             code = frame.f_code
             # Python 3.12 calls no comprehensions; generators are called for each element.
-            if code.co_filename.startswith(OURS) and not code.co_name.startswith("<"):
-                costs.calls += 1
+            costs["calls"] += code.co_filename.startswith(OURS) and code.co_name[0] != "<"
         elif event == "c_call":
-            name = argument.__name__
-            costs.c_calls += 1
-            if name in ENCODES:
-                costs.encodes += 1
-            elif name in FILES and (
-                argument.__module__ in ("posix", "io", "_io", "fcntl") or name == "write"
-            ):
-                costs.files += 1
-
-    @contextmanager
-    def counting(self):
-        """Count during the block."""
-        sys.setprofile(self.profile)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            self.enter("server")
+            name, module = argument.__name__, argument.__module__
+            costs["c_calls"] += 1
+            costs["encodes"] += name in ENCODES
+            is_file = module in ("posix", "io", "_io", "fcntl") or name == "write"
+            costs["files"] += name in FILES and is_file
 
 
 def written():
@@ -125,7 +100,6 @@ def costs_of(plan, monkeypatch):
         monkeypatch.setattr(name, 1e9)
     monkeypatch.setattr("fedapp.kernels.n_cores", lambda: 1)  # others are reached through pipes
     monkeypatch.setattr(import_module("fedapp.metrics.intervals"), "N_DRAWS", 500)
-    counter = Counter()
     for is_warm in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             monkeypatch.setenv("FEDAPP_HOME", folder)
@@ -134,39 +108,29 @@ def costs_of(plan, monkeypatch):
             app.counter = counter = Counter()
             grid = LocalGrid(simulated_contexts(settings), app)
             grid._pool = Serial()
-            if is_warm:
-                with counter.counting():
-                    train(grid, settings)
-            else:
+            sys.setprofile(counter.profile if is_warm else None)
+            try:
                 train(grid, settings)
-    for costs in counter.costs.values():
-        for each in fields(costs):
-            setattr(costs, each.name, round(getattr(costs, each.name) / counter.n_messages))
-    return counter.costs["party"], counter.costs["server"]
+            finally:
+                sys.setprofile(None)
+                counter.enter("server")
+    return [
+        tuple(round(each / counter.n_messages) for each in costs.values())
+        for costs in counter.costs.values()
+    ]
 
 
 COSTS = {
     # plan: at a party, at the server
-    "pax": (Costs(293, 877, 13, 13, 22289), Costs(218, 1006, 3, 17, 1220)),
-    "fedxgbllr": (Costs(412, 3000, 14, 50, 47060), Costs(267, 1732, 5, 28, 5355)),
-    "bagging": (Costs(375, 1930, 14, 63, 38987), Costs(322, 1560, 6, 29, 2538)),
-    "secureboost": (Costs(1339, 6002, 21, 118, 36878), Costs(155, 883, 4, 22, 564)),
-    "federated-forest, encoded": (Costs(480, 1979, 18, 130, 26774), Costs(186, 1036, 6, 28, 1190)),
+    "pax": ((293, 877, 13, 13, 22289), (218, 1006, 3, 17, 1220)),
+    "federated-forest, encoded": ((480, 1979, 18, 130, 26774), (186, 1036, 6, 28, 1190)),
 }
 
 
-@pytest.mark.by_default("pax", "federated-forest, encoded")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other versions count other calls")
 @pytest.mark.parametrize("plan", COSTS)
 def test_a_message_costs_what_it_did(plan, monkeypatch):
-    for due, costs in zip(COSTS[plan], costs_of(plan, monkeypatch), strict=True):
-        for each in fields(costs):
-            before, now = getattr(due, each.name), getattr(costs, each.name)
-            assert abs(now - before) <= TOLERANCE * before + 1, (each.name, before, now)
-
-
-if __name__ == "__main__":
-    with pytest.MonkeyPatch.context() as patch:
-        for name in sys.argv[1:] or COSTS:
-            values = [", ".join(map(str, astuple(each))) for each in costs_of(name, patch)]
-            print(f'    "{name}": (Costs({values[0]}), Costs({values[1]})),', flush=True)
+    found = costs_of(plan, monkeypatch)
+    for due, costs in zip(COSTS[plan], found, strict=True):
+        for name, before, now in zip(COUNTED, due, costs, strict=True):
+            assert abs(now - before) <= TOLERANCE * before + 1, (name, found)

@@ -18,9 +18,7 @@ import pytest
 from fedapp import kernels
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import _groups, all_methods, module_of_group
-from fedapp.site.settings import LIMITS, NODE_KEYS, OF_TABLE
 from strategies.run import all_strategies
-from tests.messages.declared import kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fedapp", "strategies", "clients", "simulations")
@@ -197,23 +195,6 @@ def test_imports_go_down_and_never_in_a_circle():
     assert faults_of(texts, floors) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "fault"),
-    [
-        ("fedapp/trees/new.py", "from fedapp.site.store import Store", "above it"),
-        ("fedapp/trees/new.py", "def late():\n    import strategies.pax", "above it"),
-        ("clients/new.py", "from strategies import drive", "above it"),
-        ("fedapp/runs/new.py", "from simulations import study", "above it"),
-        ("fedapp/errors.py", "from fedapp import kernels", "above it"),
-        ("fedapp/site/store.py", "from fedapp.site import answer", "circle"),
-    ],
-)
-def test_a_planted_import_is_found(source, code, fault):
-    texts = dict(texts_of_all())
-    texts[source] = f"{texts.get(source, '')}\n{code}\n"
-    assert [found for found in faults_of(texts, drawn_floors()) if fault in found]
-
-
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_has_the_same_name_on_both_sides_and_in_its_messages_and_tests(method):
     file = FILES[method]
@@ -254,39 +235,6 @@ def test_messages_say_what_they_reveal_and_have_handlers(module):
     assert set(handlers) == set(requests)
     for request in requests:
         assert request.kind.partition(".")[0] in {"train", "evaluate", "query"}
-
-
-def test_a_request_of_a_round_declares_which_fields_begin_and_train():
-    """A site reads them by that: of a name alone it reads nothing."""
-    rounds = {kind: rule for kind in kinds() for rule in getattr(kind, "rounds", {}).values()}
-    assert len(rounds) > 5
-    for kind, rule in rounds.items():
-        numbers = {name for name, (base, _) in kind.forms.items() if base is int}
-        named = {rule.begins, rule.trains} - {True, False, ""}
-        assert named <= numbers, kind
-        assert numbers & {"level", "n_rounds", "epochs"} <= named, kind
-
-
-MATHEMATICS = ("fedapp/trees/", "fedapp/histograms/", "fedapp/crypto/")
-SAME_IN_BOTH = {"check_known_answers"}  # of the kernels of a module
-
-
-def public_names(source, code):
-    """A module's name, and those of its public functions and classes."""
-    defined = (ast.FunctionDef, ast.ClassDef)
-    names = {node.name for node in ast.parse(code).body if isinstance(node, defined)}
-    names.add(Path(source).stem)
-    return {name for name in names if not name.startswith("_")} - SAME_IN_BOTH
-
-
-def test_a_public_name_of_the_mathematics_has_one_meaning():
-    texts = texts_of_all().items()
-    sources = [(source, text) for source, text in texts if source.startswith(MATHEMATICS)]
-    homes = {}
-    for source, text in sources:
-        for name in public_names(source, text):
-            homes.setdefault(name, []).append(source)
-    assert not {name: several for name, several in homes.items() if len(several) > 1}
 
 
 def imports_flower(source, code):
@@ -421,7 +369,6 @@ TEXTS = re.compile(
 )
 VAGUE = {"found", "known", "kept", "made", "given", "own"}  # as the name of a variable
 DIALECT = {"told", "untold", "oddities", "alike", "heard"}  # in any name
-RUN_ON = re.compile(r"\S\n *(\w+)\n *-{3,}$", re.MULTILINE)
 
 
 def docstrings_of(code):
@@ -445,132 +392,19 @@ def speaks_dialect(source, code):
     return words
 
 
-def runs_sections_on(source, code):
-    """A blank line is above each section of a docstring, which numpydoc does not see."""
-    return [match.group(1) for text in docstrings_of(code) for match in RUN_ON.finditer(text)]
-
-
-MEAN = 'def mean() -> float:\n    """The mean.\n{}\n    Returns\n    -------\n    float\n    """'
-# Rules; a source, code in it of one fault each, and code without any.
-RULES = [
-    (imports_flower, "fedapp/new.py", ["import flwr", "from flwr.app import Message"], ""),
-    (knows_files, "strategies/pax.py", ["import os", "from pathlib import Path"], "import flower"),
-    (imports_forbidden, "strategies/pax.py", ["import fedapp.site.store"], "import fedapp.trees"),
-    (
-        imports_another_role,
-        "clients/eini/active.py",
-        ["import clients.eini.passive"],
-        "import clients.secureboost.active",
-    ),
-    (
-        hides_kernels,
-        "fedapp/new.py",
-        ["@kernel\ndef add(): ...", "from numba import njit\nnjit(cache=True)"],
-        "from functools import cache",
-    ),
-    (
-        knows_methods,
-        "fedapp/site/answer.py",
-        [
-            "from clients.pax import grow",
-            "from fedapp.messages import pax",
-            "import strategies.pax",
-            "is_pax = settings.strategy == 'pax'",
-            "EXTRAS = {'fedavg-linear': 'torch'}",
-        ],
-        "import strategies.drive",
-    ),
-    (knows_methods, "clients/pax_rows.py", [], "from clients.pax import grow"),
-    (
-        knows_families,
-        "fedapp/new.py",
-        ["from strategies.vertical import VerticalStrategy"],
-        "from strategies.vertical import Mailbox",
-    ),
-    (
-        runs_what_it_reads,
-        "fedapp/new.py",
-        [
-            "import pickle",
-            "from pickle import loads",
-            "def read():\n    import joblib",
-            "eval(text)",
-            "np.load(path, allow_pickle=True)",
-            "np.load(path, allow_pickle=trusted)",
-            "torch.load(path)",
-            "torch.load(path, weights_only=False)",
-            "from multiprocessing.connection import Client",
-        ],
-        "np.load(path, allow_pickle=False)\ntorch.load(path, weights_only=True)",
-    ),
-    (guesses_fields, "fedapp/site/new.py", ["n = getattr(asked, 'level', 0)"], "getattr(a, name)"),
-    (
-        speaks_dialect,
-        "fedapp/new.py",
-        [
-            '"""What the server is told."""',
-            "# Hold that the rows are as many.",
-            "def late() -> None:\n    found = search()",
-            "def told_codes() -> None: ...",
-        ],
-        '"""What the server learns."""\nsplits = search()',
-    ),
-    (runs_sections_on, "fedapp/new.py", [MEAN.format("    Of all.")], MEAN.format("")),
-]
-
-
-@pytest.mark.parametrize(
-    "rule", dict.fromkeys(rule for rule, *_ in RULES), ids=attrgetter("__name__")
+RULES = (
+    *(imports_flower, knows_files, imports_forbidden, imports_another_role, hides_kernels),
+    *(knows_methods, knows_families, runs_what_it_reads, guesses_fields, speaks_dialect),
 )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=attrgetter("__name__"))
 def test_all_sources_keep_to_a_rule_of_the_house(rule):
     faults = {source: rule(source, code) for source, code in texts_of_all().items()}
     allowed = DEFAULTS if rule is knows_methods else {}
     assert {source: names for source, names in faults.items() if names} == allowed
 
 
-@pytest.mark.parametrize(
-    ("rule", "source", "planted", "fine"), RULES, ids=lambda it: getattr(it, "__name__", "")
-)
-def test_a_planted_fault_is_found(rule, source, planted, fine):
-    assert [len(rule(source, code)) for code in planted] == [1] * len(planted)
-    assert not rule(source, fine)
-
-
-def test_all_that_rules_are_about_is_there():
-    """Else they would find nothing for want of sources."""
-    texts = texts_of_all()
-    assert any(
-        source.startswith(KERNEL_ROOMS) and "\n@kernel\n" in texts[source] for source in texts
-    )
-    assert any(begins(name, "flwr") for code in texts.values() for name in imported(code))
-    assert any(map(of_site, texts))
-
-
-def marks_of(node):
-    """Names of pytest's marks of a function."""
-    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-    marks = (ast.unparse(each).partition("(")[0] for each in decorators)
-    return {mark.rpartition(".")[2] for mark in marks if mark.startswith("pytest.mark.")}
-
-
-def test_a_case_that_a_refusal_names_by_default_runs_by_default():
-    """``slow`` on the whole test would leave it out."""
-    paths = [path for room in ("site", "serve") for path in (ROOT / "tests" / room).glob("*.py")]
-    marks = [marks_of(node) for path in paths for node in ast.parse(path.read_text()).body]
-    assert any("by_default" in each for each in marks)
-    assert not [each for each in marks if {"slow", "by_default"} <= each]
-
-
-def test_every_key_of_a_sites_policy_is_in_a_default_test():
-    """Limits that messages declare are all in ``tests/site/test_refusals.py``, by the messages."""
-    names = set[str]()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        lines = path.read_text().splitlines()
-        for node in ast.parse(path.read_text()).body:
-            if "slow" in marks_of(node):
-                first = node.decorator_list[0].lineno - 1
-                lines[first : node.end_lineno] = [""] * (node.end_lineno - first)
-        names.update(re.findall(r"[\w-]+", "\n".join(lines)))
-    keys = {key: {key, key.replace("-", "_"), name} for key, name in NODE_KEYS.items()}
-    declared = OF_TABLE.union(LIMITS)
-    assert not {key for key in keys.keys() - declared if not keys[key] & names}
+@pytest.mark.parametrize("planted", ["from pickle import loads", "eval(text)", "torch.load(path)"])
+def test_what_runs_what_it_reads_is_found(planted):
+    assert len(runs_what_it_reads("fedapp/new.py", planted)) == 1

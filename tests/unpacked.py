@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,18 +12,11 @@ from fedapp.home import app_folder
 from fedapp.site.bundle import copy_sources
 
 
-@contextmanager
-def app_sources():
-    """A temporary folder with the sources of the app's bundle."""
-    with TemporaryDirectory(prefix="fedapp-") as folder:
-        copy_sources(Path(folder))
-        yield Path(folder)
-
-
 def unpack_compiled(flower_home):
     """Unpack the app as Flower would, unchanged, with what is compiled of it here."""
-    with app_sources() as app:
-        unpacked = install_from_fab(build_fab_from_disk(app), flower_home, skip_prompt=True)
+    with TemporaryDirectory(prefix="fedapp-") as app:
+        copy_sources(Path(app))
+        unpacked = install_from_fab(build_fab_from_disk(Path(app)), flower_home, skip_prompt=True)
     copy_compiled(unpacked, app_folder())
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from fedapp.site import table
 from fedapp.site.settings import site_config
 from tests.crypto.test_masks import NAMES
 
@@ -15,17 +14,6 @@ def configs(write_table):
         name: site_config({"name": name, "data": data, "label": "y", "allow": "pax"}, {})
         for name, data in tables.items()
     }
-
-
-@pytest.fixture
-def n_read(monkeypatch):
-    """The tables that are read, as they are."""
-    reads = []
-    read = table.read_source
-    monkeypatch.setattr(
-        table, "read_source", lambda data, *how: (reads.append(data), read(data, *how))[1]
-    )
-    return reads
 
 
 @pytest.fixture

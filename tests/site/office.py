@@ -1,9 +1,11 @@
 """The office of a site: its register of runs, a person who approves them, and a clock."""
 
+import sys
 import zlib
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ from fedapp.crypto.noise import budget_for
 from fedapp.data.table import Table
 from fedapp.errors import FedappError, WaitingError
 from fedapp.home import home
+from fedapp.messages import methods
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
-from fedapp.site import answer, register
+from fedapp.site import account, answer, register
 from fedapp.site.rows import hash_rows
 from fedapp.site.settings import SiteConfig, site_config
 from tests.plans import planned
@@ -159,3 +162,14 @@ def recorded(*numbers):
 
 def scene_of(**node):
     return Scene(site_config({**NODE, **{key.replace("_", "-"): v for key, v in node.items()}}, {}))
+
+
+def declare_group(monkeypatch, name, handlers):
+    """Add a method's messages and their handlers; its runs have any rounds and restarts."""
+    module = ModuleType(f"clients.{name}")
+    vars(module)["HANDLERS"] = handlers
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    declared = ModuleType(f"fedapp.messages.{name}"), methods.Method("inference", {"": "sizes"})
+    groups = {**methods._groups(), name: declared}
+    monkeypatch.setattr(methods, "_groups", lambda: groups)
+    monkeypatch.setattr(account, "_check_rounds", lambda *given: None)

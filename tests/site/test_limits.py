@@ -10,7 +10,6 @@ from fedapp.trees.constraints import interactions_of, monotone_of
 from fedapp.trees.grow import Limits
 from fedapp.trees.model import LEAF, NODE
 from strategies.run import check_read
-from tests.federated import model_of
 from tests.tables import made_columns
 
 ALL = np.ones((2, 20), dtype=bool)
@@ -45,10 +44,6 @@ def test_a_level_draws_once_for_a_tree_and_a_node_of_these():
     assert limits.columns(0, [(0, 0)], (), allowed).sum() == int(0.5 * int(0.5 * 7))
     few = Limits(bylevel=0.01, bynode=0.01)
     assert few.columns(0, [(0, 0)], (), allowed).sum() == 1
-    draws = [Limits(round_id=n, bynode=0.25).columns(0, [(0, 0)], (), ALL)[0] for n in range(600)]
-    counts = np.sum(draws, axis=0)
-    assert counts.sum() == 600 * 5
-    assert np.abs(counts - 150).max() < 5 * np.sqrt(600 * 0.25 * 0.75)
 
 
 def test_a_path_may_go_on_with_the_groups_that_have_all_of_it():
@@ -106,43 +101,3 @@ def test_monotone_constraints_beside_categories_are_refused(made):
     run = made(columns=columns, parties=1, monotone_constraints="a:1")
     with pytest.raises(ConfigError, match="must be empty where a column has categories"):
         run_local(run)
-
-
-DRAWN = {"colsample_bylevel": 0.7, "colsample_bynode": 0.5, "num_boost_round": 3, "max_depth": 3}
-
-
-def test_parties_draw_the_columns_that_one_party_draws(made):
-    rng = np.random.default_rng(3)
-    values = rng.integers(0, 9, (600, 6))
-    labels = (values @ [1, -1, 1, 1, -1, 1] + rng.normal(0, 3, 600) > 8).astype(int)
-    columns = {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
-    given = {
-        "columns": columns,
-        "max_bin": 64,
-        "valid_fraction": 0.0,
-        "pax__bins": "equal",
-        **DRAWN,
-    }
-    one, three = (model_of(run_local(made(parties=parties, **given))) for parties in (1, 3))
-    for tree, other in zip(one.trees, three.trees, strict=True):
-        for field in ("left", "column", "threshold", "default_left"):
-            np.testing.assert_array_equal(tree[field], other[field])
-        np.testing.assert_allclose(tree["value"], other["value"], rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_secureboost_splits_nodes_by_the_columns_that_they_drew(made):
-    run = made("secureboost", valid_fraction=0.0, **DRAWN)
-    trees = model_of(run_local(run)).trees
-    seen = 0
-    for round_id, tree in enumerate(trees):
-        limits = Limits(run.seed, round_id, run.colsample_bylevel, run.colsample_bynode)
-        levels = np.zeros(len(tree), dtype=int)
-        for node in range(1, len(tree)):
-            levels[node] = levels[tree["parent"][node]] + 1
-        for node in np.flatnonzero(tree["left"] != LEAF).tolist():
-            drawn = limits.columns(levels[node], [(0, node)], trees, np.ones((1, 6), dtype=bool))
-            assert drawn.sum() == int(0.5 * int(0.7 * 6))
-            assert drawn[0, tree["column"][node]]
-            seen += 1
-    assert seen > 9

@@ -5,15 +5,10 @@ import io
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -32,7 +27,7 @@ from tests.crypto.test_masks import GREETING, MODEL, TERMS, growing
 from tests.federated import summary_of
 from tests.plans import planned
 from tests.site.office import approve
-from tests.site.test_plan import ask
+from tests.site.test_plan import ask, begun
 
 DAY = SECONDS_A_DAY
 
@@ -109,20 +104,12 @@ def test_each_thing_that_happens_in_a_run_has_a_line_of_its_numbers(settings, th
     for line in trees:
         assert (line["leaves"], line["masked"], line["epsilon"]) == ("noised", True, 1000.0)
         assert (line["rows"], line["letters_to"]) == (40, [])
-        (size,) = line["fields"]["masked"]
-        assert line["sent"] > size > 0
-        assert line["received"] > 0
-    needed = ["waits", "approved"]  # a site that asks nobody has the same but for that
-    events = Counter(line["event"] for line in lines() if line["event"] not in needed)
-    assert Counter(line["event"] for line in logged("shop")) == events
+        assert line["sent"] > line["fields"]["masked"][0] > 0
     for name in ("bank", "insurer", "shop"):
         (state,) = site(name).glob("*/state")
         times = account_of(Store.open(state.parent)).times
         answers = Counter(line["kind"] for line in logged(name) if line["event"] == "answered")
-        assert sum(times.values()) > 3
         assert {kind: answers[kind] for kind in times} == times
-        numbers = [line["question"] for line in logged(name) if "question" in line]
-        assert numbers == sorted(numbers)
 
 
 def test_no_answer_leaves_without_a_line_and_one_that_has_none_is_missed(configs):
@@ -219,55 +206,26 @@ def test_a_disk_that_fails_breaks_no_chain():
         assert lines()[-1]["n"] == 3
 
 
-def write_many(home, name, n):
-    os.environ["FEDAPP_HOME"] = home
-    for number in range(n):
-        append(site(), "score", writer=name, n=number)
+def test_lines_that_are_written_at_once_are_one_chain():
+    with ThreadPoolExecutor(4) as pool:
+        wait = [pool.submit(append, site(), "score", n=number) for number in range(40)]
+    assert not any(each.exception() for each in wait)
+    assert [line["number"] for line in lines()] == [*range(1, 41)]
+    assert {line["n"] for line in lines()} == {*range(40)}
 
 
-@pytest.mark.slow
-def test_several_processes_write_one_chain():
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        wait = [pool.submit(write_many, str(home()), name, 100) for name in "ab"]
-        for each in wait:
-            each.result()
-    every = lines()
-    assert [line["number"] for line in every] == [*range(1, 201)]
-    for name in "ab":
-        assert [line["n"] for line in every if line["writer"] == name] == [*range(100)]
+def test_a_site_that_dies_after_the_line_has_answered_nothing_but_said_so(configs, monkeypatch):
+    bank = begun(configs["bank"], aggregation="plain")
 
+    def dies(*words, **fields):
+        append(*words, **fields)
+        raise KeyboardInterrupt
 
-KILLED = """
-import os, signal, sys
-from fedapp.site import answer, log
-from fedapp.site.settings import site_config
-from tests.site.test_plan import begun, ask
-from strategies import flower
-from tests.crypto.test_masks import growing
-
-bank = begun(site_config({"name": "bank", "data": sys.argv[1], "label": "y", "allow": "pax"}, {}),
-             aggregation="plain")
-write = answer.append
-def dies(*words, **fields):
-    if sys.argv[2] == "line":
-        write(*words, **fields)
-    os.kill(os.getpid(), signal.SIGKILL)
-if sys.argv[2] == "head":
-    log._Writer.move = dies
-else:
-    answer.append = dies
-ask(bank, growing(), 3)
-"""
-
-
-@pytest.mark.parametrize("moment", ["line", pytest.param("head", marks=pytest.mark.slow)])
-def test_a_site_that_is_killed_after_the_line_has_answered_nothing_but_said_so(configs, moment):
-    bank = configs["bank"]
-    words = [sys.executable, "-c", KILLED, bank.data, moment]
-    killed = subprocess.run(words, cwd=Path(__file__).parents[2], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    (state,) = site().glob("*/state")
-    assert Store.open(state.parent).step == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.site.answer.append", dies)
+        with pytest.raises(KeyboardInterrupt):
+            ask(bank, growing(), 3)
+    assert Store.open(site() / MODEL).step == 2
     assert lines()[-1]["kind"] == "train.pax_grow"
     ask(bank, growing(), 3)
     assert [line.get("step") for line in lines()] == [None, 1, 2, 3, 3]
@@ -354,24 +312,17 @@ def test_a_chain_that_was_computed_anew_lacks_the_signature(whole, tmp_path):
     assert faults_of(b"".join(unsigned[:4]))
 
 
-@pytest.mark.parametrize("loss", ["cut", "all", "head too"])
-def test_the_next_line_shows_what_was_lost(configs, loss, caplog):
+@pytest.mark.parametrize(
+    ("kept", "fault"), [(-70, "line 6 was altered"), (0, "lines 1 to 6 are missing")]
+)
+def test_the_next_line_shows_what_was_lost(configs, kept, fault, caplog):
     ask(configs["bank"], greeting("bank"), 1)
     for number in range(4):
         append(site(), "score", n=number)
-    content = (site() / LOG).read_bytes()
-    (site() / LOG).unlink()
-    if loss == "cut":
-        (site() / LOG).write_bytes(content[:-70])
-    if loss == "head too":
-        with register.transaction(site()) as database:
-            database.execute("INSERT INTO meta VALUES ('log', ?)", (json.dumps(["here", 6, "0"]),))
-        (site() / HEAD).unlink()
+    (site() / LOG).write_bytes((site() / LOG).read_bytes()[:kept])
     append(site(), "score", n=9)
-    faults = {"cut": ["line 6 was altered"], "all": ["lines 1 to 6 are missing"], "head too": []}
-    assert audited()[1] == faults[loss]
-    assert loss != "cut" or "log.jsonl or log.head of bank was changed" in caplog.text
-    assert loss != "head too" or register.logged_head(site()) == [["here", 6, "0"]]
+    assert audited()[1] == [fault]
+    assert "log.jsonl or log.head of bank was changed" in caplog.text
 
 
 def test_a_new_key_is_signed_by_the_one_before(whole):
@@ -403,21 +354,10 @@ def test_old_lines_go_and_a_signed_line_says_so(at):
     append(site(), "score", age=0)
     drop_old(site(), 5)  # not again before a day has passed
     assert [line["number"] for line in lines()] == [4, 5, 6, 7]
-    content = (site() / LOG).read_bytes().splitlines(keepends=True)
-    assert faults_of(b"".join(content[1:])) == ["lines 1 to 4 are missing"]
-    assert faults_of(b"".join(content[:2]))[0] == "lines 1 to 3 are missing"
-    (site() / LOG).write_bytes(b"".join(content))
     at(9)
     drop_old(site(), 5)
     (last,) = lines()
     assert (last["event"], last["last"], last["number"]) == ("dropped", 7, 8)
-    head = (site() / HEAD).read_bytes()
-    append(site(), "score")
-    (site() / HEAD).write_bytes(head)  # a process died before it wrote the head
-    at(18)
-    drop_old(site(), 5)
-    (last,) = lines()
-    assert (last["event"], last["last"], last["number"]) == ("dropped", 9, 10)
 
 
 def test_a_site_keeps_its_lines_for_the_days_of_its_node_config(configs, at):
@@ -479,18 +419,6 @@ def test_old_files_go_as_a_whole_and_the_chain_stays(closed):
     assert lines()[-1]["number"] == 11
     closed[2].unlink()
     assert audited()[1] == ["lines 1 to 6 are missing"]
-
-
-def test_the_old_lines_of_a_file_go_before_it_is_old(at):
-    for age in (9, 1):
-        at(-age)
-        append(site(), "score")
-    at(0)
-    (site() / LOG).rename(part := site() / log.CLOSED.format(f"{2:012}"))
-    (site() / LOG).touch()
-    drop_old(site(), 5)
-    assert len(part.read_bytes().splitlines()) == 1
-    assert [line["number"] for line in lines()] == [2, 3]
 
 
 def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, at):

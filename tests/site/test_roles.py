@@ -1,10 +1,8 @@
 """Roles: fields in the store and back, and the order in which requests are answered."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +28,6 @@ from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Round, Unsent
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import GreetRequest, HelloRequest
 from fedapp.messages.inference import ExplainRequest
 from fedapp.messages.secureboost import (
@@ -41,10 +38,9 @@ from fedapp.messages.secureboost import (
     WalkRequest,
 )
 from fedapp.messages.vertical import VerticalHelloRequest
-from fedapp.records.codec import IN_FILE, codec_of
 from fedapp.site.answer import Site
 from fedapp.site.mail import Mail
-from fedapp.site.roles import Order, Role, answers, handlers, name_of, role
+from fedapp.site.roles import Role, name_of, role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import NoStateError, Store
 from fedapp.trees.grow import Growing
@@ -61,63 +57,18 @@ class Pair:
     n: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FirstRequest(Request):
-    kind: ClassVar[str] = "train.testroles_first"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NextRequest(Request):
-    kind: ClassVar[str] = "train.testroles_next"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AnyTimeRequest(Request):
-    kind: ClassVar[str] = "train.testroles_any_time"
-
-
-class DoneReply(Reply):
-    """Nothing."""
-
-
 @role
-class Base(Role):
+class Sample(Role):
+    """Fields of several forms."""
+
     n_rows: int = 3
     late: Doubles
-
-    def greet(self, request: AnyTimeRequest):
-        self.n_rows += 1
-        return DoneReply()
-
-
-@role
-class Sample(Base):
-    """A field of each form."""
-
-    title = "the sample party"
-    order = Order(
-        {AnyTimeRequest: {FirstRequest}, FirstRequest: {NextRequest}}, any_time={AnyTimeRequest}
-    )
     numbers: Doubles = np.zeros(2)
-    words: npt.NDArray[np.str_] | None = None
     pair: Pair
     other: Pair | None = None
     sides: Mapping[str, Doubles] = {}
     levels: tuple[Doubles, ...] = ()
-    pairs: Mapping[str, Pair] = {}
     text: str | None = None
-    key: bytes
-    shares: Mapping[str, tuple[int, float]] = {}
-    names: Annotated[tuple[tuple[str, ...] | None, ...], IN_FILE]
-
-    def begin(self, request: FirstRequest):
-        self.pair, self.key = Pair(np.arange(3.0), np.arange(200.0)), b"\0\xff"
-        self.names = (("a", "b"), None, ())
-        return DoneReply()
-
-    def go_on(self, request: NextRequest):
-        self.end()
-        return DoneReply()
 
 
 def opened(folder, store=None):
@@ -131,27 +82,6 @@ def written(party, store):
     before = len(store.journal._filed)
     store.commit(store.step + 1, 0, b"")
     return len(store.journal._filed) - before - 1
-
-
-def test_every_form_of_field_comes_back_from_disk(tmp_path):
-    party, store = opened(tmp_path)
-    pair = Pair(np.arange(3.0), np.arange(200.0), 7)
-    party.numbers, party.words = np.arange(5.0), np.array(["x"])
-    party.pair = party.other = pair
-    party.sides, party.levels = {"a.b": np.ones(1), "c": np.ones(2)}, (np.zeros(0), np.ones(100))
-    party.pairs, party.text, party.key = {"c": pair}, "word", b"\0\xff"
-    party.shares, party.names = {"a": (1, 0.5)}, (("a", "b"), None, ())
-    written(party, store)
-    again, _ = opened(tmp_path)
-    for name in ("numbers", "words"):
-        assert np.array_equal(getattr(again, name), getattr(party, name))
-    for one in (again.pair, again.other, again.pairs["c"]):
-        assert one.n == 7
-        assert np.array_equal(one.high, pair.high)
-    assert {name: side.tolist() for name, side in again.sides.items()} == {"a.b": [1], "c": [1, 1]}
-    assert [len(level) for level in again.levels] == [0, 100]
-    assert (again.text, again.key, again.shares) == ("word", b"\0\xff", {"a": (1, 0.5)})
-    assert (again.names, again.n_rows) == ((("a", "b"), None, ()), 3)
 
 
 def test_only_what_was_replaced_is_written(tmp_path):
@@ -190,38 +120,6 @@ def test_a_field_that_was_never_set_has_its_default_or_says_so(tmp_path):
     assert not store._values
     assert "zeros" not in repr(party)
     assert "array" not in repr(party)
-
-
-def test_two_handlers_of_a_request_are_refused():
-    class Twice(Base):
-        def greet_again(self, request: AnyTimeRequest):
-            return DoneReply()
-
-    with pytest.raises(AssertionError, match="Twice answers AnyTimeRequest twice"):
-        answers(Twice)
-
-
-def test_requests_are_answered_in_the_roles_order(tmp_path):
-    store, found = Store.open(tmp_path), handlers(Sample)
-    site = Site(SiteConfig("bank", "rows.csv"), store)
-    with pytest.raises(NoStateError, match="state"):
-        found[FirstRequest](site, FirstRequest())
-    found[AnyTimeRequest](site, AnyTimeRequest())
-    rule = "bank: NextRequest.step must follow FirstRequest at this party, got it after AnyTime"
-    with pytest.raises(ProtocolError, match=f"^{rule}"):
-        found[NextRequest](site, NextRequest())
-    found[FirstRequest](site, FirstRequest())
-    rule = "FirstRequest.step must follow AnyTimeRequest at the sample party, got it after First"
-    with pytest.raises(ProtocolError, match=rule):
-        found[FirstRequest](site, FirstRequest())
-    found[AnyTimeRequest](site, AnyTimeRequest())
-    assert (store.role, store.last) == (name_of(Sample), "FirstRequest")
-    assert Sample.load(site).n_rows == 5
-    found[NextRequest](site, NextRequest())
-    assert store.finished
-    assert not [name for name, one in store._values.items() if one.has_arrays]
-    with pytest.raises(NoStateError, match="state"):
-        found[NextRequest](site, NextRequest())
 
 
 ROLES = {
@@ -270,16 +168,11 @@ def test_a_request_out_of_order_is_refused_with_those_it_may_follow(tmp_path, ro
         assert (store.role, store.last) == (name_of(role_class), last)
 
 
-@pytest.mark.parametrize("role_class", ROLES)
-def test_the_state_of_a_role_is_typed(role_class):
-    hints = get_type_hints(role_class, include_extras=True)
-    for each in dataclasses.fields(role_class):
-        assert codec_of(hints[each.name])
-        assert "Any]" not in str(hints[each.name]).replace("tuple[typing.Any, ...]", "")
-
-
-def steps_of(monkeypatch, *runs):
-    """The roles of the parties of some runs, each with the requests that it has answered."""
+@pytest.mark.by_default("encoded")
+@pytest.mark.parametrize("labels", ["encoded", "paillier"])
+def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
+    settings, tmp_path, monkeypatch, labels
+):
     honest, seen = Store.commit, set()
 
     def commit(self, *arguments):
@@ -287,36 +180,15 @@ def steps_of(monkeypatch, *runs):
         honest(self, *arguments)
 
     monkeypatch.setattr(Store, "commit", commit)
-    for each in runs:
-        run(each)
-    return {pair for pair in seen if pair[0] not in ("", name_of(vertical.Opening))}
-
-
-def steps_in_order(roles):
-    return {
+    run(encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels))
+    due = {
         (name_of(each), request.__name__)
-        for each in roles
+        for each in ROLES
+        if labels in each.title
         for after in each.order.follow.values()
         for request in after
     }
-
-
-@pytest.mark.by_default("encoded")
-@pytest.mark.parametrize("labels", ["encoded", "paillier"])
-def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
-    settings, tmp_path, monkeypatch, labels
-):
-    made = encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels)
-    roles = [each for each in ROLES if labels in each.title]
-    assert steps_of(monkeypatch, made) == steps_in_order(roles)
-
-
-@pytest.mark.slow
-def test_runs_of_secureboost_make_all_steps_of_its_order(vertical, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedapp.messages.secureboost.BLOCK_BYTES", 2**15)
-    begun = vertical(parties=3, num_boost_round=2, secureboost__first_trees=1)
-    goes_on = begun.model_copy(update={"init_model": begun.run_dir, "run_dir": str(tmp_path)})
-    assert steps_of(monkeypatch, begun, goes_on) == steps_in_order([Active, Passive])
+    assert {pair for pair in seen if pair[0] not in ("", name_of(vertical.Opening))} == due
 
 
 GROWS, GROWN = (Growing((), np.zeros((n, 2), np.int32), np.zeros((n, 2))) for n in (1, 0))
@@ -329,13 +201,10 @@ UNSENT = replace(STARTED, unsent=Unsent(np.zeros((2, 1, 2), np.int64)))
     [
         (SetupRequest, WalkRequest, {"is_walking": False}),
         (SetupRequest, BeginRequest, {"is_walking": True}),
-        (WalkRequest, WalkRequest, {"is_walking": False}),
-        (WalkRequest, BeginRequest, {"is_walking": True}),
         (SplitRequest, BeginRequest, {"is_walking": False, "round": STARTED}),
         (SplitRequest, SplitRequest, {"round": replace(STARTED, growth=GROWN)}),
         (BeginRequest, SplitRequest, {}),
         (BeginRequest, SplitRequest, {"round": UNSENT}),
-        (EncryptRequest, SplitRequest, {"round": UNSENT}),
         (BeginRequest, EncryptRequest, {"round": STARTED}),
         (EncryptRequest, EncryptRequest, {"round": STARTED}),
     ],

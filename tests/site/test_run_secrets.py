@@ -32,21 +32,17 @@ def small_key(method):
     return {"strategy": method, f"{name}__key_bits": 512, f"{name}__insecure_small_key": True}
 
 
-FOREST = {"strategy": "federated-forest", "federated_forest__trees": 3}
 HORIZONTAL = {
-    "pax": {"strategy": "pax", "parties": 4},
-    "pax-secure": SECURE,
     "pax-min-parties": {**SECURE, "min_parties": 3},
     "pax-private": {**SECURE, "privacy__epsilon": 20.0},
     "bagging": {"strategy": "bagging", "parties": 4, "subsample": 0.7},
 }
+FOREST = {"strategy": "federated-forest", "federated_forest__trees": 3}
+PAILLIER = {"federated_forest__labels": "paillier", **small_key("federated-forest")}
 VERTICAL = {
     "secureboost": small_key("secureboost"),
     "forest": FOREST,
-    "forest-paillier": {
-        **(FOREST | small_key("federated-forest")),
-        "federated_forest__labels": "paillier",
-    },
+    "forest-paillier": {**FOREST, **PAILLIER},
 }
 PREDICTIONS = {
     "interactive": {"strategy": "interactive"},
@@ -56,37 +52,31 @@ PREDICTIONS = {
 RUNS = [*HORIZONTAL, *VERTICAL, *PREDICTIONS]
 
 
+# What draws secrets, or derives them.
+DRAWS = (
+    *((os, "urandom"), (secrets, "token_bytes"), (secrets, "randbits"), (secrets, "randbelow")),
+    *((mail, "new_private_key"), (mail, "agree"), (vertical, "generate_key")),
+    *((sums, "new_secret"), (sums, "seed_of"), (sums, "derived_key")),
+)
+
+
 class Drawn:
     """All secrets that were drawn or derived in this process, each as bytes."""
 
     def __init__(self, monkeypatch):
         self.all = set()
-        self._patch = monkeypatch
-        for module, name in (
-            (os, "urandom"),
-            (secrets, "token_bytes"),
-            (secrets, "randbits"),
-            (secrets, "randbelow"),
-            (mail, "new_private_key"),
-            (mail, "agree"),
-            (sums, "new_secret"),
-            (sums, "seed_of"),
-            (sums, "derived_key"),
-            (vertical, "generate_key"),
-        ):
-            self._note(module, name)
+        for module, name in DRAWS:
+            monkeypatch.setattr(module, name, self._noting(getattr(module, name)))
 
-    def _note(self, module, name):
-        draw = getattr(module, name)
-
+    def _noting(self, draw):
         @wraps(draw)
         def noting(*given, **more):
             found = draw(*given, **more)
-            for one in (found.p, found.q) if name == "generate_key" else (found,):
+            for one in (found.p, found.q) if hasattr(found, "q") else (found,):
                 self.add(one if isinstance(one, bytes) else int(one))
             return found
 
-        self._patch.setattr(module, name, noting)
+        return noting
 
     def add(self, secret):
         if isinstance(secret, int):
@@ -125,19 +115,15 @@ def begin(settings, sites, tmp_path):
         is_horizontal, rng, nodes = name in HORIZONTAL, np.random.default_rng(3), []
         for number, party in enumerate(NAMES if is_horizontal else NAMES[:3]):
             values = rng.normal(size=(60, 2)).round(3)
-            of = "" if is_horizontal else f"{party}-"
-            columns = {f"{of}a": values[:, 0], f"{of}b": values[:, 1]}
-            if not number or is_horizontal:
-                columns["y"] = (values.sum(axis=1) > 0).astype(int)
+            columns = {"a": values[:, 0], "b": values[:, 1]}
             if not is_horizontal:
+                columns = {f"{party}-{key}": values for key, values in columns.items()}
                 columns["customer"] = [f"customer {one}" for one in rng.permutation(80)[:60]]
-            path = tmp_path / f"{party}-{is_horizontal}.csv"
-            if not path.exists():
-                write_rows(path, columns)
+            has_label = is_horizontal or not number
+            columns |= {"y": (values.sum(axis=1) > 0).astype(int)} if has_label else {}
+            path = write_rows(tmp_path / f"{party}-{is_horizontal}.csv", columns)
             node = {"name": party, "data": path, "allow": how["strategy"]}
-            node |= {"label": "y" if "y" in columns else ""} | (
-                {} if is_horizontal else {"id": "customer"}
-            )
+            node |= {"label": "y" * has_label, "id": "" if is_horizontal else "customer"}
             nodes.append(node | ({"least-parties": 2} if how.get("min_parties") else {}))
         common = {"data": "their.own", "label": "y", "max_bin": 8, "align": "psi", **how}
         return settings(**{**common, "parties": len(nodes), **model}), sites(*nodes)
