@@ -5,7 +5,6 @@ several seeds predict alike, no tie matters, and there ours must predict the sam
 holds that this is so.
 """
 
-import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from fedapp.records.document import from_text, to_text
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.levels import (
@@ -113,34 +111,19 @@ NUMBERS = "variance"
 @pytest.mark.parametrize(
     ("table", "limits", "share"),
     [
-        (BREAST, Limits(), 0),
-        (WINE, Limits(max_depth=2), 0),
+        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02), 0),
         (WINE, Limits("entropy", 2), 0),
         (IRIS, Limits(), 0),
-        (IRIS, Limits("entropy", 4, min_samples_leaf=20), 0),
-        (DIABETES, Limits(NUMBERS, 4, min_samples_leaf=5), 0),
         (DIABETES, Limits(NUMBERS, 8, min_samples_leaf=30), 0),
         (DIABETES, Limits(NUMBERS, 6, min_samples_split=40), 0),
-        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02), 0),
-        (DIABETES, Limits(NUMBERS, 8, min_impurity_decrease=40.0), 0),
-        *((WINE, Limits(max_depth=2), share) for share in (0.1, 0.6)),
-        *((IRIS, Limits(min_samples_leaf=8), share) for share in (0.1, 0.6)),
-        *((DIABETES, Limits(NUMBERS, 4, min_samples_leaf=8), share) for share in (0.1, 0.6)),
+        (WINE, Limits(max_depth=2), 0.6),
+        (IRIS, Limits(min_samples_leaf=8), 0.1),
+        (DIABETES, Limits(NUMBERS, 4, min_samples_leaf=8), 0.6),
     ],
 )
 def test_a_tree_is_scikit_learns_also_with_missing_values(table, limits, share):
     x, y = table
     assert_theirs(holes(x, share) if share else x, y, limits)
-
-
-@pytest.mark.parametrize("criterion", ["gini", "entropy", "variance"])
-def test_a_deep_tree_of_one_column_is_scikit_learns(criterion):
-    # Within a column both keep the lowest of equal cuts, so that chance decides nothing.
-    rng = np.random.default_rng(1)
-    x, y = rng.integers(0, 300, (500, 1)).astype(float), rng.integers(0, 3, 500)
-    y = y if criterion != "variance" else rng.normal(size=500)
-    model = assert_theirs(x, y, Limits(criterion, 30))
-    assert len(model.trees[0]) > 200
 
 
 def test_a_value_missing_in_prediction_alone_goes_with_most_rows():
@@ -294,24 +277,9 @@ def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go():
     assert len(set(model.leaves(others)[0].tolist())) == 1
 
 
-@pytest.mark.parametrize("has_categories", [True, False])
-def test_a_forest_reads_back_as_it_was_written(has_categories):
-    x, y = labelled_categories(2)
-    names = (tuple("abcde"),) if has_categories else ()
-    model = one_tree(x, y, Limits("gini", 3), categories=names)
-    again = from_text(to_text(model), BaggedForest)
-    assert to_text(again) == to_text(model)
-    assert np.array_equal(again.leaves(x), model.leaves(x))
-
-
-def test_columns_are_drawn_for_a_few_nodes_at_a_time(monkeypatch):
+def test_columns_that_are_drawn_for_a_few_nodes_at_a_time_are_the_same(monkeypatch):
     seeds, owners = np.arange(1000), np.arange(1000) % 3
     places = np.zeros(200, dtype=np.int32), np.arange(200, dtype=np.int32)
     whole = count_drawn_columns(seeds, owners, 3, 30, places)
     monkeypatch.setattr("fedapp.trees.forest.levels.KEYS_AT_ONCE", 5000)
-    tracemalloc.start()
-    try:
-        np.testing.assert_array_equal(count_drawn_columns(seeds, owners, 3, 30, places), whole)
-        assert tracemalloc.get_traced_memory()[1] < 8 * 1000 * 200  # one key a column and node
-    finally:
-        tracemalloc.stop()
+    np.testing.assert_array_equal(count_drawn_columns(seeds, owners, 3, 30, places), whole)

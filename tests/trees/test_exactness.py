@@ -32,18 +32,8 @@ OF_CLAIMS = [POISSON, GAMMA, TWEEDIE, SHARES, LOG, HUBER, HINGE]
 PENALTIES = {"lambda": 0.5, "alpha": 0.3, "gamma": 0.5, "min-child-weight": 5.0}
 STEPS = {"max-delta-step": 0.4, "alpha": 0.2}
 BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}
-HELD = {
-    "default-credit": {
-        "monotone-constraints": "LIMIT_BAL:-1,PAY_0:1,BILL_AMT1:1",
-        "interaction-constraints": "[LIMIT_BAL,PAY_0,PAY_2],[PAY_0,BILL_AMT1,PAY_AMT1],[SEX,AGE]",
-    },
-    "abalone": {
-        "monotone-constraints": "f2:1,f5:1,f8:-1",
-        "interaction-constraints": "[f1,f2],[f2,f5,f8],[f3,f4]",
-    },
-}
-MONOTONE = {"monotone-constraints": HELD["abalone"]["monotone-constraints"]}
-GROUPS = {"interaction-constraints": HELD["abalone"]["interaction-constraints"]}
+MONOTONE = {"monotone-constraints": "f2:1,f5:1,f8:-1"}
+GROUPS = {"interaction-constraints": "[f1,f2],[f2,f5,f8],[f3,f4]"}
 
 
 # One party, on real rows
@@ -84,30 +74,25 @@ FLIGHTS = {"objective": NUMBERS, "drop_columns": "late"}
 REAL = {
     "penalties": registry("default-credit", objective=BINARY, **PENALTIES),
     "classes": registry("waveform", objective=CLASSES, **PENALTIES),
-    "numbers": registry("abalone", objective=NUMBERS),
     "weights": copied("waveform", objective=CLASSES, weight="w"),
-    "counts": registry("abalone", objective=POISSON),
     "amounts": registry("abalone", objective=GAMMA),
-    "tweedie": registry("abalone", objective=TWEEDIE, **{"tweedie-variance-power": 1.2}),
     "logarithms": registry("abalone", objective=LOG, **{"min-child-weight": 0.0}),
     "huber": registry("abalone", objective=HUBER, **{"huber-slope": 10.0}),
     "steps": registry("space-ga", objective=NUMBERS, **{"max-delta-step": 0.1}),
     "claims": of_claims(TWEEDIE),
     "claims of margins": of_claims(POISSON, **CYCLIC),
     "margins": copied("default-credit", objective=BINARY, base_margin="m"),
-    "monotone": registry("abalone", objective=NUMBERS, **MONOTONE),
     "groups": registry("abalone", objective=POISSON, **GROUPS),
     "both": registry("abalone", objective=NUMBERS, **MONOTONE, **GROUPS, **STEPS),
     "by gain": registry("default-credit", objective=BINARY, **BY_GAIN),
     "parallel": registry("default-credit", objective=BINARY, num_parallel_tree=3),
     "texts": texts(adult, 3000, "income", **PENALTIES),
-    "one category": texts(adult, 3000, "income", **{"max-cat-to-onehot": 10}),
     "few categories": texts(adult, 3000, "income", **{"max-cat-threshold": 3}),
     "missing texts": texts(kddcup, 2500, "label", objective=CLASSES, num_boost_round=2),
     "many texts": texts(airline, 4000, "ArrDelay", **FLIGHTS),
     "all texts": texts(adult, 40_000, "education", objective=CLASSES),
 }
-LARGE = ["all texts", "by gain", "amounts", "one category"]
+LARGE = ["all texts", "by gain", "amounts"]
 SHORT = {"num_boost_round": 4, "max_depth": 5, "max_bin": 64, "valid_fraction": 0.0}
 
 

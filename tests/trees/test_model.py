@@ -1,30 +1,36 @@
-"""Categorical splits: sets, and trees that have them, on their way to disk, messages and rows."""
+"""Trees and their sets of categories: as arrays, in messages, on the disk, and as they grow."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import xgboost
 
-from fedapp.errors import DataError
+from fedapp.errors import DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties
-from fedapp.records.document import from_text, to_text
+from fedapp.messages.local_boosting import BagReply
+from fedapp.records.document import from_text, load, to_text
 from fedapp.trees.grow import ROUTE, Growth, Shape, route_codes, route_values
 from fedapp.trees.model import (
     EXPLAINED,
     LEAF,
+    NODE,
     Ensemble,
     Grown,
+    check_trees,
     concatenated,
+    importance,
     ordered_sets,
     pack_trees,
+    scaled,
     unpack_trees,
 )
 from fedapp.trees.predict import find_leaves, move_rows, predict_margins, sides_of, slots_of
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.xgboost import trees_from_xgboost, typed_columns
+from strategies.local_boosting import check_report
 from tests.reference import compare_trees
 
 WIDTHS = np.array([0, 3, 11, 0])
@@ -142,6 +148,9 @@ def test_sets_travel_in_a_bit_a_category(boosted):
     assert back.sets.codes() == model.sets.codes()
     for tree, other in zip(model.trees, back.trees, strict=True):
         np.testing.assert_array_equal(tree, other)
+    walked = unpack_trees(pack_trees(model.trees, sets=model.sets), WIDTHS).trees
+    assert all((tree["gain"] == 0).all() for tree in walked)
+    assert unpack_trees(pack_trees(()), WIDTHS).trees == ()
     with pytest.raises(ValueError, match="sets must be"):
         unpack_trees(packed | {"sets": packed["sets"][:-1]}, WIDTHS)
     with pytest.raises(ValueError, match="sets must be"):
@@ -196,6 +205,189 @@ def coded(values):
         is_known = ~np.isnan(column)
         of_column[is_known] = np.searchsorted(known, column[is_known])
     return codes, lambda column, threshold: np.searchsorted(points[column], threshold)
+
+
+# What is no tree
+
+
+def test_categorical_splits_of_columns_of_numbers_are_refused():
+    codes = np.random.default_rng(0).integers(0, 5, (60, 1)).astype(np.float32)
+    matrix = xgboost.DMatrix(
+        codes, (codes[:, 0] == 2), feature_types=["c"], enable_categorical=True
+    )
+    with pytest.raises(ValueError, match="columns of categories by sets, and no others"):
+        trees_from_xgboost(
+            xgboost.train({"max_cat_to_onehot": 1}, matrix, 1), np.zeros(1, np.int64)
+        )
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "rule"),
+    [
+        ("sizes", np.int32([5]), "trees must divide"),
+        ("values", np.float32([1.0]), "values must be"),
+        ("defaults", np.uint8([1]), "defaults must be"),
+        ("gains", np.float32([1.0]), "gains must be"),
+        ("columns", lambda was: was + 4, "columns must be 0 to 3"),
+    ],
+)
+def test_arrays_that_would_lead_astray_are_refused(boosted, field, change, rule):
+    packed = pack_trees(boosted[1].trees, ["gains"], boosted[1].sets)
+    packed[field] = change(packed[field]) if callable(change) else change
+    with pytest.raises(ValueError, match=rule):
+        unpack_trees(packed, WIDTHS)
+
+
+def test_scaling_leaves_what_the_rows_said(boosted):
+    tree = boosted[1].trees[0]
+    half = scaled(tree, 0.5)
+    for name in NODE.names or ():
+        factor = 0.5 if name in {"value", "weight"} else 1
+        np.testing.assert_array_equal(half[name], tree[name] * factor)
+
+
+STUMP = {  # a split and its two leaves
+    "lefts": np.int32([1, LEAF, LEAF]),
+    "offsets": np.array([0, 3]),
+    "columns": np.zeros(3, np.int32),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"offsets": np.array([0, 2])}, "trees must divide 3 nodes"),
+        ({"offsets": np.array([0, 3, 3])}, "trees must divide 3 nodes"),
+        ({"offsets": np.array([], np.int64)}, "trees must divide 3 nodes"),
+        ({"columns": np.int32([2, 0, 0])}, "columns must be 0 to 1"),
+        ({"lefts": np.int32([0, LEAF, LEAF])}, "lefts must lead to two later nodes"),
+        ({"lefts": np.int32([2, LEAF, LEAF])}, "lefts must lead to two later nodes"),
+        ({"lefts": np.int32([2**31 - 1, LEAF, LEAF])}, "lefts must lead to two later nodes"),
+        ({"lefts": np.int32([LEAF, LEAF, LEAF])}, "lefts must reach every node once"),
+        ({"offsets": np.array([0, 1, 3])}, "lefts must lead to two later nodes"),
+    ],
+)
+def test_broken_trees_are_refused(changes, rule):
+    check_trees(**STUMP, n_columns=2)
+    with pytest.raises(ValueError, match=f"^{rule}"):
+        check_trees(**STUMP | changes, n_columns=2)
+
+
+def test_a_reply_must_hold_the_trees_that_were_asked_for():
+    nothing = {name: np.empty(0) for name in ("train_sums", "valid_sums")}
+    nothing |= {name: np.empty((0, 0)) for name in ("train_scores", "valid_scores")}
+
+    def reply(lefts, sizes):
+        n_splits, zeros = np.count_nonzero(lefts), np.zeros(len(lefts), np.float32)
+        return BagReply(
+            sizes=np.int32(sizes),
+            lefts=np.uint16(lefts),
+            values=zeros,
+            columns=np.zeros(n_splits, np.int32),
+            defaults=np.zeros(n_splits, np.uint8),
+            sets=np.empty(0, np.uint8),
+            gains=zeros[:n_splits],
+            hessians=zeros,
+            weights=zeros,
+            **nothing,
+        )
+
+    stump = reply([1, 0, 0], [3])
+    few = replace(stump, hessians=stump.hessians[:2])
+    check_report("bank", stump, 1, WIDTHS[:1], max_depth=1)
+    for sent, n_trees, n_columns, rule in (
+        (reply([1, 0, 0], [2]), 1, 1, r"^bank: BagReply\.trees must divide 3 nodes"),
+        (stump, 1, 0, r"^bank: BagReply\.trees columns must be 0 to -1"),
+        (few, 1, 1, r"^bank: BagReply\.trees hessians must be 3, got 2"),
+        (stump, 2, 1, "trees must be 2, got 1"),
+        (reply([1, 3, 0, 0, 0], [5]), 1, 1, "sizes must be at most 3 nodes a tree"),
+    ):
+        with pytest.raises(ProtocolError, match=rule):
+            check_report("bank", sent, n_trees, WIDTHS[:n_columns], max_depth=1)
+
+
+# On the disk
+
+
+def two_stumps():
+    tree = np.zeros(3, dtype=NODE)
+    tree["left"], tree["parent"], tree["set"] = [1, LEAF, LEAF], [-1, 0, 0], NO_SET
+    tree["value"], tree["gain"] = [0, -0.5, 0.25], [3, 0, 0]
+    return Ensemble("binary:logistic", np.float32([0.3]), ("a", "b"), ("0", "1"), (tree,) * 2)
+
+
+FORMAT = "format must be 3 for fedapp .+, got"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        *(
+            ({"base_score": score}, "model must be JSON of fedapp's format")
+            for score in ([0.1, 0.2], [float("nan")], "half", None)
+        ),
+        ({"format": 9}, f"{FORMAT} 9: a newer fedapp may read it$"),
+        ({"format": 2}, f"{FORMAT} 2: train the model again$"),
+        ({"format": 0}, f"{FORMAT} 0: train the model again$"),
+        ({"objective": "rank:pairwise"}, "rank:pairwise"),
+        ({"trees": [{}]}, r"trees\[0\] must have left, column, threshold, "),
+        ({"trees": [[7, -1, -1]]}, "lefts must lead to two later nodes"),
+    ],
+)
+def test_rubbish_is_no_model(change, rule):
+    document = json.loads(to_text(two_stumps()))
+    if isinstance(change.get("trees", [{}])[0], list):
+        change = {"trees": [document["trees"][0] | {"left": change["trees"][0]}]}
+    text = json.dumps(document | change)
+    with pytest.raises(DataError, match=rule):
+        from_text(text, Ensemble)
+
+
+def test_there_is_no_model_without_a_file(tmp_path):
+    with pytest.raises(DataError, match=r"^model must be a file, got .*none\.json$"):
+        load(tmp_path / "none.json", Ensemble)
+
+
+def test_importance_adds_gains_and_splits():
+    found = {"gain": {"a": 3.0}, "total_gain": {"a": 6.0}, "count": {"a": 2}}
+    assert importance(two_stumps()) == found
+
+
+# Growth
+
+
+def grown(max_depth):
+    cuts = Cuts(np.float32([1, 2, 3, 9]), np.array([0, 4]), np.float32([-1]))
+    shape = Shape(max_depth, 0.5, Penalties(1.0, 0.0, 0.0, 0.0), CategoryRules(4, 64))
+    growth = Growth(1, cuts, np.ones((1, 1), dtype=bool), shape)
+    growth.set_roots(np.array([[2.0, 8.0]]))
+    return growth
+
+
+LEVEL = np.array([[[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [1.0, 2.0]]])
+NONE_MISSING = np.zeros((1, 1), dtype=np.int32)
+
+
+def test_the_lighter_child_is_asked_for_and_the_other_is_the_difference():
+    growth = grown(3)
+    routes, _ = growth.split(LEVEL, NONE_MISSING)
+    assert routes["threshold"].tolist() == [1.0]
+    assert growth.wanted.tolist() == [[0, 1]]
+    left = LEVEL.copy()
+    left[0, 1:] = 0
+    assert len(growth.split(left, NONE_MISSING)[0]) == 1
+    trees = growth.grown().trees
+    assert trees[0]["left"].tolist() == [1, LEAF, 3, LEAF, LEAF]
+
+
+def test_a_tree_ends_at_max_depth_in_weights_times_eta():
+    growth = grown(1)
+    growth.split(LEVEL, NONE_MISSING)
+    assert not growth.growing
+    assert growth.wanted.tolist() == []
+    tree = growth.grown().trees[0]
+    np.testing.assert_allclose(tree["weight"][1:], [4 / 3, -6 / 7], rtol=1e-6)
+    np.testing.assert_allclose(tree["value"], [0, 2 / 3, -3 / 7], rtol=1e-6)
 
 
 def test_growth_goes_on_with_its_sets_where_it_was_kept():
