@@ -1,13 +1,7 @@
-"""Labels of insurance claims, simulated from a fixed seed over the columns of a real table.
-
-There is no public table of claims at hand, so their numbers and amounts are drawn: from Poisson and
-gamma distributions whose mean depends on the columns.
-"""
+"""Labels of insurance claims, drawn from Poisson and gamma distributions whose mean depends on the
+columns of a table."""
 
 import numpy as np
-from pyarrow import csv, table
-
-from fedapp.data.datasets import read_source
 
 
 def claims(objective, values, seed=11):
@@ -30,14 +24,3 @@ def claims(objective, values, seed=11):
             ("survival:aft", "survival:cox"), np.where(amounts < 1.5, amounts, -amounts)
         ),
     }[objective]
-
-
-def claims_table(path, data, objective, n_rows=6000):
-    """A CSV of the first rows of a registry set with such a label y, an exposure and its logarithm
-    ``log_exposure``, and no other columns than the set's."""
-    values = read_source(data).values[:n_rows]
-    exposures = np.random.default_rng(12).uniform(0.1, 1.0, len(values))
-    columns = {f"c{place}": column for place, column in enumerate(values.T)}
-    labels = {"y": claims(objective, values), "log_exposure": np.log(exposures)}
-    csv.write_csv(table({**columns, **labels}), path)
-    return path

@@ -37,13 +37,6 @@ def some_values(n_rows, n_columns, missing=0.1):
     return values
 
 
-def test_a_value_on_a_cut_goes_to_the_bin_above_it():
-    cuts = Cuts(np.float32([1, 2, 9]), np.array([0, 3]), np.float32([-1]))
-    codes, missing_code = digitise(np.float32([[0.5], [1], [1.5], [2], [50]]), cuts)
-    assert codes[:, 0].tolist() == [0, 1, 1, 2, 2]
-    assert missing_code == -1
-
-
 @pytest.mark.parametrize(
     ("width", "missing", "dtype"), [(255, [np.nan], "u1"), (256, [np.nan], "u2"), (256, [], "u1")]
 )

@@ -16,15 +16,14 @@ from fedapp.runs.predict import predict_table
 from fedapp.site.table import Holdout, share_rows
 from tests.federated import summary_of
 
-WINE = {"data": "wine", "objective": "multi:softprob", "partition": "iid", "parties": 2}
-
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear"])
 def test_the_summary_names_the_classes_of_the_confusion_matrix(settings, write_table, strategy):
     names = ["no", "perhaps", "yes"]
-    data = write_table("answers", 60, y=[names[place % 3] for place in range(60)])
-    given = WINE | {"data": str(data), "label": "y", "fedavg_linear__rounds": 1}
-    summary = summary_of(run_local(settings(strategy=strategy, **given)))
+    data = str(write_table(n_rows=60, y=[names[place % 3] for place in range(60)]))
+    given = {"objective": "multi:softprob", "parties": 2, "fedavg_linear__rounds": 1}
+    run = settings(strategy=strategy, data=data, label="y", **given)
+    summary = run_local(run).summary
     assert summary["classes"] == names
     assert len(summary["curves"]["confusion"]) == 3
 

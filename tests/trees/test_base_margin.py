@@ -14,12 +14,10 @@ import fedapp
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, PartyError
-from fedapp.records.document import from_text, to_text
 from fedapp.runs.baselines import baseline_rows, run_baselines
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.site.settings import table_settings
-from fedapp.trees.model import Ensemble
 from fedapp.trees.predict import predict_margins
 from tests.encrypted import encrypted, inference, written
 from tests.federated import model_of, summary_of
@@ -121,7 +119,6 @@ def test_margins_stay_at_the_active_party(with_margins):
 def test_the_name_of_the_column_stays_with_the_model(with_margins):
     model = model_of(run_local(with_margins()))
     assert model.margin_column == "m"
-    assert from_text(to_text(model), Ensemble).margin_column == "m"
     with pytest.raises(ValueError, match=r"^base_margins must be those of .* column, which is 'm'"):
         predict_margins(model, np.zeros((2, 6), np.float32))
 

@@ -67,9 +67,7 @@ LABELS = "y", "three", "kind", "size"
 @pytest.mark.parametrize(
     ("train", "label", "objective"),
     [
-        (boosted, "y", "auto"),
         (boosted, "three", "auto"),
-        (boosted, "size", "reg:squarederror"),
         (boosted, "size", "reg:gamma"),
         (boosted, "y", "binary:hinge"),
         (forest, "three", "auto"),

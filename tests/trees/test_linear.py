@@ -42,12 +42,6 @@ def test_columns_without_spread_or_values_stay_finite():
     np.testing.assert_allclose(inputs, 0, atol=1e-7)
 
 
-def test_a_missing_value_counts_as_the_mean():
-    model = made_model()
-    known = predict_linear(model, np.float32([[1, 3]]))
-    assert predict_linear(model, np.float32([[1, np.nan]])) == known == np.float32([[0.5]])
-
-
 # The descent
 
 
@@ -99,12 +93,9 @@ def made_model():
     return LinearModel("binary:logistic", ("a", "b"), ("no", "yes"), *arrays)
 
 
-def test_a_model_reads_back_as_it_was_written():
-    text = to_text(made_model())
-    back = from_text(text, LinearModel)
-    assert to_text(back) == text
+def test_a_missing_value_counts_as_the_mean():
     values = np.float32([[3, 7], [1, 3], [np.nan, 11]])
-    np.testing.assert_array_equal(predict_linear(back, values)[:, 0], [2.5, 0.5, 2.5])
+    np.testing.assert_array_equal(predict_linear(made_model(), values)[:, 0], [2.5, 0.5, 2.5])
 
 
 @pytest.mark.parametrize(

@@ -108,18 +108,6 @@ def test_trees_of_a_booster_are_its_own_with_their_sets(boosted):
         np.testing.assert_array_equal(predict_margins(model, values), missing)
 
 
-def test_a_model_with_categories_survives_the_disk_and_one_without_says_nothing(boosted):
-    _, model, _ = boosted
-    again = from_text(to_text(model), Ensemble)
-    assert again.categories == CATEGORIES
-    assert again.sets.codes() == model.sets.codes()
-    for tree, other in zip(model.trees, again.trees, strict=True):
-        np.testing.assert_array_equal(tree, other)
-    assert to_text(again) == to_text(model)
-    empty = Ensemble("binary:logistic", model.base_score, NAMES, ("0", "1"), ())
-    assert not {"categories", "sets"} & json.loads(to_text(empty)).keys()
-
-
 @pytest.mark.parametrize(
     ("change", "rule"),
     [

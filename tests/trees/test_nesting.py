@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.trees.divided import NONE, Nesting, path_to, way_down
+from fedapp.trees.divided import Nesting, path_to, way_down
 from fedapp.trees.model import LEAF
 from fedapp.trees.structure import Structure
 
@@ -125,13 +125,6 @@ def test_splits_that_cannot_be_of_a_level_are_refused(nodes, owners):
 TREE = np.array([1, 3, 5, LEAF, LEAF, LEAF, LEAF])
 TRAINED = Nesting.of([(TREE, np.array([0, 1, 2, *[-1] * 4])), (TREE[:3] * 0 + [1, -1, -1],
                       np.array([3, -1, -1]))], 4)  # fmt: skip
-
-
-def test_a_nesting_has_the_nearest_split_above_and_its_side():
-    assert TRAINED.under.tolist() == [NONE, 1, 0, NONE]
-    assert TRAINED.trees.tolist() == [0, 0, 0, 1]
-    other = Nesting.of([(TREE, np.array([-1, 0, 1, *[-1] * 4]))], 2)
-    assert other.under.tolist() == [NONE, NONE]
 
 
 STUMP = np.array([1, LEAF, LEAF])

@@ -258,32 +258,20 @@ def test_what_a_method_cannot_do_is_refused(strategy, objective):
         strategy.check_settings(settings)
 
 
-@pytest.mark.by_default("bagging-count*", "fedxgbllr*")
+@pytest.mark.by_default("fedxgbllr*")
 @pytest.mark.parametrize(
     ("strategy", "objective", "metrics"),
-    [
-        ("bagging", "count:poisson", ""),
-        ("cyclic", "reg:tweedie", "mae,rmse"),
-        ("bagging", "reg:squaredlogerror", ""),
-        ("cyclic", "reg:pseudohubererror", ""),
-        ("bagging", "binary:hinge", ""),
-        ("fedavg-linear", "reg:logistic", "logloss"),
-        ("fedxgbllr", "reg:gamma", "mae,mape"),
-    ],
+    [("fedavg-linear", "reg:logistic", "logloss"), ("fedxgbllr", "reg:gamma", "mae,mape")],
 )
-def test_every_method_that_can_learns_claims(made, strategy, objective, metrics):
+def test_methods_without_trees_of_the_objective_learn_claims(made, strategy, objective, metrics):
     values = np.random.default_rng(3).integers(0, 12, (600, 4)).astype(np.float64)
     columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
     own = {"fedxgbllr__trees": 8, "fedxgbllr__rounds": 2, "fedxgbllr__epochs": 30}
-    given = {"eval_metric": metrics, "parties": 2, "num_boost_round": 3}
-    given |= own if strategy == "fedxgbllr" else {}
+    given = {"eval_metric": metrics, "parties": 2, **(own if strategy == "fedxgbllr" else {})}
     run = made(strategy, objective, columns=columns, **given)
     found = summary_of(run_local(run))["metrics"]
     assert {*run.eval_metrics, run.watched_metric} <= found["test"].keys()
-    if objective == "binary:hinge":
-        assert found["train"]["error"] < 0.4
-    else:
-        assert found["train"]["r2"] > 0.02
+    assert found["train"]["r2"] > 0.02
     # Pooled XGBoost is scored by the same names.
     assert found["test"].keys() == run_baselines(run)["pooled"].keys()
 

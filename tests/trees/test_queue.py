@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from fedapp.errors import ConfigError
-from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.grow import leaves_under
 from fedapp.trees.model import LEAF, check_trees
@@ -18,9 +18,7 @@ from fedapp.trees.queue import Queue, without_padding
 from fedapp.trees.size import n_levels
 from strategies.pax import PAX
 from strategies.secureboost import SecureBoost
-from tests.federated import model_bytes, model_of
-from tests.network import die, resumed
-from tests.network import run as run_network
+from tests.federated import model_of
 
 POLICIES = "depthwise", "lossguide"
 
@@ -130,7 +128,6 @@ def test_a_tree_has_no_more_levels_than_leaves_allow(limits, levels):
 BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}
 
 
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 @pytest.mark.parametrize(
     ("limits", "rule"),
     [
@@ -141,9 +138,9 @@ BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}
         ({"grow-policy": "leafwise"}, "grow-policy must be one of 'depthwise' or 'lossguide'"),
     ],
 )
-def test_limits_that_no_tree_has_are_refused(strategy, limits, rule):
+def test_limits_that_no_tree_has_are_refused(limits, rule):
     with pytest.raises(ConfigError, match=rule):
-        load_settings({"strategy": strategy, **limits})
+        load_settings({"strategy": "pax", **limits})
 
 
 @pytest.mark.parametrize("limits", [{"grow-policy": "lossguide"}, {"max-leaves": 7}])
@@ -158,19 +155,6 @@ def test_exchanges_are_planned_by_the_leaves():
     assert (settings.n_levels, PAX.exchanges_a_round(settings)) == (8, 9)
     assert PAX.planned(settings)["levels"] == 8
     assert SecureBoost.planned(settings)["max_leaves"] == 9
-
-
-@pytest.mark.by_default("pax")
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_a_server_that_dies_resumes_to_the_same_trees(made, strategy):
-    more = {"parties": 2, "num_boost_round": 3, **BY_GAIN}
-    more |= {"num_parallel_tree": 2} if strategy == "pax" else {}
-    whole = run_local(made(strategy, **more))
-    n_steps = whole.summary["exchanges"]
-    for step in (n_steps // 2, n_steps - 3):
-        run = made(strategy, **more)
-        die(run, dies_before_reading=step)
-        assert model_bytes(run_network(resumed(run), simulated_contexts(run))) == model_bytes(whole)
 
 
 def test_parties_that_merge_bins_grow_by_gain_too(made):

@@ -1,10 +1,7 @@
-"""Stock XGBoost predicts what fedapp predicts: by ``encode``, and by the documentation's lines."""
+"""Stock XGBoost predicts encoded rows as fedapp does; explanations, and kinds of columns."""
 
 import json
-import re
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
@@ -17,9 +14,6 @@ from fedapp.commands import cli
 from strategies.common_table import joint_kinds
 from tests.strategies.test_meeting import REPLY
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "use-the-model.md"
-WITH_FEDAPP, WITHOUT = "## In fedapp and XGBoost", "## Columns in stock XGBoost"
 KINDS = {"a": "number", "b": "number", "member": "boolean", "since": "date", "town": "category"}
 
 
@@ -41,12 +35,6 @@ def loans(write_table, tmp_path, monkeypatch):
     return write_table("new-loans", n_rows=n_rows, **given)
 
 
-def margins(run, table):
-    """Of fedapp's own predictions."""
-    found = run.predict_proba(str(table))
-    return np.log(found[:, 1] / found[:, 0])
-
-
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
@@ -58,44 +46,13 @@ def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
     frame, booster = run.encode(str(loans)), run.to_xgboost()
     assert list(frame.columns) == list(booster.feature_names)
     theirs = booster.predict(xgboost.DMatrix(frame, enable_categorical=True), output_margin=True)
-    np.testing.assert_allclose(theirs, margins(run, loans), rtol=1e-5, atol=1e-6)
+    shares = run.predict_proba(str(loans))
+    ours = np.log(shares[:, 1] / shares[:, 0])
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
     found = json.loads((run.path / "columns.json").read_text())["columns"]
     assert {name: column["kind"] for name, column in found.items()} == KINDS
-    names = ["Bergen", "None", "Oslo"]
-    assert sorted(found["town"]["names"]) == names
-    split_on = {line.split("[")[1].split("<")[0].split(":")[0] for line in splits(booster)}
-    assert {"member", "since", "town"} <= split_on
-
-
-def splits(booster):
-    """Lines of the dump that split."""
-    return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
-
-
-@pytest.mark.by_default("## Columns*")
-@pytest.mark.parametrize("heading", [WITH_FEDAPP, WITHOUT])
-def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading, loans):
-    folder = "runs/20261121-101500-pax"
-    known = loans.with_name("loans.csv")
-    known.write_text(loans.read_text().replace("Oslo", "Bergen"))
-    given = {"label": "y", "num_boost_round": 4, "run_dir": folder}
-    run = fedapp.run("pax", data=str(known), parties=2, **given)
-    part = PAGE.read_text().partition(heading)[2]
-    lines = re.search(r"```python\n(.*?)```", part, re.DOTALL)
-    assert lines
-    names = {}
-    unknown = "values of 'town' are no category of the model"
-    with pytest.warns(UserWarning, match=unknown) if heading == WITH_FEDAPP else nullcontext():
-        exec(lines[1], names)
-    with pytest.warns(UserWarning, match=unknown):
-        margin = margins(run, loans)
-    due = 1 / (1 + np.exp(-margin))
-    scores = names.get("same_scores", names["scores"])
-    np.testing.assert_allclose(scores, due, rtol=1e-6)
-    if heading == WITH_FEDAPP:
-        np.testing.assert_allclose(names["scores"][:, 1], due, rtol=1e-6)
-        sums = names["contributions"].sum(axis=1)
-        np.testing.assert_allclose(sums, margin, atol=1e-5)
+    assert sorted(found["town"]["names"]) == ["Bergen", "None", "Oslo"]
+    assert {"member", "since", "town"} <= booster.get_score().keys()
 
 
 def test_explanations_name_their_columns_and_classes(loans, write_table):

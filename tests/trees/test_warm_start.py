@@ -11,12 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import xgboost
 
 from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
-from fedapp.records.document import to_document, to_text
+from fedapp.records.document import to_text
 from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site.answer import Site
@@ -28,7 +27,6 @@ from strategies import pax
 from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
-from strategies.run import check_read
 from tests.federated import lines_of, model_bytes, model_of, summary_of
 from tests.network import die, resumed, run
 from tests.tables import made_columns, write_rows
@@ -99,27 +97,6 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(continued, n
 
 
 @pytest.mark.by_default("pax")
-@pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_an_exported_model_is_continued_as_the_model(continued, tmp_path, strategy):
-    first = run_local(continued(strategy, CLASSES))
-    once = run_local(continued(strategy, CLASSES, num_boost_round=4))
-    ubj = tmp_path / "first.ubj"
-    xgboost.Booster(model_file=first.path / "model.xgb.json").save_model(ubj)
-    for path in (first.path / "model.xgb.json", ubj):
-        second = run_local(continued(strategy, CLASSES, init_model=str(path)))
-        assert without_leaf_weights(second) == without_leaf_weights(once)
-
-
-def without_leaf_weights(folder):
-    """A model's document. XGBoost has a leaf's weight times the learning rate, as its value."""
-    document = to_document(model_of(folder))
-    for tree in document["trees"]:
-        pairs = zip(tree["weight"], tree["left"], strict=True)
-        tree["weight"] = [weight for weight, left in pairs if left != LEAF]
-    return document
-
-
-@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_early_stopping_looks_at_the_new_rounds(continued, strategy):
     first = run_local(continued(strategy, **SMALL))
@@ -148,19 +125,17 @@ def test_a_run_that_goes_on_can_be_resumed(continued, strategy, step):
 # What fits by its names
 
 
-@pytest.mark.by_default("pax-own", "pax-xgboost")
 @pytest.mark.parametrize("model", ["own", "xgboost"])
-@pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_columns_are_matched_by_name_in_any_order(made, strategy, model):
+def test_columns_are_matched_by_name_in_any_order(made, model):
     columns = made_columns(BINARY)
     if model == "own":  # what fedapp exports has no names of categories
         columns["town"] = [
             f"t{row % 3}{label if row % 4 else 2}" for row, label in enumerate(columns["y"])
         ]
-    first = run_local(made(strategy, columns=columns, parties=2))
+    first = run_local(made("pax", columns=columns, parties=2))
     path = first.path / {"own": "model.json", "xgboost": "model.xgb.json"}[model]
     backwards = {name: columns[name] for name in reversed(columns)}
-    second = run_local(made(strategy, columns=backwards, parties=2, init_model=str(path)))
+    second = run_local(made("pax", columns=backwards, parties=2, init_model=str(path)))
     begun, longer = model_of(first), model_of(second)
     assert longer.columns == begun.columns[::-1]
     again = longer.first_rounds(len(begun.trees)).in_order(begun.columns)
@@ -246,13 +221,6 @@ def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings
     (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
     with pytest.raises(DataError, match=r"^model must be"):
         read_init_model(settings(init_model=str(tmp_path)), NO_MODEL, log.warning)
-
-
-@pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
-def test_methods_that_cannot_go_on_say_so(settings, strategy):
-    usual = dict.fromkeys(("eta", "early_stopping_rounds", "num_boost_round"), "auto")
-    with pytest.raises(ConfigError, match=f"init-model must be omitted for {strategy}"):
-        check_read(settings(strategy=strategy, init_model="runs/pax", **usual))
 
 
 def test_a_comparison_begins_without_a_model(settings):
