@@ -1,7 +1,8 @@
-"""The scores of fedapp.metrics: sums of parties against pooled rows, and against scikit-learn."""
+"""The scores of fedapp.metrics and their curves: sums of parties against rows and scikit-learn."""
 
 import math
 from functools import reduce
+from itertools import pairwise
 from operator import add
 
 import numpy as np
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedapp import metrics
+from fedapp.data.partition import Holdout
 from fedapp.metrics.names import default_metric
+from fedapp.metrics.scores import best_margin
 from fedapp.metrics.sums import _margin_bins, margin_edges
+from fedapp.runs.baselines import run_baselines
+from fedapp.runs.local import run_local
 
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
 OBJECTIVES = (BINARY, MULTI, REGRESSION)
@@ -53,24 +58,6 @@ def test_a_margin_is_in_the_bin_whose_edges_enclose_it(n_bins, margins):
     distances = np.concatenate((np.array(margins), [-np.inf, np.inf, np.nan], *ends))
     expected = np.searchsorted(edges, distances, side="right")
     np.testing.assert_array_equal(_margin_bins(distances, n_bins), expected)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@settings(max_examples=30, deadline=None)
-@given(n_rows=n_rows_drawn, seed=seeds, n_parties=st.integers(1, 5))
-def test_sums_of_the_parties_are_those_of_the_whole_and_give_the_pooled_scores(
-    objective, n_rows, seed, n_parties
-):
-    arrays = rows(objective, n_rows, seed)
-    whole = metrics.statistics(objective, *arrays, N_BINS)
-    split = [metrics.statistics(objective, *part, N_BINS) for part in parts(arrays, n_parties)]
-    total = reduce(add, split)
-    np.testing.assert_allclose(total.sums, whole.sums, rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(total.histogram, whole.histogram)
-    exact, got = metrics.pooled(objective, *arrays), metrics.scores(objective, total)
-    assert got.keys() == exact.keys()
-    for name in exact.keys() - {"auc", "ks", "pr_auc", "auc_ovr"}:
-        assert got[name] == pytest.approx(exact[name], rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
 @pytest.mark.parametrize("objective", [BINARY, MULTI])
@@ -422,3 +409,229 @@ def test_the_largest_cells_that_are_taken_give_scores():
     assert all(0 <= scores[name] <= 1 for name in ("auc", "aucpr", "f1_at_threshold"))
     assert metrics.best_bin(huge) == 0
     assert np.isfinite(metrics.binning_errors(BINARY, huge)["auc"])
+
+
+# Curves
+
+
+CENTER = -0.7
+
+
+def rarer_positives(n=500, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(n) < 0.3).astype(np.float32)
+    margins = (rng.normal(size=n) + 2 * labels - 1.5).astype(np.float32)
+    return margins[:, None], labels, rng.uniform(0.5, 2, n).astype(np.float32)
+
+
+def curves_of(*given, **how):
+    found = metrics.statistics(BINARY, *given, 2**14, center=CENTER)
+    return metrics.curves(BINARY, found, n_points=10**6, center=CENTER, **how)
+
+
+def probabilities(margins):
+    return 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
+
+
+def test_steps_of_precision_add_up_to_the_average_precision():
+    margins, labels, weights = rarer_positives()
+    drawn = curves_of(margins, labels, weights)["pr"]
+    area = np.diff(drawn["recall"]) @ np.array(drawn["precision"][1:])
+    exact = sk.average_precision_score(labels, margins[:, 0], sample_weight=weights)
+    assert area == pytest.approx(exact, abs=1e-3)
+    assert (drawn["recall"][0], drawn["recall"][-1]) == (0.0, 1.0)
+
+
+def test_calibration_has_the_rows_and_positives_of_ten_groups():
+    margins, labels, weights = rarer_positives()
+    found = {k: np.array(v) for k, v in curves_of(margins, labels, weights)["calibration"].items()}
+    assert len(found["rows"]) == 10
+    assert found["rows"] == pytest.approx(weights.sum() / 10, rel=0.05)
+    assert found["rows"].sum() == pytest.approx(weights.sum())
+    assert found["observed"] @ found["rows"] == pytest.approx(weights @ labels)
+    mean = probabilities(margins) @ weights
+    assert found["predicted"] @ found["rows"] == pytest.approx(mean, rel=1e-3)
+    assert (np.diff(found["predicted"]) > 0).all()
+
+
+def test_the_histogram_of_probabilities_is_that_of_each_class():
+    margins, labels, weights = rarer_positives()
+    found = curves_of(margins, labels, weights)["histogram"]
+    for name, of_class in (("negatives", labels == 0), ("positives", labels == 1)):
+        exact = np.histogram(
+            probabilities(margins)[of_class], found["edges"], weights=weights[of_class]
+        )[0]
+        assert sum(found[name]) == pytest.approx(weights[of_class].sum())
+        assert np.abs(np.array(found[name]) - exact).max() <= 2 * weights.max()  # at an edge
+
+
+def test_confusion_is_that_of_the_rows_at_one_half_and_at_a_threshold():
+    margins, labels, weights = rarer_positives()
+    found = metrics.statistics(BINARY, margins, labels, weights, 2**14, center=CENTER)
+    first = metrics.best_bin(found)
+    assert first is not None
+    drawn = metrics.curves(BINARY, found, center=CENTER, threshold_bin=first)
+    threshold = metrics.scores_from_bin(found, first, CENTER)["threshold"]
+    p = probabilities(margins)
+    for name, cut in (("confusion", 0.5), ("confusion_at_threshold", threshold)):
+        exact = sk.confusion_matrix(labels, p >= cut, sample_weight=weights)
+        assert np.array(drawn[name]) == pytest.approx(exact, rel=1e-6)
+
+
+def test_thinned_curves_rise_from_corner_to_corner_and_keep_their_area():
+    found = metrics.statistics(BINARY, *rarer_positives(5000), 2**14, center=CENTER)
+    whole = metrics.curves(BINARY, found, n_points=10**6)["roc"]
+    for n_points in (2, 30, 100):
+        few = metrics.curves(BINARY, found, n_points=n_points)["roc"]
+        points = list(zip(few["fpr"], few["tpr"], strict=True))
+        assert 2 <= len(points) <= n_points < len(whole["fpr"])
+        assert (points[0], points[-1]) == ((0, 0), (1, 1))
+        assert all(a <= c and b <= d for (a, b), (c, d) in pairwise(points))
+    areas = [np.trapezoid(each["tpr"], each["fpr"]) for each in (whole, few)]
+    assert areas[1] == pytest.approx(areas[0], abs=2e-3)
+    sums = metrics.statistics(BINARY, *rarer_positives(300), 20)  # of few points it is kept whole
+    roc = metrics.curves(BINARY, sums)["roc"]
+    area = metrics.scores(BINARY, sums)["auc"]
+    assert np.trapezoid(roc["tpr"], roc["fpr"]) == pytest.approx(area, abs=1e-12)
+
+
+# The threshold of two classes
+
+
+def at_threshold(margins, labels, weights, threshold):
+    """The scores at a probability, by scikit-learn."""
+    p = 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
+    given = {"sample_weight": weights, "zero_division": np.nan}
+    return {
+        f"{name}_at_threshold": getattr(sk, f"{name}_score")(labels, p >= threshold, **given)
+        for name in ("f1", "precision", "recall")
+    }
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=seeds, n_rows=st.integers(20, 300), n_parties=st.integers(1, 4))
+def test_the_threshold_has_the_best_f1_and_scores_at_it_are_scikit_learns(seed, n_rows, n_parties):
+    arrays, others = rows(BINARY, n_rows, seed), rows(BINARY, 200, seed + 1)
+    arrays[1][0] = 1.0
+    margin = best_margin(*arrays)
+    best = metrics.scores_from_margin(*arrays, margin)["f1_at_threshold"]
+    precision, recall, _ = sk.precision_recall_curve(
+        arrays[1], arrays[0][:, 0], sample_weight=arrays[2]
+    )
+    f1s = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
+    assert best == pytest.approx(f1s.max())
+    others[0][:] += 0.013  # no row of them at the threshold, whose rounding would decide
+    found = metrics.scores_from_margin(*others, margin)
+    threshold = found.pop("threshold")
+    assert found == pytest.approx(at_threshold(*others, threshold), nan_ok=True)
+    # From histograms:
+    how = {"n_bins": 512, "center": 0.7}
+    valid = reduce(
+        add, [metrics.statistics(BINARY, *one, **how) for one in parts(arrays, n_parties)]
+    )
+    first = metrics.best_bin(valid)
+    found = metrics.scores_from_bin(metrics.statistics(BINARY, *others, **how), first, 0.7)
+    threshold = found.pop("threshold")
+    assert found == pytest.approx(at_threshold(*others, threshold), nan_ok=True)
+    got = metrics.scores_from_bin(valid, first, 0.7)["f1_at_threshold"]
+    assert best - 0.05 <= got <= best + 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, n_rows=st.integers(20, 300), price=st.sampled_from([0.2, 1.0, 5.0, 40.0]))
+def test_the_threshold_has_the_least_cost_where_a_metric_names_one(seed, n_rows, price):
+    margins, labels, weights = arrays = rows(BINARY, n_rows, seed)
+    labels[0] = 1.0
+    name = f"cost@{price}"
+    shares = weights.astype(np.float64)
+
+    def cost(called):
+        missed = shares @ (labels * ~called)
+        return (price * missed + shares @ ((1 - labels) * called)) / shares.sum()
+
+    least = min(cost(margins[:, 0] >= margin) for margin in margins[shares > 0, 0])
+    margin = best_margin(*arrays, [name])
+    at_it = metrics.scores_from_margin(*arrays, margin, [name])
+    assert at_it[name] == pytest.approx(least)
+    assert at_it[name] == pytest.approx(cost(margins[:, 0] >= margin))
+    assert metrics.pooled(BINARY, *arrays, [name])[name] == pytest.approx(least)
+    sums = metrics.statistics(BINARY, *arrays, 512, extra=[name])
+    first = metrics.best_bin(sums, [name])
+    binned = metrics.scores_from_bin(sums, first, 0.0, [name])[name]
+    assert metrics.scores(BINARY, sums, [name])[name] == pytest.approx(binned)
+    assert least - 1e-9 <= binned <= least + 0.05 * (1 + price)
+
+
+def test_without_weight_or_positives_there_is_no_threshold():
+    margins, labels, weights = rows(BINARY, 20, 0)
+    sums = metrics.statistics(BINARY, margins, labels, 0 * weights, 8, extra=["cost@5"])
+    assert np.isnan(metrics.scores(BINARY, sums, ["cost@5"])["cost@5"])
+    assert metrics.best_bin(sums, ["cost@5"]) is None
+    assert best_margin(margins, 0 * labels, weights) is None
+    assert metrics.best_bin(metrics.statistics(BINARY, margins, 0 * labels, weights, 8)) is None
+
+
+def test_rows_that_a_model_cannot_tell_apart_are_all_called_positive():
+    margins, labels = np.full((4, 1), 0.3, np.float32), np.array([0, 1, 1, 0], np.float32)
+    weights = np.ones(4, np.float32)
+    sums = metrics.statistics(BINARY, margins, labels, weights, 64, center=float(margins[0, 0]))
+    first = metrics.best_bin(sums)
+    expected = [0.0, 2 / 3, 0.5, 1.0]
+    assert list(metrics.scores_from_bin(sums, first, 0.3).values()) == pytest.approx(expected)
+    margin = best_margin(margins, labels, weights)
+    found = metrics.scores_from_margin(margins, labels, weights, margin)
+    assert list(found.values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_share_of_the_rarer_class_follows_from_scores_or_is_unknown(seed):
+    rng = np.random.default_rng(seed)
+    labels = (rng.random(60) < rng.uniform(0.05, 0.95)).astype(np.float32)
+    margins = rng.normal(rng.uniform(-2, 2), 1, (60, 1)).astype(np.float32)
+    weights = np.full(60, 0.25, np.float32)
+    share = metrics.rarer_share(metrics.pooled(BINARY, margins, labels, weights))
+    called, hits = (margins[:, 0] > 0).any(), (labels * (margins[:, 0] > 0)).any()
+    truth = min(labels.mean(), 1 - labels.mean())
+    assert share == (None if called and not hits else pytest.approx(truth, abs=1e-6))
+
+
+def test_few_rows_of_a_class_are_warned_of():
+    assert metrics.few_of_class(0.25, 100).startswith("only some 25 of 100 validation rows are of")
+    assert "too few to choose a threshold" in metrics.few_of_class(0.25, 100)
+    assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
+def test_a_run_chooses_the_threshold_of_the_least_cost_on_validation_rows(
+    settings, vertical, write_table, strategy
+):
+    make = vertical if strategy == "secureboost" else settings
+    given = {"data": str(write_table(n_rows=400)), "label": "y", "parties": 2}
+    given |= {"valid_fraction": 0.3, "strategy": strategy}
+    run = make(**given, eval_metric="auc,cost@9")
+    scores = run_local(run).summary["metrics"]
+    usual = run_local(make(**given)).summary["metrics"]
+    assert scores["valid"]["threshold"] == scores["test"]["threshold"]
+    assert scores["valid"]["threshold"] < usual["valid"]["threshold"]
+    assert scores["valid"]["recall_at_threshold"] > usual["valid"]["recall_at_threshold"]
+    assert {"threshold", "cost@9"} <= set(run_baselines(run)["pooled"])
+
+
+@pytest.mark.by_default("pax-10", "secureboost-10", "pax-3")
+@pytest.mark.parametrize("step", [10, 3])
+@pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear", "secureboost"])
+def test_a_run_warns_of_few_validation_rows_of_a_class(
+    settings, vertical, write_table, strategy, step
+):
+    labels = [int(row % step == 0) for row in range(500)]
+    data = str(write_table(n_rows=500, y=labels, w=[0.001] * 500))
+    given = {"data": data, "label": "y", "weight": "w", "valid_fraction": 0.5, "parties": 2}
+    given |= {"num_boost_round": 1} if strategy != "fedavg-linear" else {}
+    make = vertical if strategy == "secureboost" else settings
+    summary = run_local(make(strategy=strategy, **given)).summary
+    n_few = sum(labels[row] for row in Holdout(0.2, 0.5, 42).split(500).valid)
+    told = f"only some {n_few} of 200 validation rows are of the rarer class"
+    assert [told in text for text in summary["warnings"]].count(True) == (step == 10)
+    assert summary["threshold"].get("few", False) == bool(step == 10 and summary["threshold"])
+    assert summary["rarer_class"] == pytest.approx(1 / step, abs=0.05)

@@ -262,6 +262,21 @@ def labelled_categories(n_classes, n_rows=60):
 
 
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_categories_are_divided_in_the_order_of_their_labels_or_one_from_the_rest(n_classes):
+    rng = np.random.default_rng(8)
+    codes = rng.choice(6, 400, p=[0.4, 0.3, 0.1, 0.1, 0.06, 0.04])  # sums are in another order
+    y = (codes * 5 % 6 + rng.integers(0, 3, 400)).astype(np.float64)
+    y = y % 3 if n_classes == 3 else y > 3.5 if n_classes else y
+    limits = Limits("gini" if n_classes else NUMBERS, 1)
+    means = np.array([y[codes == code].mean() for code in range(6)])
+    numbers = np.eye(6)[codes] if n_classes == 3 else means[codes][:, None]
+    model = one_tree(codes[:, None].astype(np.float32), y, limits, categories=(tuple("abcdef"),))
+    ours = model.predictions(model.leaves(codes[:, None].astype(np.float32)))
+    np.testing.assert_allclose(ours, theirs(numbers, y, limits, None, numbers), 1e-6, 1e-6)
+    assert len(model.sets) == 1
+
+
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
 def test_both_sides_of_a_division_have_as_many_rows_as_they_must(n_classes):
     x = np.repeat(np.float32([0, 1, 2]), [40, 8, 7])[:, None]
     y = x[:, 0].astype(np.float64) % (n_classes or 3)

@@ -1,4 +1,4 @@
-"""Trees and their sets of categories: as arrays, in messages, on the disk, and as they grow."""
+"""Trees and their categories: as arrays, in messages, on the disk, and as they grow."""
 
 import json
 from dataclasses import fields, replace
@@ -12,7 +12,8 @@ from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties
 from fedapp.messages.local_boosting import BagReply
 from fedapp.records.document import from_text, load, to_text
-from fedapp.trees.grow import ROUTE, Growth, Shape, route_codes, route_values
+from fedapp.trees.categories import chosen, joint_categories, recoded, side_by_side
+from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.model import (
     EXPLAINED,
     LEAF,
@@ -24,10 +25,9 @@ from fedapp.trees.model import (
     importance,
     ordered_sets,
     pack_trees,
-    scaled,
     unpack_trees,
 )
-from fedapp.trees.predict import find_leaves, move_rows, predict_margins, sides_of, slots_of
+from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.xgboost import trees_from_xgboost, typed_columns
 from strategies.local_boosting import check_report
@@ -160,41 +160,6 @@ def test_some_of_the_trees_keep_their_own_sets(boosted):
     assert concatenated([]) == Grown((), concatenated([]).sets)
 
 
-def test_all_ways_to_move_rows_agree(boosted):
-    _, model, values = boosted
-    tree = model.trees[0]
-    leaves = np.zeros(len(values), np.int32)
-    find_leaves(tree, values, leaves, model.sets)
-    by_value = by_side = by_code = np.zeros((1, len(values)), np.int32)
-    codes, first_rights = coded(values)
-    for _ in range(4):
-        splits = np.flatnonzero((tree["left"] != LEAF) & np.isin(np.arange(len(tree)), by_value))
-        at = tree[splits]
-        routes = np.zeros(len(splits), dtype=ROUTE)
-        routes["node"] = splits
-        for name in ("left", "column", "threshold", "default_left", "set"):
-            routes[name] = at[name]
-        firsts = np.array([first_rights(s["column"], s["threshold"]) for s in at], dtype=np.int64)
-        by_code = route_codes(by_code, routes, firsts, codes, 65535, model.sets)
-        slots, sizes = slots_of(by_side, np.zeros(len(splits), np.int32), splits.astype(np.int32))
-        cuts = at["column"].astype(np.int64), at["threshold"], at["default_left"].astype(np.uint8)
-        sides = sides_of(values, *cuts, slots, sizes, at["set"], model.sets)
-        by_side = move_rows(by_side, at["left"], slots, np.cumsum(sizes) - sizes, sides)
-        by_value = route_values(by_value, routes, values, model.sets)
-    for nodes in (by_value, by_side, by_code):
-        np.testing.assert_array_equal(nodes[0], leaves)
-
-
-def coded(values):
-    """A bin for every distinct value, and the first bin of a column at or above a threshold."""
-    points = [np.unique(column[~np.isnan(column)]) for column in values.T]
-    codes = np.full(values.shape, 65535, np.uint16)
-    for of_column, column, known in zip(codes.T, values.T, points, strict=True):
-        is_known = ~np.isnan(column)
-        of_column[is_known] = np.searchsorted(known, column[is_known])
-    return codes, lambda column, threshold: np.searchsorted(points[column], threshold)
-
-
 # What is no tree
 
 
@@ -224,14 +189,6 @@ def test_arrays_that_would_lead_astray_are_refused(boosted, field, change, rule)
     packed[field] = change(packed[field]) if callable(change) else change
     with pytest.raises(ValueError, match=rule):
         unpack_trees(packed, WIDTHS)
-
-
-def test_scaling_leaves_what_the_rows_said(boosted):
-    tree = boosted[1].trees[0]
-    half = scaled(tree, 0.5)
-    for name in NODE.names or ():
-        factor = 0.5 if name in {"value", "weight"} else 1
-        np.testing.assert_array_equal(half[name], tree[name] * factor)
 
 
 STUMP = {  # a split and its two leaves
@@ -344,40 +301,6 @@ def test_importance_adds_gains_and_splits():
 # Growth
 
 
-def grown(max_depth):
-    cuts = Cuts(np.float32([1, 2, 3, 9]), np.array([0, 4]), np.float32([-1]))
-    shape = Shape(max_depth, 0.5, Penalties(1.0, 0.0, 0.0, 0.0), CategoryRules(4, 64))
-    growth = Growth(1, cuts, np.ones((1, 1), dtype=bool), shape)
-    growth.set_roots(np.array([[2.0, 8.0]]))
-    return growth
-
-
-LEVEL = np.array([[[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [1.0, 2.0]]])
-NONE_MISSING = np.zeros((1, 1), dtype=np.int32)
-
-
-def test_the_lighter_child_is_asked_for_and_the_other_is_the_difference():
-    growth = grown(3)
-    routes, _ = growth.split(LEVEL, NONE_MISSING)
-    assert routes["threshold"].tolist() == [1.0]
-    assert growth.wanted.tolist() == [[0, 1]]
-    left = LEVEL.copy()
-    left[0, 1:] = 0
-    assert len(growth.split(left, NONE_MISSING)[0]) == 1
-    trees = growth.grown().trees
-    assert trees[0]["left"].tolist() == [1, LEAF, 3, LEAF, LEAF]
-
-
-def test_a_tree_ends_at_max_depth_in_weights_times_eta():
-    growth = grown(1)
-    growth.split(LEVEL, NONE_MISSING)
-    assert not growth.growing
-    assert growth.wanted.tolist() == []
-    tree = growth.grown().trees[0]
-    np.testing.assert_allclose(tree["weight"][1:], [4 / 3, -6 / 7], rtol=1e-6)
-    np.testing.assert_allclose(tree["value"], [0, 2 / 3, -3 / 7], rtol=1e-6)
-
-
 def test_growth_goes_on_with_its_sets_where_it_was_kept():
     def growth():
         cuts = Cuts(np.float32([1, 2, 3, 4, 5]), np.array([0, 5]), np.zeros(1, np.float32))
@@ -403,3 +326,59 @@ def test_growth_goes_on_with_its_sets_where_it_was_kept():
 
 
 SUMS = np.array([[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [5.0, 2.0], [-3.0, 2.0]])
+
+
+# Dictionaries of categories
+
+
+NAN = np.nan
+
+
+@pytest.mark.parametrize(
+    ("values", "own", "joint", "due", "unseen"),
+    [
+        (
+            [[0, 5], [1, 6], [NAN, 7], [2, NAN]],
+            (("a", "b", "d"), None),
+            (("b", "c", "d"), None),
+            [[NAN, 5], [0, 6], [NAN, 7], [2, NAN]],
+            [1, 0],
+        ),
+        ([[0], [1]], (("a", "b"),), (("a", "b"),), [[0], [1]], [0]),
+        ([[NAN, NAN]], (None, ("a",)), (("a", "b"), None), [[NAN, NAN]], [0, 0]),
+    ],
+    ids=["others", "equal", "without values"],
+)
+def test_codes_follow_their_names_into_another_dictionary(values, own, joint, due, unseen):
+    values = np.array(values, np.float32)
+    before = values.copy()
+    found, n_unseen = recoded(values, own, joint)
+    assert found.dtype == np.float32
+    assert (found is values) == (own == joint)
+    np.testing.assert_array_equal(found, due)
+    np.testing.assert_array_equal(values, before)
+    assert n_unseen.tolist() == unseen
+
+
+@pytest.mark.parametrize(
+    ("own", "joint", "told"),
+    [
+        ((), (("a", "b"),), "feature column 'x' must be categories, .* got numbers"),
+        ((("a", "b"),), (), "feature column 'x' must be numbers, .* got text"),
+    ],
+)
+def test_numbers_are_no_categories(own, joint, told):
+    with pytest.raises(DataError, match=told) as found:
+        recoded(np.ones((2, 1), np.float32), own, joint, ("x",))
+    assert "'x'" not in found.value.outside
+
+
+def test_dictionaries_are_joined_chosen_and_put_side_by_side():
+    found = joint_categories([(("b", "z"), None), (), (("10", "9", "a"), None)])
+    assert found == (("10", "9", "a", "b", "z"), None)  # sorted by text
+    assert joint_categories([(), ()]) == joint_categories([(None,)]) == ()
+    categories = (None, ("a",), ("b",))
+    assert chosen(categories, [2, 0]) == (("b",), None)
+    assert chosen(categories, [0]) == ()
+    assert side_by_side([((), 2), ((("a",),), 1)]) == (None, None, ("a",))
+    assert side_by_side([((), 2), ((), 1)]) == ()

@@ -75,38 +75,6 @@ def test_the_intercept_is_the_one_that_xgboost_estimates(objective, scale, weigh
     assert ours == pytest.approx(intercepts(given, matrix), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("objective", "more"),
-    [
-        ("reg:squaredlogerror", {}),
-        ("reg:pseudohubererror", {}),
-        ("reg:pseudohubererror", {"huber_slope": 0.7}),
-        ("binary:hinge", {}),
-    ],
-)
-def test_gradients_and_intercepts_are_xgboosts_to_the_last_bit(objective, more):
-    rng = np.random.default_rng(4)
-    margins = rng.normal(0, 3, 120).astype(np.float32)
-    labels = np.abs(rng.normal(0, 20, 120)).astype(np.float32)
-    if objective == "reg:squaredlogerror":  # also near -1, and predictions below it
-        labels[:40] = -1 + np.exp(-rng.uniform(0, 14, 40))
-    elif objective == "binary:hinge":
-        labels = (labels > 12).astype(np.float32)
-    weights, parameters = np.ones(120, np.float32), replace(PLAIN, **more)
-    ours = gradients(objective, margins[:, None], labels, weights, parameters)[:, 0]
-    given = {"objective": objective, "lambda": 0, "min_child_weight": 0, **more}
-    for row, (gradient, hessian) in enumerate(ours):
-        one = slice(row, row + 1)
-        matrix = xgboost.DMatrix(np.zeros((1, 1)), labels[one], base_margin=margins[one])
-        (tree,) = trees_of(given, matrix)
-        assert np.float32(tree["sum_hessian"][0]) == hessian
-        assert np.float32(tree["base_weights"][0]) == np.float32(-np.float64(gradient) / hessian)
-    weights = rng.uniform(0.5, 2, 120).astype(np.float32)
-    matrix = xgboost.DMatrix(np.zeros((120, 1)), labels, weight=weights)
-    sums = label_sums(objective, labels, weights, 0, parameters)
-    assert base_score(objective, sums, 1.0, parameters) == intercepts(given, matrix)
-
-
 def drawn_classes(rng, n_classes):
     """Labels of some of the classes, some of them rare, and weights of several kinds."""
     n_rows, n_there = int(rng.integers(n_classes, 2000)), int(rng.integers(1, n_classes + 1))
