@@ -153,7 +153,6 @@ def test_several_classes_take_no_margins(with_margins):
 MARGINS, NONE = {"base-margin": "m"}, {"drop-columns": "m"}
 
 
-IGNORED = r"base-margin must be empty in the node config, or .* \(pax, .*\), got fedavg-linear"
 AT_SOME = "^shop: base-margin must be that of bank at all parties, the column 'm', got none$"
 OF_CLASSES = "base-margin must be omitted for multi:softprob"
 
@@ -161,11 +160,10 @@ OF_CLASSES = "base-margin must be omitted for multi:softprob"
 @pytest.mark.parametrize(
     ("how", "of_shop", "error", "rule"),
     [
-        ({"strategy": "fedavg-linear", "objective": BINARY}, MARGINS, PartyError, IGNORED),
         ({"objective": BINARY}, NONE, DataError, AT_SOME),
         ({"objective": "auto"}, MARGINS, ConfigError, OF_CLASSES),
     ],
-    ids=["ignored", "at some", "of classes"],
+    ids=["at some", "of classes"],
 )
 def test_sites_with_margins_that_do_not_fit_a_run_are_refused(
     settings, sites, tmp_path, how, of_shop, error, rule
@@ -175,21 +173,6 @@ def test_sites_with_margins_that_do_not_fit_a_run_are_refused(
     bank, shop = ({"name": name, "data": data} for name in ("bank", "shop"))
     with pytest.raises(error, match=rule):
         run_local(settings(parties=2, **how), sites(bank | MARGINS, shop | of_shop))
-
-
-def test_margins_beside_no_labels_are_refused(vertical, sites, tmp_path):
-    columns = made_columns(BINARY)
-    columns["id"] = [f"p{row}" for row in range(400)]
-    bank = write_rows(tmp_path / "bank.csv", columns)
-    shop = {"z": columns["a"], "m": np.ones(400), "id": columns["id"]}
-    shop = write_rows(tmp_path / "shop.csv", shop)
-    nodes = [
-        {"name": "bank", "data": bank, "id": "id"},
-        {"name": "shop", "data": shop, "id": "id", "label": "", **MARGINS},
-    ]
-    rule = r"base-margin column \[withheld\] must be in the table with the labels"
-    with pytest.raises(PartyError, match=rule):
-        run_local(vertical(), sites(*nodes))
 
 
 @pytest.mark.by_default("True")
@@ -239,26 +222,23 @@ def weighted(vertical):
     return make
 
 
-def test_weights_without_labels_are_refused_by_name_at_home_alone(weighted, vertical, sites, files):
-    rule = r"weight column {} must be in the table with the labels"
-    with pytest.raises(PartyError, match=r"^insurer .*" + rule.format("'w'")) as refused:
-        run_local(weighted(files(insurer=WEIGHTS)))
-    assert re.search(r"party that has the labels; .*drop-columns=w", str(refused.value))
-    tables = files(bank=WEIGHTS, insurer=WEIGHTS)
-    bank, insurer = ({"name": name, "data": path, "id": "id"} for name, path in tables.items())
-    insurer["weight"] = "w"
-    nodes = {**bank, "weight": "w"}, {**insurer, "label": ""}
-    with pytest.raises(PartyError, match=r"^insurer .*" + rule.format(r"\[withheld\]")):
-        run_local(vertical(), sites(*nodes))
-    insurer["data"] = str(insurer["data"])
-    with pytest.raises(DataError, match=rule.format("'w'")):
+@pytest.mark.parametrize("role", ["weight", "base-margin"])
+def test_a_role_beside_no_labels_is_refused_by_name_at_home_alone(files, role):
+    insurer = {"name": "insurer", "data": str(files(insurer=WEIGHTS)["insurer"]), "id": "id"}
+    insurer |= {"label": "", role: "w"}
+    rule = rf"{role} column {{}} must be in the table with the labels"
+    with pytest.raises(DataError, match=rule.format("'w'")) as refused:
         read_columns(site_config(insurer, {}), seed=0)
+    assert re.search(rule.format(r"\[withheld\]"), refused.value.outside)
     kept = read_columns(site_config({**insurer, "drop-columns": "w"}, {}), seed=0)
-    assert (kept.columns, kept.weights) == (("c",), None)
+    assert (kept.columns, kept.weights, kept.base_margins) == (("c",), None, None)
 
 
 def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files):
     """Those beside the labels count all the same."""
+    rule = "^insurer .*weight column 'w' must .* party that has the labels; .*drop-columns=w"
+    with pytest.raises(PartyError, match=rule):
+        run_local(weighted(files(insurer=WEIGHTS)))
     alone = run_local(weighted(files(bank=WEIGHTS)))
     both = run_local(weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w"))
     assert model_bytes(alone) == model_bytes(both)

@@ -215,13 +215,6 @@ def test_bins_hold_every_value_once_in_order(numbers, max_bin):
         np.testing.assert_array_equal(bins.lows, np.unique(values))
 
 
-def test_quantile_bins_have_about_as_many_rows_each():
-    values = np.random.default_rng(4).normal(size=(5000, 1)).astype(np.float32)
-    counts = np.bincount(code_columns(values, bin_columns(values, 20))[0])
-    assert len(counts) == 20
-    assert 240 <= counts.min() <= counts.max() <= 260
-
-
 def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third():
     counts = bootstrap_counts(7, 50, 1000)
     assert (counts.sum(axis=1) == 1000).all()
@@ -264,7 +257,7 @@ def labelled_categories(n_classes, n_rows=60):
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
 def test_categories_are_divided_in_the_order_of_their_labels_or_one_from_the_rest(n_classes):
     rng = np.random.default_rng(8)
-    codes = rng.choice(6, 400, p=[0.4, 0.3, 0.1, 0.1, 0.06, 0.04])  # sums are in another order
+    codes = rng.choice(6, 400, p=[0.2, 0.05, 0.1, 0.1, 0.25, 0.3])  # sums are in another order
     y = (codes * 5 % 6 + rng.integers(0, 3, 400)).astype(np.float64)
     y = y % 3 if n_classes == 3 else y > 3.5 if n_classes else y
     limits = Limits("gini" if n_classes else NUMBERS, 1)

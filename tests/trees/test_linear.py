@@ -101,7 +101,6 @@ def test_a_missing_value_counts_as_the_mean():
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("kind", "trees", "kind must be 'linear', got 'trees'"),
         ("objective", "rank:map", "objective must be one of .*, got 'rank:map'"),
         ("weights", [[1.0, 1.0]], r"weights must be of shape \(2, 1\), got \(1, 2\)"),
         ("means", [1.0], r"means must be of shape \(2,\), got \(1,\)"),

@@ -28,6 +28,7 @@ from fedapp.trees.queue import Queue, without_padding
 from fedapp.trees.rounds import Sampling
 from fedapp.trees.size import n_levels
 from strategies.pax import PAX
+from strategies.run import load_strategy
 from strategies.secureboost import SecureBoost
 from tests.federated import model_of
 from tests.network import run as run_sites
@@ -143,26 +144,32 @@ def test_a_tree_has_no_more_levels_than_leaves_allow(limits, levels):
 BY_GAIN = {"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0}
 
 
+NOISE = {"pax.aggregation": "secure", "privacy.epsilon": 1.0}
+NO_GAINS = r"must be .* with privacy\.epsilon: splits are drawn"
+DIVIDED = {"strategy": "secureboost", "num-parallel-tree": 2}
+
+
 @pytest.mark.parametrize(
-    ("limits", "rule"),
+    ("given", "rule"),
     [
         ({"max-depth": 0}, r"max-depth must be >= 1, or 0 .* got 0 with max-leaves=0"),
         ({"max-depth": 0, "max-leaves": 300}, r"max-depth must .* 1 to 256, got .*=300"),
         ({"max-leaves": -1}, "max-leaves must be >= 0, got -1"),
         ({"max-leaves": 2**15 + 1}, "max-leaves must be <= 32768, got 32769"),
         ({"grow-policy": "leafwise"}, "grow-policy must be one of 'depthwise' or 'lossguide'"),
+        (NOISE | {"grow-policy": "lossguide"}, NO_GAINS),
+        (NOISE | {"max-leaves": 7}, NO_GAINS),
+        ({"num-parallel-tree": 0}, "num-parallel-tree must be >= 1, got 0"),
+        (NOISE | {"num-parallel-tree": 2}, r"num-parallel-tree must be 1 with privacy\.epsilon"),
+        (DIVIDED | {"secureboost.goss": True}, "num-parallel-tree must be 1 with "),
+        (DIVIDED | {"multi-strategy": "multi_output_tree"}, "num-parallel-tree must be 1 with "),
+        ({"feature-weights": "a:2"}, "feature-weights must be omitted where no colsample"),
     ],
 )
-def test_limits_that_no_tree_has_are_refused(limits, rule):
+def test_limits_that_no_tree_has_are_refused(given, rule):
     with pytest.raises(ConfigError, match=rule):
-        load_settings({"strategy": "pax", **limits})
-
-
-@pytest.mark.parametrize("limits", [{"grow-policy": "lossguide"}, {"max-leaves": 7}])
-def test_noise_has_no_gains_to_order_splits_by(limits):
-    private = {"strategy": "pax", "pax.aggregation": "secure", "privacy.epsilon": 1.0}
-    with pytest.raises(ConfigError, match=r"must be .* with privacy\.epsilon: splits are drawn"):
-        PAX.section_settings(load_settings({**private, **limits}))
+        settings = load_settings({"strategy": "pax", **given})
+        load_strategy(settings.strategy).section_settings(settings)
 
 
 def test_exchanges_are_planned_by_the_leaves():
@@ -213,6 +220,8 @@ def test_columns_without_weight_are_not_drawn():
     for share in (0.2, 0.9):
         assert draw_columns(allowed, share, rng, weights).tolist() == [False, True, False, False]
     assert not draw_columns(np.array([True, False, True, False]), 0.5, rng, weights).any()
+    assert weights_of(parse_weights("b:2"), ("a", "b")).tolist() == [1, 2]
+    assert not SecureBoost.takes("feature-weights")
 
 
 def test_equal_weights_draw_what_none_draw_in_number():
@@ -245,13 +254,6 @@ def test_xgboost_avoids_the_same_columns(made):
 def test_weights_that_are_none_are_refused(made, weights, rule):
     with pytest.raises(ConfigError, match=f"feature-weights {rule}"):
         run_local(made("pax", parties=2, feature_weights=weights, colsample_bytree=0.5))
-
-
-def test_weights_that_change_nothing_are_refused():
-    with pytest.raises(ConfigError, match="feature-weights must be omitted where no colsample"):
-        load_settings({"strategy": "pax", "feature-weights": "a:2"})
-    assert not SecureBoost.takes("feature-weights")
-    assert weights_of(parse_weights("b:2"), ("a", "b")).tolist() == [1, 2]
 
 
 # Several trees a round on the same gradients, as ``num_parallel_tree``
@@ -343,16 +345,3 @@ def test_a_server_that_asks_for_more_trees_than_planned_is_refused(
     )
     rule = r"GrowRequest\.num_parallel_tree must be <= 1 by the plan .*, got 2"
     refuses(f".*{rule}", settings(num_parallel_tree=2), nodes(sites, write_table))
-
-
-def test_settings_refuse_what_is_no_forest():
-    with pytest.raises(ConfigError, match="num-parallel-tree must be >= 1, got 0"):
-        load_settings({"strategy": "pax", "num-parallel-tree": 0})
-    assert not SecureBoost.takes("feature-weights")
-    for more in ({"secureboost.goss": True}, {"multi-strategy": "multi_output_tree"}):
-        divided = {"strategy": "secureboost", "num-parallel-tree": 2, **more}
-        with pytest.raises(ConfigError, match="num-parallel-tree must be 1 with "):
-            SecureBoost.section_settings(load_settings(divided))
-    private = {"pax.aggregation": "secure", "privacy.epsilon": 1.0, "num-parallel-tree": 2}
-    with pytest.raises(ConfigError, match=r"num-parallel-tree must be 1 with privacy\.epsilon"):
-        PAX.section_settings(load_settings({"strategy": "pax", **private}))

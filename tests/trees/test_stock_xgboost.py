@@ -7,10 +7,8 @@ import numpy as np
 import pyarrow.csv
 import pytest
 import xgboost
-from typer.testing import CliRunner
 
 import fedapp
-from fedapp.commands import cli
 from strategies.common_table import joint_kinds
 from tests.strategies.test_meeting import REPLY
 
@@ -63,14 +61,6 @@ def test_explanations_name_their_columns_and_classes(loans, write_table):
     found = run.explain(str(many))
     assert found.shape == (60, 9)
     assert list(found["mid"].columns) == ["a", "b", "bias"]
-    words = ("predict", str(run.path), "--data", str(many), "--output", "s.csv")
-    assert CliRunner().invoke(cli, [*words, "--explain", "7,9"]).exit_code == 0
-    written = pyarrow.csv.read_csv("s-explanation.csv").to_pydict()
-    assert written.pop("row") == [7, 9]
-    assert list(written)[-3:] == ["mid a", "mid b", "mid bias"]
-    np.testing.assert_allclose([*written.values()], found.to_numpy()[[7, 9]].T, rtol=1e-5)
-    error = CliRunner().invoke(cli, [*words, "--explain", "7,60"]).exception
-    assert str(error) == "--explain must name rows of the table, got 1 others: '60'"
     booster = run.to_xgboost()
     rows = xgboost.DMatrix(pyarrow.csv.read_csv(many).select(["a", "b"]))
     due = booster.predict(rows, output_margin=True)

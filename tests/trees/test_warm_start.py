@@ -20,7 +20,6 @@ from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.records.document import to_text
-from fedapp.runs.compare import check_comparable
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
@@ -211,15 +210,12 @@ def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
         run_local(continued(init_model=str(path), **given))
 
 
-def test_bagging_goes_on_from_whole_rounds_of_single_trees(continued, tmp_path):
-    path, two = tmp_path / "other.json", replace(STUMP, trees=(LEAVES,) * 2)
-    for model, rule in (
-        (two, "init-model must have whole rounds of 3 trees, got 2 tr"),
-        (replace(two, num_parallel_tree=2), r"^num_parallel_tree of init-model must be the run's"),
-    ):
-        path.write_text(to_text(model))
-        with pytest.raises(ConfigError, match=rule):
-            run_local(continued("bagging", init_model=str(path)))
+def test_bagging_goes_on_from_rounds_of_single_trees(continued, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(to_text(replace(STUMP, trees=(LEAVES,) * 2, num_parallel_tree=2)))
+    rule = "^num_parallel_tree of init-model must be the run's"
+    with pytest.raises(ConfigError, match=rule):
+        run_local(continued("bagging", init_model=str(path)))
 
 
 def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings, tmp_path):
@@ -229,11 +225,6 @@ def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings
     (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
     with pytest.raises(DataError, match=r"^model must be"):
         read_init_model(settings(init_model=str(tmp_path)), NO_MODEL, log.warning)
-
-
-def test_a_comparison_begins_without_a_model(settings):
-    with pytest.raises(ConfigError, match="init-model must be empty in a comparison"):
-        check_comparable([settings(init_model="runs/pax")], 1)
 
 
 def test_turns_go_on_where_they_stopped():
@@ -477,8 +468,6 @@ def test_rounds_after_the_best_one_are_continued_and_named():
         "init-model is continued after all its 5 rounds, as by XGBoost: "
         "to continue the best one, save booster[:3]"
     )
-    further = xgboost.train(TRAINED, xgboost.DMatrix(*rows()), 1, xgb_model=source)
-    assert further.num_boosted_rounds() == 6
 
 
 def test_a_base_score_of_one_number_is_that_of_every_class():
@@ -570,11 +559,11 @@ def test_a_damaged_file_is_one_error(kind, share, changes):
         assert changes
 
 
-@pytest.mark.parametrize("kind", ["json", "ubj"])
-def test_half_a_file_is_refused(kind):
+def test_half_a_file_is_refused():
     rule = "^init-model must be a whole file of XGBoost's save_model, got a damaged one$"
-    with pytest.raises(DataError, match=rule):
-        stock_ensemble(RAW[kind][: len(RAW[kind]) // 2], bare(), print)
+    for content in RAW.values():
+        with pytest.raises(DataError, match=rule):
+            stock_ensemble(content[: len(content) // 2], bare(), print)
 
 
 def test_numbers_that_are_not_finite_are_refused():
