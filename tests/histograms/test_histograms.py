@@ -7,21 +7,18 @@ from hypothesis import strategies as st
 
 from fedapp.histograms import bins
 from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
-from fedapp.histograms.build import add_histograms
 from fedapp.histograms.sketch import (
     LARGEST_FLOAT,
     Descent,
     bin_map,
     digit_counts,
     fuse_sketches,
-    ordered,
     prune,
     quantile_ranks,
     sketch_and_code,
     sketch_cuts,
     surrogates,
     used_categories,
-    values_of,
 )
 from fedapp.histograms.split import (
     Penalties,
@@ -42,12 +39,6 @@ def test_codes_take_one_byte_up_to_256_of_them(width, missing, dtype):
     assert codes[width:, 0].tolist() == [missing_code] * len(missing)
     assert (missing_code == -1) == (not missing)
     assert (codes[:width, 0] == np.arange(width)).all()
-
-
-def test_adding_histograms_moves_bins_to_their_places():
-    total = np.zeros((1, 3, 2))
-    add_histograms(total, np.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]), np.array([2, 0, 2]))
-    assert total.tolist() == [[[3, 4], [0, 0], [6, 8]]]
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=300), st.integers(2, 40))
@@ -92,15 +83,6 @@ def test_few_representatives_are_all_kept_and_pruning_cuts_at_the_quantiles():
     assert prune(np.ones(5), 5).tolist() == [1, 2, 3, 4]
     assert prune(np.ones(100), 4).tolist() == [25, 50, 75]
     assert prune(np.array([1.0, 2.0, 1.0]), 2).tolist() == [2]  # as near as 1: the upper one
-
-
-def test_sketches_of_tables_apart_cover_the_values_of_both():
-    low, high = np.float32([[1], [2]]), np.float32([[8], [9]])
-    ones = np.ones(2, np.float32)
-    sketches = [sketch_and_code(low, ones, 8)[0], sketch_and_code(high, ones, 8)[0]]
-    cuts = fuse_sketches(sketches, 8)
-    assert cuts.edges[:-1].tolist() == [2, 8, 9]
-    assert [bin_map(sketch, cuts).tolist() for sketch in sketches] == [[0, 1], [2, 3]]
 
 
 def test_l1_shrinks_the_weight_of_a_leaf():
@@ -275,14 +257,6 @@ def test_what_rows_alone_begin_with_is_not_asked_for():
         descent.take(digit_counts(values, ones, prefixes, offsets, digit))
     assert n_wanted[0] == 1
     assert n_wanted[3] == 0 < n_wanted[2] < 40
-
-
-def test_numbers_are_in_the_order_of_the_values():
-    values = np.float32([-LARGEST_FLOAT, -1, -1e-40, 0.0, 1e-40, 1, 2, LARGEST_FLOAT])
-    keys = ordered(values)
-    assert (np.diff(keys.astype(np.int64)) > 0).all()
-    assert values_of(keys).tolist() == values.tolist()
-    assert ordered(np.float32([-0.0])) == ordered(np.float32([0.0]))
 
 
 def test_quantiles_of_large_weights_are_exact():

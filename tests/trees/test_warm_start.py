@@ -187,11 +187,7 @@ def of_model(**changes):
 @pytest.mark.parametrize(
     ("field", "given", "rule"),
     [
-        (
-            "objective",
-            of_model(objective="reg:logistic", classes=()),
-            ", 'binary:logistic', got 'reg:logistic'$",
-        ),
+        ("objective", of_model(objective="reg:logistic", classes=()), ", .* got 'reg:logistic'$"),
         ("columns", of_model(columns=tuple("abcdeg")), ", number 6 being 'f', got 'g'$"),
         ("columns", of_model(columns=tuple("abcde")), ", 6 in number, got 5$"),
         ("classes", of_model(classes=("0", "2")), ", number 2 being '1', got '2'$"),
@@ -283,14 +279,8 @@ def change_part(folder):
         ({"asked_scale_pos_weight": 2.0}, "parameters of init-model must be the run's at party-1"),
         ({"num_parallel_tree": 3}, "num-parallel-tree of init-model must be the run's at party-1"),
         ({"base_margin": "", "drop_columns": "m"}, "base-margin of init-model must be the run's"),
-        (
-            {"asked_parties": 3},
-            r"(parties must be those of init-model|must have a part|columns of init)",
-        ),
-        (
-            {"seed": 7},
-            "categories of init-model must be those of the training rows, .* same table and seed",
-        ),
+        ({"asked_parties": 3}, "(parties must be those of init-mod|must have a part|columns of i)"),
+        ({"seed": 7}, "categories of init-model must be those of .* rows, .* same table and seed"),
         (None, "model must be the one this run was trained with"),
     ],
     ids=["objective", "parameters", "parallel", "margins", "parties", "seed", "part"],
@@ -505,11 +495,6 @@ MULTI = "objective of init-model must be 'multi:softprob', got"
         ({"booster": "dart"}, bare(), "booster of init-model must be 'gbtree', got 'dart'$"),
         ({"booster": "gblinear"}, bare(), "booster of init-model must be 'gbtree', got 'gblinear'"),
         ({"num_parallel_tree": 3}, bare(), "num_parallel_tree of init-model must be 1, got 3$"),
-        (
-            {"objective": "rank:pairwise"},
-            bare(),
-            "objective of init-model must be 'binary:logistic', got 'rank:pairwise'$",
-        ),
         (of_two_outputs, bare("reg:squarederror"), "num_target of init-model must be 1, got 2$"),
         ({}, bare(n_columns=4), "num_feature of init-model must be 4, got 3"),
         ({}, bare("multi:softprob"), MULTI),
