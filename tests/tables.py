@@ -86,20 +86,6 @@ def deal_columns(columns, folder, shares):
     }
 
 
-def made_table(path, objective, n_values, n_rows=900):
-    """A CSV with few distinct values a column, missing values, and labels of the objective."""
-    rng = np.random.default_rng(3)
-    values = rng.integers(0, n_values, (n_rows, 6)).astype(np.float64)
-    values[rng.random(values.shape) < 0.1] = np.nan
-    signal = np.nan_to_num(values[:, 0]) - np.nan_to_num(values[:, 1]) + rng.normal(0, 3, n_rows)
-    labels = {
-        "binary:logistic": (signal > 0).astype(float),
-        "multi:softprob": np.digitize(signal, [-3, 3]).astype(float),
-        "reg:squarederror": signal,
-    }[objective]
-    return write_rows(path, {**dict(zip("abcdef", values.T, strict=True)), "y": labels})
-
-
 def weighted_copy(name, path, margins=False):
     """A registry table as CSV, with labels y and sample weights w; or also the margins m of a prior
     score, which is the first column standardised."""

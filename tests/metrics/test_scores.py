@@ -1,6 +1,5 @@
 """What objectives and the summaries of finished runs show of their scores."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedapp.report.summary import print_summary
 from fedapp.run_files import threshold_of
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
+from fedapp.runs.predict import predicted_rows
 from fedapp.settings import load_settings
 from fedapp.site.table import Holdout, share_rows
 from fedapp.trees.objective import n_outputs, transform
@@ -35,14 +34,11 @@ def test_the_summary_names_the_classes_of_the_confusion_matrix(settings, write_t
     assert len(summary["curves"]["confusion"]) == 3
 
 
-def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
+def test_the_scores_of_each_party_are_those_of_its_own_rows(settings):
     """Of two parties, whose shares of the rows are known."""
     run = settings(strategy="pax", data="breast-cancer", parties=2, num_boost_round=4)
     summary = summary_of(run_local(run))
-    predict_table(Path(run.run_dir), run.data, "", tmp_path / "all.csv")
-    table = read_source(run.data)
-    with (tmp_path / "all.csv").open() as file:
-        p = np.array([float(row["probability_1"]) for row in csv.DictReader(file)])
+    p, table = predicted_rows(Path(run.run_dir), run.data).predictions[:, -1], read_source(run.data)
     holdout = Holdout(run.test_fraction, run.valid_fraction, run.seed)
     shares = share_rows(table, holdout, run.partition, run.parties)
     labels, value = table.labels.astype(float), summary["threshold"]["value"]

@@ -20,7 +20,6 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.runs.baselines import baseline_rows, run_baselines
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
 from fedapp.site.settings import site_config, table_settings
 from fedapp.site.table import read_columns
 from fedapp.trees.predict import predict_margins
@@ -49,20 +48,11 @@ def with_margins(made, vertical):
     return make
 
 
-def test_scores_predictions_and_baselines_start_from_the_margins(with_margins, tmp_path):
+def test_scores_and_baselines_start_from_the_margins(with_margins):
     run = with_margins(parties=1)
     folder = run_local(run)
     assert differences(run, folder) == []
     assert summary_of(folder)["base_margin"] == "m"
-    rows = load_table(Path(run.data), Roles(label="y", base_margin="m"))
-    stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    assert stock.attr("base_margin") == "m"
-    names = {"feature_names": stock.feature_names}
-    matrix = xgboost.DMatrix(rows.values, base_margin=rows.base_margins, **names)
-    predict_table(folder.path, run.data, "", tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open() as file:
-        ours = [float(row["probability_1"]) for row in csv.DictReader(file)]
-    np.testing.assert_allclose(ours, stock.predict(matrix), rtol=1e-6)
     score = summary_of(folder)["metrics"]["test"]["logloss"]
     assert run_baselines(run)["pooled"]["logloss"] == pytest.approx(score, rel=1e-5)
     without = run.model_copy(update={"base_margin": "", "drop_columns": "m"})

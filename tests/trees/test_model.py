@@ -197,37 +197,28 @@ def test_broken_trees_are_refused(changes, rule):
         check_trees(**STUMP | changes, n_columns=2)
 
 
-def test_a_reply_must_hold_the_trees_that_were_asked_for():
-    nothing = {name: np.empty(0) for name in ("train_sums", "valid_sums")}
-    nothing |= {name: np.empty((0, 0)) for name in ("train_scores", "valid_scores")}
-
-    def reply(lefts, sizes):
-        n_splits, zeros = np.count_nonzero(lefts), np.zeros(len(lefts), np.float32)
-        return BagReply(
-            sizes=np.int32(sizes),
-            lefts=np.uint16(lefts),
-            values=zeros,
-            columns=np.zeros(n_splits, np.int32),
-            defaults=np.zeros(n_splits, np.uint8),
-            sets=np.empty(0, np.uint8),
-            gains=zeros[:n_splits],
-            hessians=zeros,
-            weights=zeros,
-            **nothing,
-        )
-
-    stump = reply([1, 0, 0], [3])
-    few = replace(stump, hessians=stump.hessians[:2])
-    check_report("bank", stump, 1, WIDTHS[:1], max_depth=1)
-    for sent, n_trees, n_columns, rule in (
-        (reply([1, 0, 0], [2]), 1, 1, r"^bank: BagReply\.trees must divide 3 nodes"),
-        (stump, 1, 0, r"^bank: BagReply\.trees columns must be 0 to -1"),
-        (few, 1, 1, r"^bank: BagReply\.trees hessians must be 3, got 2"),
-        (stump, 2, 1, "trees must be 2, got 1"),
-        (reply([1, 3, 0, 0, 0], [5]), 1, 1, "sizes must be at most 3 nodes a tree"),
+def test_a_reply_must_hold_the_trees_that_were_asked_for(boosted):
+    _, model, _ = boosted
+    nothing = dict.fromkeys(("train_sums", "valid_sums"), np.empty(0))
+    nothing |= dict.fromkeys(("train_scores", "valid_scores"), np.empty((0, 0)))
+    reply = BagReply(**pack_trees(model.trees[:1], EXPLAINED, model.sets), **nothing)
+    check_report("bank", reply, 1, WIDTHS, max_depth=4)
+    n = len(reply.lefts)
+    for changes, n_trees, widths, max_depth, rule in (
+        (
+            {"sizes": reply.sizes - 1},
+            1,
+            WIDTHS,
+            4,
+            rf"^bank: BagReply\.trees must divide {n} nodes",
+        ),
+        ({}, 1, WIDTHS[:0], 4, r"^bank: BagReply\.trees columns must be 0 to -1"),
+        ({"hessians": reply.hessians[:2]}, 1, WIDTHS, 4, rf"\.trees hessians must be {n}, got 2"),
+        ({}, 2, WIDTHS, 4, "trees must be 2, got 1"),
+        ({}, 1, WIDTHS, 1, "sizes must be at most 3 nodes a tree"),
     ):
         with pytest.raises(ProtocolError, match=rule):
-            check_report("bank", sent, n_trees, WIDTHS[:n_columns], max_depth=1)
+            check_report("bank", replace(reply, **changes), n_trees, widths, max_depth)
 
 
 # On the disk

@@ -230,7 +230,7 @@ def test_what_a_method_cannot_do_is_refused(strategy, objective):
 def test_methods_without_trees_of_the_objective_learn_claims(made, strategy, objective, metrics):
     values = np.random.default_rng(3).integers(0, 12, (600, 4)).astype(np.float64)
     columns = {**dict(zip("abcd", values.T, strict=True)), "y": claims(objective, values)}
-    own = {"fedxgbllr__trees": 8, "fedxgbllr__rounds": 2, "fedxgbllr__epochs": 30}
+    own = {"fedxgbllr__trees": 8, "fedxgbllr__rounds": 2, "fedxgbllr__epochs": 8}
     given = {"eval_metric": metrics, "parties": 2, **(own if strategy == "fedxgbllr" else {})}
     run = made(strategy, objective, columns=columns, **given)
     found = summary_of(run_local(run))["metrics"]

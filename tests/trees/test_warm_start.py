@@ -368,11 +368,6 @@ def document_of(source):
     return document, document["learner"]["gradient_booster"]
 
 
-def fields_of(source):
-    """Trees as XGBoost's JSON has them."""
-    return document_of(source)[1]["model"]["trees"]
-
-
 # Runs
 
 
@@ -442,7 +437,7 @@ def test_deleted_nodes_are_left_out():
     source = booster(3, tree_method="exact", gamma=2.0)
     sizes = [
         (len(tree["left_children"]), int(tree["tree_param"]["num_deleted"]))
-        for tree in fields_of(source)
+        for tree in document_of(source)[1]["model"]["trees"]
     ]
     assert sum(n_deleted for _, n_deleted in sizes) > 0
     model, _ = read(source, bare())
