@@ -75,14 +75,11 @@ def test_few_bins_are_told_of(settings):
         "larger max-bin gives",
     }
     made = partial(settings, max_bin=64, parties=4, valid_fraction=0.0)
+    told = "only 16 bins a column are left of max-bin 64: the share rule divides them among the "
     for fusion, kept in ways.items():
-        few = summary_of(run_local(made(pax__fusion=fusion)))
-        assert few["warnings"] == [
-            "only 16 bins a column are left of max-bin 64: the share rule divides them among the "
-            f"parties, and {kept} more"
-        ]
-    enough = summary_of(run_local(made(pax__bins="equal")))
-    assert enough["warnings"] == []
+        few = run_local(made(pax__fusion=fusion)).summary
+        assert few["warnings"] == [f"{told}parties, and {kept} more"]
+    assert run_local(made(pax__bins="equal")).summary["warnings"] == []
 
 
 def test_a_resumed_run_keeps_its_settings(settings):

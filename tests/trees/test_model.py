@@ -89,9 +89,7 @@ def test_bits_and_codes_that_are_no_sets_are_refused(made, rule):
 
 def test_trees_of_a_booster_are_its_own_with_their_sets(boosted):
     booster, model, values = boosted
-    assert {3, 11} == set(model.sets.widths.tolist())
     assert len(model.sets) == sum(int((tree["set"] != NO_SET).sum()) for tree in model.trees) > 20
-    assert any((tree["column"][tree["left"] != LEAF] == 0).any() for tree in model.trees)
     assert compare_trees(model, booster).differing == 0
     matrix = xgboost.DMatrix(values, **typed_columns(WIDTHS))
     theirs = booster.predict(matrix, output_margin=True)
