@@ -17,10 +17,9 @@ from fedapp.trees.rounds import Sampling
 from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.xgboost import typed_columns
 from strategies.secureboost import SecureBoost
-from tests.claims import claims
 from tests.federated import lines_of, model_of
 from tests.pooled import Pooled, assert_xgboosts, splits_of
-from tests.tables import made_columns, write_rows
+from tests.tables import claims, made_columns, write_rows
 from tests.texts import adult, kddcup
 from tests.trees.test_exactness import PENALTIES
 

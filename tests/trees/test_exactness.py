@@ -16,12 +16,11 @@ from fedapp.trees.model import LEAF
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
-from tests.claims import claims
 from tests.federated import model_bytes, model_of
 from tests.pooled import assert_exact, pooled_booster
 from tests.random_tables import differences, random_case
 from tests.reference import compare_trees, xgboost_trees
-from tests.tables import made_columns, weighted_copy, write_rows
+from tests.tables import claims, made_columns, weighted_copy, write_rows
 from tests.texts import adult, airline, kddcup
 
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
