@@ -131,22 +131,15 @@ def some_rows(n_rows, n_columns):
     return values
 
 
-@pytest.mark.parametrize("n_edges", [0, 1, 2, 3, 7, 8, 255])
-def test_a_search_tree_counts_the_edges_that_are_not_above(n_edges):
-    edges = np.unique(RNG.normal(size=n_edges).astype(np.float32))
-    values = np.concatenate((edges, RNG.normal(size=50), [np.inf, -np.inf])).astype(np.float32)
-    codes = np.empty((len(values), 1), dtype=np.uint16)
-    bins.find_bins(values[:, None], [edges], np.zeros(1, dtype=np.int64), -1, codes)
-    np.testing.assert_array_equal(codes[:, 0], np.searchsorted(edges, values, side="right"))
-
-
 @pytest.mark.parametrize("fewest_cells", [1, 2**40], ids=["threads", "alone"])
 def test_codes_are_those_of_numpy(fewest_cells, monkeypatch):
     monkeypatch.setattr(bins, "FEWEST_CELLS", fewest_cells)
     monkeypatch.setattr(bins, "n_cores", lambda: 3)
-    values = some_rows(400, 3)
-    edges = [np.unique(RNG.normal(size=n).astype(np.float32)) for n in (1, 40, 300)]
-    cuts = Cuts(*ragged(edges), np.zeros(3, dtype=np.float32))
+    values = some_rows(400, 7)
+    edges = [np.unique(RNG.normal(size=n).astype(np.float32)) for n in (1, 2, 3, 7, 8, 40, 300)]
+    for column, own in zip(values.T, edges, strict=True):  # some values are edges
+        column[1 : len(own) + 1] = own
+    cuts = Cuts(*ragged(edges), np.zeros(7, dtype=np.float32))
     codes, missing_code = digitise(values, cuts)
     assert missing_code == np.iinfo(codes.dtype).max
     for column, own in enumerate(edges):

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import xgboost
 from typer.testing import CliRunner
 
 import fedapp
@@ -30,7 +29,6 @@ from fedapp.site.trust import PINNED, pins_in
 from fedapp.superlinks import superlinks
 from fedapp.trees.kinds import DIVIDED
 from tests.federated import summary_of
-from tests.tables import write_rows
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 STOP = {"valid_fraction": 0.1, "early_stopping_rounds": 5, "eval_metric": "auc", "seed": 1}
@@ -54,17 +52,6 @@ def test_values_near_the_end_of_float32_train(settings, write_table):
     huge = [f"{value:.6g}" if place % 5 else "" for place, value in enumerate(huge)]
     run = settings(data=str(write_table(a=huge)), label="y", parties=2)
     assert summary_of(run_local(run))["trees"] == 2
-
-
-def test_names_of_any_script_load_in_stock_xgboost(settings, tmp_path):
-    rows = np.random.default_rng(0).normal(size=(60, 2)).round(3)
-    names, labels = ["größe [cm]", "体重"], (rows.sum(axis=1) > 0).astype(int)
-    columns = {**dict(zip(names, rows.T, strict=True)), "y": labels}
-    table = write_rows(tmp_path / "names.csv", columns)
-    folder = run_local(settings(data=str(table), label="y"))
-    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    assert booster.feature_names == ["größe _cm_", "体重"]
-    booster.predict(xgboost.DMatrix(rows, feature_names=booster.feature_names))
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ import fedapp
 from strategies.common_table import joint_kinds
 from tests.strategies.test_meeting import REPLY
 
+pytestmark = pytest.mark.usefixtures("own_folder")
 KINDS = {"a": "number", "b": "number", "member": "boolean", "since": "date", "town": "category"}
 
 
 @pytest.fixture
-def loans(write_table, tmp_path, monkeypatch):
+def loans(write_table):
     """A table of numbers, yes and no, dates and names, with missing values."""
-    monkeypatch.chdir(tmp_path)
     rng, n_rows = np.random.default_rng(3), 120
     days = [f"20{10 + day % 9}-0{1 + day % 9}-1{day % 7}" for day in rng.permutation(n_rows)]
     given = {
@@ -53,9 +53,7 @@ def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
     assert {"member", "since", "town"} <= booster.get_score().keys()
 
 
-def test_explanations_name_their_columns_and_classes(loans, write_table):
-    run = fedapp.run("pax", data=str(loans), label="y", parties=2, num_boost_round=2)
-    assert list(run.explain(str(loans)).columns) == [*KINDS, "bias"]
+def test_explanations_name_their_columns_and_classes(write_table):
     many = write_table("many", n_rows=60, y=["low", "mid", "high"] * 20)
     run = fedapp.run("pax", data=str(many), label="y", parties=2, num_boost_round=2)
     found = run.explain(str(many))
@@ -68,7 +66,7 @@ def test_explanations_name_their_columns_and_classes(loans, write_table):
         np.testing.assert_allclose(found[name].sum(axis=1), due[:, place], atol=1e-5)
 
 
-def test_a_model_of_parties_cannot_be_encoded_for(write_table, tmp_path):
+def test_a_model_of_parties_cannot_be_encoded_for(write_table):
     given = {"parties": 2, "align": "ordered", "federated_forest": {"trees": 2}}
     run = fedapp.run("federated-forest", data=str(write_table()), label="y", **given)
     with pytest.raises(
