@@ -86,14 +86,14 @@ def deal_columns(columns, folder, shares):
     }
 
 
-def weighted_copy(name, path, margins=False):
-    """A registry table as CSV, with labels y and sample weights w; or also the margins m of a prior
-    score, which is the first column standardised."""
+def weighted_copy(name, path):
+    """A registry table as CSV, with labels y, sample weights w and the margins m of a prior score,
+    which is the first column standardised."""
     table = read_source(name)
     weights = np.random.default_rng(7).uniform(0.5, 2, table.n_rows).astype(np.float32)
     columns = {**dict(zip(table.columns, table.values.T, strict=True)), "y": table.labels}
     first = np.nan_to_num(table.values[:, 0].astype(np.float64))
-    columns |= {"m": (first - first.mean()) / first.std()} if margins else {}
+    columns |= {"m": (first - first.mean()) / first.std()}
     csv.write_csv(arrow_table({**columns, "w": weights}), path)
     return path
 

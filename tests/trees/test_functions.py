@@ -105,7 +105,6 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
     ("strategy", "given", "told"),
     [
         ("secureboost", {"objective": logistic}, "for secureboost, got a function"),
-        ("fedxgbllr", {"objective": logistic}, "for fedxgbllr, got a function"),
         ("pax", {"objective": logistic, "engine": "simulation"}, "functions are never sent"),
         ("pax", {"eval_metric": mae, "engine": "simulation"}, "functions are never sent"),
         ("pax", {"objective": logistic, "baselines": True}, "baselines must be False"),
@@ -121,7 +120,6 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
         ),
         ("pax", {"eval_metric": [mae, area]}, "must have one function at most, got 2"),
         ("pax", {"objective": "custom"}, "a function is never sent, and fedapp.run"),
-        ("pax", {"eval_metric": "custom@mae"}, "a function is never sent, and fedapp.run"),
         ("pax", {"eval_metric": mae, "objective": "multi:softprob"}, "must be a name for multi"),
     ],
 )
