@@ -421,27 +421,21 @@ def rarer_positives(n=500, seed=0):
     return margins[:, None], labels, rng.uniform(0.5, 2, n).astype(np.float32)
 
 
-def curves_of(*given, **how):
-    found = metrics.statistics(BINARY, *given, 2**14, center=CENTER)
-    return metrics.curves(BINARY, found, n_points=10**6, center=CENTER, **how)
-
-
 def probabilities(margins):
     return 1 / (1 + np.exp(-margins[:, 0].astype(np.float64)))
 
 
-def test_steps_of_precision_add_up_to_the_average_precision():
+def test_curves_of_fine_bins_are_those_of_the_rows():
     margins, labels, weights = rarer_positives()
-    drawn = curves_of(margins, labels, weights)["pr"]
-    area = np.diff(drawn["recall"]) @ np.array(drawn["precision"][1:])
+    sums = metrics.statistics(BINARY, margins, labels, weights, 2**14, center=CENTER)
+    drawn = metrics.curves(BINARY, sums, n_points=10**6, center=CENTER)
+    # Steps of precision add up to the average precision.
+    area = np.diff(drawn["pr"]["recall"]) @ np.array(drawn["pr"]["precision"][1:])
     exact = sk.average_precision_score(labels, margins[:, 0], sample_weight=weights)
     assert area == pytest.approx(exact, abs=1e-3)
-    assert (drawn["recall"][0], drawn["recall"][-1]) == (0.0, 1.0)
-
-
-def test_calibration_has_the_rows_and_positives_of_ten_groups():
-    margins, labels, weights = rarer_positives()
-    found = {k: np.array(v) for k, v in curves_of(margins, labels, weights)["calibration"].items()}
+    assert (drawn["pr"]["recall"][0], drawn["pr"]["recall"][-1]) == (0.0, 1.0)
+    # A calibration has the rows and positives of ten groups.
+    found = {name: np.array(values) for name, values in drawn["calibration"].items()}
     assert len(found["rows"]) == 10
     assert found["rows"] == pytest.approx(weights.sum() / 10, rel=0.05)
     assert found["rows"].sum() == pytest.approx(weights.sum())
@@ -449,16 +443,12 @@ def test_calibration_has_the_rows_and_positives_of_ten_groups():
     mean = probabilities(margins) @ weights
     assert found["predicted"] @ found["rows"] == pytest.approx(mean, rel=1e-3)
     assert (np.diff(found["predicted"]) > 0).all()
-
-
-def test_the_histogram_of_probabilities_is_that_of_each_class():
-    margins, labels, weights = rarer_positives()
-    found = curves_of(margins, labels, weights)["histogram"]
-    for name, of_class in (("negatives", labels == 0), ("positives", labels == 1)):
-        exact = np.histogram(
-            probabilities(margins)[of_class], found["edges"], weights=weights[of_class]
-        )[0]
-        assert sum(found[name]) == pytest.approx(weights[of_class].sum())
+    # Probabilities of each class are counted between the edges.
+    found = drawn["histogram"]
+    for name, rows_of in (("negatives", labels == 0), ("positives", labels == 1)):
+        given = probabilities(margins)[rows_of], found["edges"]
+        exact = np.histogram(*given, weights=weights[rows_of])[0]
+        assert sum(found[name]) == pytest.approx(weights[rows_of].sum())
         assert np.abs(np.array(found[name]) - exact).max() <= 2 * weights.max()  # at an edge
 
 

@@ -167,9 +167,9 @@ DIVIDED = {"strategy": "secureboost", "num-parallel-tree": 2}
     ],
 )
 def test_limits_that_no_tree_has_are_refused(given, rule):
+    given = {"strategy": "pax", **given}
     with pytest.raises(ConfigError, match=rule):
-        settings = load_settings({"strategy": "pax", **given})
-        load_strategy(settings.strategy).section_settings(settings)
+        load_strategy(given["strategy"]).section_settings(load_settings(given))
 
 
 def test_exchanges_are_planned_by_the_leaves():
