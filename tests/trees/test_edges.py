@@ -185,11 +185,6 @@ def test_settings_that_are_nested_too_deeply_are_refused(nested):
     assert "skipped: runs/unfinished: config.toml must be TOML: nested at most" in listed.output
 
 
-def test_toml_of_the_usual_depth_is_read():
-    Path("site.toml").write_text("name = 'bank'\n[a.b.c]\nd = [[1], [2]]\n")
-    assert parse_node_config("site.toml")["name"] == "bank"
-
-
 def test_a_model_too_large_or_nested_too_deeply_is_not_read():
     run = fedapp.run("pax", **SHORT)
     (run.path / "model.xgb.json").write_text('{"learner":' + "[" * DEEP + "]" * DEEP + "}")

@@ -359,10 +359,6 @@ def read(source, run, kind="json"):
     return stock_ensemble(bytes(source.save_raw(kind)), run, warnings.append), warnings
 
 
-def read_document(document, run=None):
-    return stock_ensemble(json.dumps(document).encode(), run or bare(), print)
-
-
 def document_of(source):
     document = json.loads(source.save_raw("json"))
     return document, document["learner"]["gradient_booster"]
@@ -460,7 +456,8 @@ def test_a_base_score_of_one_number_is_that_of_every_class():
     document, fields = document_of(source)
     document["learner"]["learner_model_param"]["base_score"] = "5E-1"  # before XGBoost 3.1
     del fields["model"]["cats"]
-    assert read_document(document, bare("multi:softprob")).base_score.tolist() == [0.5] * 3
+    text = json.dumps(document).encode()
+    assert stock_ensemble(text, bare("multi:softprob"), print).base_score.tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize("place", ["booster", "model"])
@@ -469,10 +466,11 @@ def test_dropped_trees_of_later_versions_are_refused_by_name(place):
     document, fields = document_of(booster(3))
     fields = fields["model"] if place == "model" else fields
     fields["weight_drop"] = [1.0, 1.0, 1.0]  # of a rate of 0
-    assert len(read_document(document).trees) == 3
+    whole = json.dumps(document).encode()
+    assert len(stock_ensemble(whole, bare(), print).trees) == 3
     fields["weight_drop"] = [1.0, 0.75, 1.0]
     with pytest.raises(ConfigError, match=r"^booster of init-model must be 'gbtree', got 'dart'$"):
-        read_document(document)
+        stock_ensemble(json.dumps(document).encode(), bare(), print)
 
 
 def of_two_outputs():
