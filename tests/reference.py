@@ -78,14 +78,3 @@ def compare_trees(model, booster):
         errors = np.abs(leaves - values) / np.maximum(np.abs(values), 1e-3)
         leaf_error = max(leaf_error, float(errors.max(initial=0)))
     return Agreement(len(others), n_nodes, differing, leaf_error)
-
-
-def naive_histogram(codes, missing_code, gradients, in_node, n_bins):
-    """Sums of one column, row by row, and the number of missing values."""
-    sums, missing = np.zeros((n_bins, 2)), 0
-    for code, pair, inside in zip(codes, gradients, in_node, strict=True):
-        if inside and code == missing_code:
-            missing += 1
-        elif inside:
-            sums[code] += pair.astype(np.float64)
-    return sums, missing

@@ -86,27 +86,36 @@ def deal_columns(columns, folder, shares):
     }
 
 
-def made_table(path, objective, n_values, n_rows=900):
-    """A CSV with few distinct values a column, missing values, and labels of the objective."""
-    rng = np.random.default_rng(3)
-    values = rng.integers(0, n_values, (n_rows, 6)).astype(np.float64)
-    values[rng.random(values.shape) < 0.1] = np.nan
-    signal = np.nan_to_num(values[:, 0]) - np.nan_to_num(values[:, 1]) + rng.normal(0, 3, n_rows)
-    labels = {
-        "binary:logistic": (signal > 0).astype(float),
-        "multi:softprob": np.digitize(signal, [-3, 3]).astype(float),
-        "reg:squarederror": signal,
-    }[objective]
-    return write_rows(path, {**dict(zip("abcdef", values.T, strict=True)), "y": labels})
-
-
-def weighted_copy(name, path, margins=False):
-    """A registry table as CSV, with labels y and sample weights w; or also the margins m of a prior
-    score, which is the first column standardised."""
+def weighted_copy(name, path):
+    """A registry table as CSV, with labels y, sample weights w and the margins m of a prior score,
+    which is the first column standardised."""
     table = read_source(name)
     weights = np.random.default_rng(7).uniform(0.5, 2, table.n_rows).astype(np.float32)
     columns = {**dict(zip(table.columns, table.values.T, strict=True)), "y": table.labels}
     first = np.nan_to_num(table.values[:, 0].astype(np.float64))
-    columns |= {"m": (first - first.mean()) / first.std()} if margins else {}
+    columns |= {"m": (first - first.mean()) / first.std()}
     csv.write_csv(arrow_table({**columns, "w": weights}), path)
     return path
+
+
+def claims(objective, values, seed=11):
+    """Labels of an objective, as of insurance claims: drawn from Poisson and gamma distributions
+    whose means follow the first columns."""
+    rng = np.random.default_rng(seed)
+    known = np.nan_to_num(values[:, :4].astype(np.float64))
+    ranks = known.argsort(axis=0).argsort(axis=0) / len(known)
+    means = np.exp(ranks @ [0.8, -0.6, 0.5, -0.4] - 0.5)
+    counts = rng.poisson(means)
+    amounts = rng.gamma(2.0, means / 2) + 0.01
+    return {
+        "count:poisson": counts.astype(np.float64),
+        "reg:gamma": amounts,
+        "reg:tweedie": np.where(counts > 0, counts * amounts, 0.0),
+        "reg:logistic": amounts / (1 + amounts),
+        "reg:squaredlogerror": amounts - 0.5,
+        "reg:pseudohubererror": amounts,
+        "binary:hinge": (amounts > 0.8).astype(np.float64),
+        **dict.fromkeys(
+            ("survival:aft", "survival:cox"), np.where(amounts < 1.5, amounts, -amounts)
+        ),
+    }[objective]

@@ -1,47 +1,32 @@
-"""Bins, sketches, sums and splits against slow forms and known cases."""
+"""Bins, sketches, quantiles, sums and splits against slow forms and known cases."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedapp.histograms import bins
 from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
-from fedapp.histograms.build import add_histograms, build_all_histograms, build_histograms
+from fedapp.histograms.claimed import carried, disclosed_labels, row_sums, unfit_column, words_of
 from fedapp.histograms.sketch import (
+    LARGEST_FLOAT,
+    Descent,
     bin_map,
+    digit_counts,
     fuse_sketches,
     prune,
-    quantile_cuts,
+    quantile_ranks,
     sketch_and_code,
     sketch_cuts,
     surrogates,
     used_categories,
 )
 from fedapp.histograms.split import (
-    CategoryRules,
     Penalties,
-    best_splits,
     leaf_weights,
-    right_categories,
 )
-from tests.reference import naive_histogram
 
 RNG = np.random.default_rng(0)
-NO_PENALTY = Penalties(1.0, 0.0, 0.0, 0.0)
-RULES = CategoryRules(max_cat_to_onehot=4, max_cat_threshold=64)
-
-
-def some_values(n_rows, n_columns, missing=0.1):
-    values = RNG.normal(size=(n_rows, n_columns)).astype(np.float32)
-    values[RNG.random(values.shape) < missing] = np.nan
-    return values
-
-
-def test_a_value_on_a_cut_goes_to_the_bin_above_it():
-    cuts = Cuts(np.float32([1, 2, 9]), np.array([0, 3]), np.float32([-1]))
-    codes, missing_code = digitise(np.float32([[0.5], [1], [1.5], [2], [50]]), cuts)
-    assert codes[:, 0].tolist() == [0, 1, 1, 2, 2]
-    assert missing_code == -1
 
 
 @pytest.mark.parametrize(
@@ -55,40 +40,6 @@ def test_codes_take_one_byte_up_to_256_of_them(width, missing, dtype):
     assert codes[width:, 0].tolist() == [missing_code] * len(missing)
     assert (missing_code == -1) == (not missing)
     assert (codes[:width, 0] == np.arange(width)).all()
-
-
-@pytest.mark.parametrize("n_trees", [1, 3])
-def test_histograms_equal_the_sums_row_by_row(n_trees):
-    values = some_values(300, 4)
-    cuts = sketch_cuts(sketch_and_code(values, np.ones(300, np.float32), 16)[0])
-    codes, missing_code = digitise(values, cuts)
-    gradients = RNG.normal(size=(n_trees, 300, 2)).astype(np.float32)
-    gradients[:, :9] = 0  # rows that count nowhere, though they have values
-    nodes = RNG.integers(0, 5, (n_trees, 300)).astype(np.int32)
-    columns = np.array([0, 2, 3])
-    widths = cuts.widths[columns]
-    pairs = np.array([(tree, node) for tree in range(n_trees) for node in (3, 1)], np.int32)
-    layout = codes, missing_code, columns, widths
-    found, missing = build_all_histograms(*layout, gradients, nodes, *pairs.T)
-    starts = np.cumsum(widths) - widths
-    for slot, (tree, node) in enumerate(pairs):
-        counted = (nodes[tree] == node) & gradients[tree].any(axis=1)
-        for place, column in enumerate(columns):
-            rows = codes[:, column], missing_code, gradients[tree], counted
-            sums, absent = naive_histogram(*rows, widths[place])
-            part = found[slot, starts[place] : starts[place] + widths[place]]
-            np.testing.assert_array_equal(part, sums)
-            assert missing[slot, place] == absent
-        one = np.array([node], np.int32)
-        alone = build_histograms(*layout, gradients[tree], nodes[tree], one)
-        np.testing.assert_array_equal(alone[0][0], found[slot])
-        np.testing.assert_array_equal(alone[1][0], missing[slot])
-
-
-def test_adding_histograms_moves_bins_to_their_places():
-    total = np.zeros((1, 3, 2))
-    add_histograms(total, np.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]), np.array([2, 0, 2]))
-    assert total.tolist() == [[[3, 4], [0, 0], [6, 8]]]
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=300), st.integers(2, 40))
@@ -135,83 +86,6 @@ def test_few_representatives_are_all_kept_and_pruning_cuts_at_the_quantiles():
     assert prune(np.array([1.0, 2.0, 1.0]), 2).tolist() == [2]  # as near as 1: the upper one
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_one_sketch_fuses_to_the_cuts_of_xgboost(weighted):
-    values = some_values(2000, 3)
-    weights = RNG.uniform(0.1, 3, 2000).astype(np.float32) if weighted else np.ones(2000, "f4")
-    expected = quantile_cuts(values, weights, 32)
-    cuts = fuse_sketches([sketch_and_code(values, weights, 32)[0]], 32)
-    np.testing.assert_array_equal(cuts.edges, expected.edges)
-    np.testing.assert_array_equal(cuts.offsets, expected.offsets)
-    np.testing.assert_array_equal(cuts.minima, expected.minima)
-
-
-def test_a_column_without_values_has_one_empty_bin():
-    values = np.full((4, 2), np.nan, dtype=np.float32)
-    values[:, 1] = [1, 2, 3, 4]
-    sketch = sketch_and_code(values, np.ones(4, np.float32), 8)[0]
-    cuts = fuse_sketches([sketch], 8)
-    assert cuts.widths.tolist() == [1, 4]
-    assert bin_map(sketch, cuts).tolist() == [1, 2, 3, 4]
-
-
-def test_sketches_of_tables_apart_cover_the_values_of_both():
-    low, high = np.float32([[1], [2]]), np.float32([[8], [9]])
-    ones = np.ones(2, np.float32)
-    sketches = [sketch_and_code(low, ones, 8)[0], sketch_and_code(high, ones, 8)[0]]
-    cuts = fuse_sketches(sketches, 8)
-    assert cuts.edges[:-1].tolist() == [2, 8, 9]
-    assert [bin_map(sketch, cuts).tolist() for sketch in sketches] == [[0, 1], [2, 3]]
-
-
-def layout(*widths):
-    """Cuts of columns of so many bins."""
-    edges = [np.arange(1, width + 1, dtype=np.float32) for width in widths]
-    return Cuts(*ragged(edges), np.zeros(len(widths), np.float32))
-
-
-def one_split(histogram, missing=0, allowed=(True,), **limits):
-    """The best split of one or more columns of two or more bins each."""
-    n_columns, n_bins = len(allowed), len(histogram) // len(allowed)
-    sums = np.array(histogram[:n_bins]).sum(axis=0) + missing
-    penalties = Penalties(1.0, 0.0, limits.get("gamma", 0.0), limits.get("min_child_weight", 0.0))
-    absent = np.full((1, n_columns), missing, dtype=np.int32)
-    cuts = layout(*[n_bins] * n_columns)
-    whole = np.array([histogram], dtype=np.float64)
-    return best_splits(whole, sums[None], absent, np.array([allowed]), cuts, penalties, RULES)[0]
-
-
-TWO = [[-4.0, 2.0], [6.0, 3.0]]
-LIGHT = [[-4.0, 0.5], [6.0, 3.0], [-1.0, 3.0]]
-
-
-def test_the_gain_is_that_of_the_formula_and_missing_rows_go_to_the_better_side():
-    split = one_split(TWO)
-    assert split["gain"] == pytest.approx(16 / 3 + 36 / 4 - 4 / 6, rel=1e-6)
-    assert (split["left"].tolist(), split["right"].tolist()) == ([-4, 2], [6, 3])
-    assert not one_split(TWO, missing=1)["default_left"]
-    towards_left = one_split([[4.0, 2.0], [-6.0, 3.0]], missing=1)
-    assert towards_left["default_left"]
-    assert towards_left["left"].tolist() == [5, 3]
-
-
-@pytest.mark.parametrize(
-    ("histogram", "how", "column", "cut"),
-    [
-        (LIGHT, {}, 0, 0),
-        (LIGHT, {"min_child_weight": 1.0}, 0, 1),
-        (TWO, {"gamma": 13.6}, 0, 0),
-        (TWO, {"gamma": 13.7}, -1, None),
-        (TWO * 2, {"allowed": (True, True)}, 0, 0),  # the lower column wins a tie
-        ([*TWO, [-1.0, 2.0], [3.0, 3.0]], {"allowed": (False, True)}, 1, 0),
-    ],
-)
-def test_a_split_is_the_best_that_is_allowed(histogram, how, column, cut):
-    split = one_split(histogram, **how)
-    assert split["column"] == column
-    assert cut is None or split["cut"] == cut
-
-
 def test_l1_shrinks_the_weight_of_a_leaf():
     sums, free = np.array([[-5.0, 3.0], [0.5, 3.0]]), np.float32([[-9, 9]] * 2)
     weights = leaf_weights(sums, Penalties(1.0, 1.0, 0.0, 0.0).of_leaves, free)
@@ -220,55 +94,16 @@ def test_l1_shrinks_the_weight_of_a_leaf():
     assert light.tolist() == [0.0]
 
 
-def by_category(histogram, missing=0, **limits):
-    """Best split of one column of categories, and the categories that go right; ``missing`` is the
-    gradient of the rows without a value."""
-    rules = CategoryRules(**{"max_cat_to_onehot": 4, "max_cat_threshold": 64, **limits})
-    sums = np.array(histogram).sum(axis=0) + (np.array([missing, 2.0]) if missing else 0)
-    n = len(histogram)
-    cuts = Cuts(np.arange(1, n + 1, dtype=np.float32), np.array([0, n]), np.zeros(1, np.float32))
-    cuts = with_categories(cuts, np.array([n]), np.array([n]))
-    given = np.array([histogram]), sums[None], np.array([[missing != 0]], dtype=np.int32)
-    allowed = np.ones((1, 1), dtype=bool)
-    split = best_splits(*given, allowed, cuts, NO_PENALTY, rules)[0]
-    right = right_categories(np.array(histogram), int(split["cut"]), NO_PENALTY, rules)
-    return split, np.flatnonzero(right).tolist()
-
-
-MIXED = [[-4.0, 2.0], [6.0, 3.0], [-1.0, 1.0], [5.0, 2.0], [-3.0, 2.0]]
-
-
-@pytest.mark.parametrize(
-    ("how", "rights", "default_left", "left", "right"),
-    [
-        ({}, [1, 3], False, [-8, 5], [11, 5]),
-        ({"max_cat_to_onehot": 6}, [0], True, None, [-4, 2]),  # one of few goes alone
-        ({"missing": -9.0}, [1, 3], True, [-17, 7], None),
-        ({"missing": 9.0}, [1, 3], False, None, [20, 7]),
-    ],
-)
-def test_categories_of_low_weight_go_right_together(how, rights, default_left, left, right):
-    split, found = by_category(MIXED, **how)
-    assert found == rights
-    assert left is None or split["left"].tolist() == left
-    assert right is None or split["right"].tolist() == right
-    assert bool(split["default_left"]) == default_left or not how
-
-
-def test_no_more_categories_than_the_threshold_are_gathered_on_a_side():
-    gradients = np.repeat([1.0, -1.0], 8)
-    histogram = np.stack((gradients, np.ones(16)), axis=1).tolist()
-    assert by_category(histogram)[1] == list(range(8))
-    assert len(by_category(histogram, max_cat_threshold=4)[1]) in {3, 13}
-
-
 def test_codes_of_no_category_are_missing():
-    cuts = with_categories(layout(3, 2), np.array([5, 0]), np.array([3, 0]))
+    cuts = Cuts(np.float32([1, 2, 3, 1, 2]), np.array([0, 3, 5]), np.zeros(2, np.float32))
+    cuts = with_categories(cuts, np.array([5, 0]), np.array([3, 0]))
     assert cuts.edges.tolist() == [1, 2, 3, 1, 2]
     values = np.float32([[0, 0], [2, 1], [3, 2], [-1, 0], [np.nan, 1]])
     codes, missing_code = digitise(values, cuts)
     assert codes[:, 0].tolist() == [0, 2, *[missing_code] * 3]
     assert codes[:, 1].tolist() == [0, 1, 1, 0, 1]
+    one, limits = values[:1, :1], np.array([3])
+    assert [bins.any_missing(one + code, limits) for code in (2, 3, -1)] == [0, 1, 1]
 
 
 def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin():
@@ -284,3 +119,262 @@ def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin():
     assert cuts.widths.tolist() == [1000, 16]
     places = bin_map(sketch.with_categories(categories), cuts)
     assert places.tolist() == list(range(1016))
+
+
+# Bins found by a search without branches
+
+
+def some_rows(n_rows, n_columns):
+    values = np.round(4 * RNG.normal(size=(n_rows, n_columns))).astype(np.float32)
+    values[RNG.random(values.shape) < 0.2] = np.nan
+    values[0, 0] = np.inf
+    return values
+
+
+@pytest.mark.parametrize("fewest_cells", [1, 2**40], ids=["threads", "alone"])
+def test_codes_are_those_of_numpy(fewest_cells, monkeypatch):
+    monkeypatch.setattr(bins, "FEWEST_CELLS", fewest_cells)
+    monkeypatch.setattr(bins, "n_cores", lambda: 3)
+    values = some_rows(400, 7)
+    edges = [np.unique(RNG.normal(size=n).astype(np.float32)) for n in (1, 2, 3, 7, 8, 40, 300)]
+    for column, own in zip(values.T, edges, strict=True):  # some values are edges
+        column[1 : len(own) + 1] = own
+    cuts = Cuts(*ragged(edges), np.zeros(7, dtype=np.float32))
+    codes, missing_code = digitise(values, cuts)
+    assert missing_code == np.iinfo(codes.dtype).max
+    for column, own in enumerate(edges):
+        expected = np.minimum(np.searchsorted(own, values[:, column], side="right"), len(own) - 1)
+        absent = np.isnan(values[:, column])
+        np.testing.assert_array_equal(codes[:, column], np.where(absent, missing_code, expected))
+
+
+def test_codes_of_a_sketch_are_those_of_its_cuts_and_its_masses_count_them():
+    values, weights = some_rows(500, 4)[1:], RNG.integers(0, 3, 499).astype(np.float32)
+    values[:, 2] = np.nan
+    sketch, codes, missing_code = sketch_and_code(values, weights, 8)
+    again = digitise(values, sketch_cuts(sketch_and_code(values, weights, 8)[0]))
+    np.testing.assert_array_equal(codes, again[0])
+    assert missing_code == again[1]
+    for column in range(4):
+        own = codes[:, column]
+        masses = np.bincount(own[own != missing_code], weights[own != missing_code])
+        known = values[(weights > 0) & ~np.isnan(values[:, column]), column]
+        np.testing.assert_array_equal(sketch.column(column)[1], masses)
+        assert len(known) == 0 or sketch.maxima[column] == known.max()
+        assert len(known) == 0 or sketch.column(column)[0][0] == known.min()
+
+
+def test_a_column_without_a_value_has_no_range():
+    values = np.float32([[1, np.nan], [3, 7], [2, np.nan]])
+    found = bins.column_ranges(values, np.float32([1, 0, 1]))
+    np.testing.assert_array_equal(found, np.float32([[1, np.nan], [2, np.nan]]))
+
+
+# Quantiles of several tables from counts of all of them
+
+
+def descended(values, weights, n_bins, parts=1, lightest=0):
+    """The cuts of rows that lie in several places."""
+    places = np.array_split(np.random.default_rng(1).permutation(len(values)), parts)
+    descent = Descent(np.ones(values.shape[1], dtype=bool), n_bins, lightest)
+    for digit in range(4):
+        prefixes, offsets = descent.wanted()
+        counts = [
+            digit_counts(values[rows], weights[rows], prefixes, offsets, digit) for rows in places
+        ]
+        descent.take(np.sum(counts, axis=0))
+    return descent.cuts()
+
+
+def slow_edges(column, weights, n_bins):
+    """The cuts of one column with all of its rows at hand."""
+    kept = ~np.isnan(column) & (weights > 0)
+    values, places = np.unique(column[kept] + np.float32(0), return_inverse=True)
+    masses = np.zeros(len(values), dtype=np.int64)
+    np.add.at(masses, places, weights[kept])
+    if len(values) <= n_bins:
+        return [*values[1:].tolist(), LARGEST_FLOAT]
+    total, cuts = int(masses.sum()), dict[int, float]()
+    for number in range(1, n_bins):
+        target = total * number // n_bins
+        place = int(np.flatnonzero(masses.cumsum() > target)[0])
+        low, high = int(masses[:place].sum()), int(masses[: place + 1].sum())
+        at, behind = float(values[place]), float(np.nextafter(values[place], np.float32(np.inf)))
+        if values[place] == 0:
+            behind = float(np.finfo(np.float32).tiny)
+        if low and (high == total or target - low < high - target):
+            cuts[low] = at
+        elif high < total:
+            cuts.setdefault(high, behind)
+    return [*sorted(cuts.values()), LARGEST_FLOAT]
+
+
+@pytest.mark.parametrize("n_bins", [2, 7, 64])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_cuts_are_the_quantiles_of_all_rows(n_bins, parts):
+    n_rows = 500
+    columns = [
+        RNG.normal(size=n_rows),
+        RNG.integers(-3, 4, n_rows),
+        np.where(RNG.random(n_rows) < 0.7, 0, RNG.exponential(size=n_rows)),
+        RNG.normal(size=n_rows) * 10.0 ** RNG.integers(-30, 30, n_rows),
+        np.full(n_rows, np.nan),
+        np.full(n_rows, -0.0),
+    ]
+    values = np.stack(columns, axis=1).astype(np.float32)
+    values[RNG.random(values.shape) < 0.1] = np.nan
+    weights = RNG.integers(0, 2**40, n_rows)
+    cuts = descended(values, weights, n_bins, parts)
+    for place in range(values.shape[1]):
+        assert cuts.column(place).tolist() == slow_edges(values[:, place], weights, n_bins)
+    assert (cuts.minima == -LARGEST_FLOAT).all()
+
+
+def test_rows_alone_keep_their_last_digits_and_are_parted_alike():
+    values = RNG.normal(size=(300, 1)).astype(np.float32)
+    values[:150] = np.round(values[:150], 1)
+    weights = np.full(300, 8)
+    whole, short = (descended(values, weights, 40, 3, lightest) for lightest in (0, 8))
+    np.testing.assert_array_equal(digitise(values, whole)[0], digitise(values, short)[0])
+    assert np.isin(values[150:], whole.edges).any()
+    assert not np.isin(values[150:], short.edges).any()
+
+
+def test_what_rows_alone_begin_with_is_not_asked_for():
+    values = RNG.normal(size=(300, 1)).astype(np.float32)
+    descent = Descent(np.ones(1, dtype=bool), 40, lightest=1)
+    n_wanted = []
+    for digit in range(4):
+        prefixes, offsets = descent.wanted()
+        n_wanted.append(len(prefixes))
+        ones = np.ones(300, dtype=np.int64)
+        descent.take(digit_counts(values, ones, prefixes, offsets, digit))
+    assert n_wanted[0] == 1
+    assert n_wanted[3] == 0 < n_wanted[2] < 40
+
+
+def test_quantiles_of_large_weights_are_exact():
+    total, numbers = 2**61 + 12345, np.arange(1, 65535)
+    expected = [total * number // 65535 for number in range(1, 65535)]
+    assert quantile_ranks(total, numbers, 65535).tolist() == expected
+    assert not len(quantile_ranks(0, numbers, 4))
+
+
+# Claimed sums are compared with rows exactly: no division of rows is refused, every other is
+
+
+WIDTHS = np.array([3, 1, 0, 4])  # of the bins of each column
+OFFSETS = np.concatenate(([0], np.cumsum(WIDTHS)))
+
+
+def integers(cells):
+    """Words as Python's integers."""
+    return cells[..., 0].astype(object) * 2**32 + cells[..., 1].astype(object)
+
+
+def claimed(codes, numbers, slots, n_nodes):
+    """Sums in Python's integers, in words, and missing rows; a code at the width is missing."""
+    cells = np.zeros((n_nodes, OFFSETS[-1], numbers.shape[1]), dtype=object)
+    missing = np.zeros((n_nodes, len(WIDTHS)), dtype=np.int32)
+    for of_row, row, slot in zip(codes, numbers.tolist(), slots, strict=True):
+        for column, code in enumerate(of_row if slot >= 0 else ()):
+            if code == WIDTHS[column]:
+                missing[slot, column] += 1
+            else:
+                cells[slot, OFFSETS[column] + code] += np.array(row, dtype=object)
+    return words_of(cells), missing
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.integers(-(2**53), 2**53),
+            st.one_of(st.just(0), st.integers(0, 2**53)),
+            st.integers(-1, 2),
+            st.tuples(*(st.integers(0, int(width)) for width in WIDTHS)),
+        ),
+        max_size=20,
+    )
+)
+def test_no_division_of_rows_is_refused_and_sums_are_exact(rows):
+    numbers = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
+    slots = np.array([row[2] for row in rows], dtype=np.int32)
+    codes = np.array([row[3] for row in rows], dtype=np.int64).reshape(-1, len(WIDTHS))
+    cells, missing = claimed(codes, numbers, slots, 3)
+    assert unfit_column(cells, missing, OFFSETS, numbers, slots) is None
+    sums = integers(row_sums(numbers, slots, 3))
+    assert (
+        sums == [np.array(numbers[slots == node], object).sum(axis=0) for node in range(3)]
+    ).all()
+    derived = carried(cells[:1] - cells[1:2])
+    assert (integers(derived) == integers(cells[:1]) - integers(cells[1:2])).all()
+    assert ((derived[..., 1] >= 0) & (derived[..., 1] < 2**32)).all()
+
+
+def test_sums_of_a_million_rows_at_the_limit_are_exact():
+    numbers = np.full((10**6, 2), 2**53 - 1)
+    numbers[:, 0] *= -1
+    (sums,) = integers(row_sums(numbers, np.zeros(10**6, np.int32), 1))
+    assert sums.tolist() == [-(10**6) * (2**53 - 1), 10**6 * (2**53 - 1)]
+
+
+NUMBERS = np.array([[-5, 2], [3, 1], [4, 3], [-1, 1]]) * 2**50
+CODES = np.array([[0, 0, 0, 0], [1, 1, 0, 1], [2, 0, 0, 1], [2, 1, 0, 3]])
+
+
+def add(place, field, number):
+    def change(cells, missing):
+        cells[0, place, field] += number
+
+    return change
+
+
+def moved(source, target, field, number):
+    def change(cells, missing):
+        add(source, field, -number)(cells, missing)
+        add(target, field, number)(cells, missing)
+
+    return change
+
+
+def counted(column, number):
+    def change(cells, missing):
+        missing[0, column] += number
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (add(0, 0, 1), 0),  # a bit more than the node
+        (add(0, 1, -1), 0),
+        (add(6, 1, 1), 3),
+        (moved(0, 1, 0, 3 * 2**50), 0),  # more than is negative in all rows
+        (moved(0, 1, 1, 2**51 + 1), 0),  # a hessian below 0
+        (add(3, 0, 9 * 2**50), 1),  # two missing rows have 2, and can have -6 to 7
+        (add(3, 0, -6 * 2**50), 1),
+        (add(3, 1, 2**50), 1),  # no two rows have a hessian of 1
+        (counted(1, 3), 1),  # more rows than the node has
+        (counted(1, -3), 1),
+        (counted(1, -2), 1),  # no row, but something is left
+        (counted(0, 1), 0),  # a row, of nothing
+        (counted(0, -1), 0),  # as by difference to the parent
+        (counted(2, 1), 2),  # one more than all
+    ],
+)
+def test_sums_that_no_rows_have_are_found_by_their_column(change, column):
+    slots = np.zeros(4, np.int32)
+    cells, missing = claimed(CODES, NUMBERS, slots, 1)
+    whole = integers(cells)
+    assert unfit_column(words_of(whole), missing, OFFSETS, NUMBERS, slots) is None
+    change(whole, missing)
+    assert unfit_column(words_of(whole), missing, OFFSETS, NUMBERS, slots) == column
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_labels"), [((1,), 4), ((3,), 28), ((6, 4), 12), ((0, 5, 3), 0), ((3, 0, 2), 56)]
+)
+def test_each_split_tells_as_many_labels_as_its_cuts_have_bits(shape, n_labels):
+    assert disclosed_labels(16, *shape) == n_labels
+    assert disclosed_labels(31, *shape) == n_labels

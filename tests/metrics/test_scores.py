@@ -1,6 +1,5 @@
-"""The scores of finished runs, as the summary has them."""
+"""What objectives and the summaries of finished runs show of their scores."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -8,35 +7,38 @@ import pytest
 from rich.console import Console
 from sklearn import metrics as sk
 
+from fedapp import metrics
 from fedapp.data.datasets import read_source
+from fedapp.errors import ConfigError
+from fedapp.metrics.names import SHOWN
 from fedapp.report.summary import print_summary
 from fedapp.run_files import threshold_of
+from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
+from fedapp.runs.predict import predicted_rows
+from fedapp.settings import load_settings
 from fedapp.site.table import Holdout, share_rows
+from fedapp.trees.objective import n_outputs, transform
 from tests.federated import summary_of
-
-WINE = {"data": "wine", "objective": "multi:softprob", "partition": "iid", "parties": 2}
+from tests.runs.test_scores_of_runs import BINARY, OBJECTIVES, made, requested, roles_of
 
 
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "fedavg-linear"])
 def test_the_summary_names_the_classes_of_the_confusion_matrix(settings, write_table, strategy):
     names = ["no", "perhaps", "yes"]
-    data = write_table("answers", 60, y=[names[place % 3] for place in range(60)])
-    given = WINE | {"data": str(data), "label": "y", "fedavg_linear__rounds": 1}
-    summary = summary_of(run_local(settings(strategy=strategy, **given)))
+    data = str(write_table(n_rows=60, y=[names[place % 3] for place in range(60)]))
+    given = {"objective": "multi:softprob", "parties": 2, "fedavg_linear__rounds": 1}
+    run = settings(strategy=strategy, data=data, label="y", **given)
+    summary = run_local(run).summary
     assert summary["classes"] == names
     assert len(summary["curves"]["confusion"]) == 3
 
 
-def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
+def test_the_scores_of_each_party_are_those_of_its_own_rows(settings):
     """Of two parties, whose shares of the rows are known."""
     run = settings(strategy="pax", data="breast-cancer", parties=2, num_boost_round=4)
     summary = summary_of(run_local(run))
-    predict_table(Path(run.run_dir), run.data, "", tmp_path / "all.csv")
-    table = read_source(run.data)
-    with (tmp_path / "all.csv").open() as file:
-        p = np.array([float(row["probability_1"]) for row in csv.DictReader(file)])
+    p, table = predicted_rows(Path(run.run_dir), run.data).predictions[:, -1], read_source(run.data)
     holdout = Holdout(run.test_fraction, run.valid_fraction, run.seed)
     shares = share_rows(table, holdout, run.partition, run.parties)
     labels, value = table.labels.astype(float), summary["threshold"]["value"]
@@ -53,12 +55,6 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings, tmp_path):
         f1 = sk.f1_score(labels[rows], p[rows] >= value)
         assert scores["f1_at_threshold"] == pytest.approx(f1)
         assert scores["threshold"] == value
-    test = summary["metrics"]["test"]
-    everyone = np.concatenate(shares["test"])
-    exact = sk.average_precision_score(labels[everyone], p[everyone])
-    assert abs(test["pr_auc"] - exact) <= summary["binning_errors"]["pr_auc"] + 1e-6
-    recall = sk.recall_score(labels[everyone], p[everyone] >= value)
-    assert test["recall_at_threshold"] == pytest.approx(recall)
 
 
 def test_the_printed_scores_say_their_threshold_and_weights(settings, write_table):
@@ -101,3 +97,72 @@ def test_intervals_of_a_run_hold_its_scores_unless_rows_are_weighted(
     assert all(low < scores[name] < high for name, (low, high) in spans.items())
     assert summary["label"] == "y"
     assert summary_of(run_local(settings(**given, weight="w")))["intervals"] == {}
+
+
+# The table of what each objective has
+
+
+RANGE = {"residual_range": 8.0}
+
+
+def rows_of(make, folder, objective):
+    """Margins, labels and weights of an objective, and all metrics that may be requested."""
+    data = made(folder / "rows.csv", objective)
+    run = make(data=str(data), objective=objective, **roles_of(objective))
+    labels = baseline_rows(run)[0].labels
+    n_classes = 3 if objective == "multi:softprob" else 2 * (objective == BINARY)
+    shape = len(labels), n_outputs(objective, n_classes)
+    margins = np.random.default_rng(3).normal(0, 1, shape).astype(np.float32)
+    return margins, labels, np.ones(len(labels), np.float32), requested(objective)
+
+
+def kinds(names):
+    return {name.partition("@")[0] for name in names}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_has_what_the_table_says(settings, tmp_path, objective):
+    *arrays, extra = rows_of(settings, tmp_path, objective)
+    shown = SHOWN[objective]
+    sums = metrics.statistics(objective, *arrays, 4096, 8.0, extra=extra)
+    found = metrics.scores(objective, sums, extra)
+    assert kinds(found) == {*shown.scores, *shown.on_request}
+    assert not np.isnan(list(found.values())).any()
+    assert metrics.pooled(objective, *arrays, extra).keys() == found.keys()
+    assert kinds(metrics.binning_errors(objective, sums, extra)) == {*shown.bounded}
+    assert kinds(metrics.intervals(objective, sums, extra=extra, **RANGE)) == {*shown.spans}
+    assert metrics.curves(objective, sums, **RANGE).keys() == {*shown.curves}
+    assert metrics.loss_metric(objective) in found
+    assert all(metrics.is_metric(name) for name in found)
+    how = {"objective": objective, "calibration": "platt", **roles_of(objective)}
+    if shown.has_calibration:
+        load_settings(how)
+    else:
+        with pytest.raises(ConfigError, match=f"calibration must be none for {objective}"):
+            load_settings(how)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_models_are_compared_by_means_over_rows_only(settings, tmp_path, objective):
+    """No error of signed times, or of hazard ratios, has a difference with an interval."""
+    *arrays, extra = rows_of(settings, tmp_path, objective)
+    spans = metrics.paired(objective, arrays[0], arrays[0] + 1, *arrays[1:], extra)
+    scores = metrics.pooled(objective, *arrays, extra)
+    assert spans.keys() <= scores.keys()
+    others = metrics.pooled(objective, arrays[0] + 1, *arrays[1:], extra)
+    for name, (value, low, high) in spans.items():
+        assert value == pytest.approx(scores[name] - others[name], abs=1e-9), name
+        assert low <= value <= high
+    assert bool(spans) == (objective not in ("survival:cox", "rank:ndcg", "rank:pairwise"))
+
+
+@pytest.mark.parametrize("margin", [0.0, 1e-9, -1e-9, 1e-6])
+def test_a_row_is_called_positive_in_the_report_as_in_predictions(margin):
+    margins = np.full((4, 1), margin, np.float32)
+    probability = transform(BINARY, margins)[:, 0]
+    called = np.stack([1 - probability, probability], axis=1).argmax(axis=1)
+    labels = np.ones(4, np.float32)
+    found = metrics.pooled(BINARY, margins, labels, np.ones(4, np.float32))
+    assert found["accuracy"] == called.mean() == (margin > 1e-7)
+    losses = metrics.paired(BINARY, margins, -np.ones((4, 1), np.float32), labels, labels)
+    assert losses["accuracy"][0] == called.mean()

@@ -1,30 +1,30 @@
-"""Base margins: every row starts from a margin of its own, as XGBoost's ``base_margin``.
+"""Margins that rows start from, XGBoost's ``base_margin``, and weights of rows at several parties.
 
 That trees are XGBoost's is in ``test_exactness``, that runs continue in ``test_warm_start``.
 """
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xgboost
+from sklearn.metrics import log_loss
 from typer.testing import CliRunner
 
+import fedapp
 from fedapp.commands import cli
 from fedapp.data.read import load_table
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError, PartyError
-from fedapp.records.document import from_text, to_text
 from fedapp.runs.baselines import baseline_rows, run_baselines
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
-from fedapp.site.settings import table_settings
-from fedapp.trees.model import Ensemble
+from fedapp.site.settings import site_config, table_settings
+from fedapp.site.table import read_columns
 from fedapp.trees.predict import predict_margins
-from strategies.run import check_read
 from tests.encrypted import encrypted, inference, written
-from tests.federated import model_of, summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.letters import letters_sent, raw_of
 from tests.letters import written as forms_of
 from tests.pooled import Pooled, assert_xgboosts
@@ -48,20 +48,11 @@ def with_margins(made, vertical):
     return make
 
 
-def test_scores_predictions_and_baselines_start_from_the_margins(with_margins, tmp_path):
+def test_scores_and_baselines_start_from_the_margins(with_margins):
     run = with_margins(parties=1)
     folder = run_local(run)
     assert differences(run, folder) == []
     assert summary_of(folder)["base_margin"] == "m"
-    rows = load_table(Path(run.data), Roles(label="y", base_margin="m"))
-    stock = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    assert stock.attr("base_margin") == "m"
-    names = {"feature_names": stock.feature_names}
-    matrix = xgboost.DMatrix(rows.values, base_margin=rows.base_margins, **names)
-    predict_table(folder.path, run.data, "", tmp_path / "out.csv")
-    with (tmp_path / "out.csv").open() as file:
-        ours = [float(row["probability_1"]) for row in csv.DictReader(file)]
-    np.testing.assert_allclose(ours, stock.predict(matrix), rtol=1e-6)
     score = summary_of(folder)["metrics"]["test"]["logloss"]
     assert run_baselines(run)["pooled"]["logloss"] == pytest.approx(score, rel=1e-5)
     without = run.model_copy(update={"base_margin": "", "drop_columns": "m"})
@@ -99,8 +90,7 @@ def assert_none_told(margins, told):
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "cyclic"])
 def test_margins_stay_at_a_party(with_margins, strategy):
     run = with_margins(strategy, parties=1, num_boost_round=1)
-    _, app = listen(run)
-    rows = baseline_rows(run)[0]
+    rows, (_, app) = baseline_rows(run)[0], listen(run)
     margins = rows.base_margins[rows.split.train]
     assert_none_told(margins, [raw_of(reply) for _, _, reply in app.heard])
 
@@ -124,7 +114,6 @@ def test_margins_stay_at_the_active_party(with_margins):
 def test_the_name_of_the_column_stays_with_the_model(with_margins):
     model = model_of(run_local(with_margins()))
     assert model.margin_column == "m"
-    assert from_text(to_text(model), Ensemble).margin_column == "m"
     with pytest.raises(ValueError, match=r"^base_margins must be those of .* column, which is 'm'"):
         predict_margins(model, np.zeros((2, 6), np.float32))
 
@@ -132,17 +121,11 @@ def test_the_name_of_the_column_stays_with_the_model(with_margins):
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("cells", "rule"),
-    [
-        (["", "inf", "1"], "finite in every row, got 2 of 3 rows, first in line 2$"),
-        (["1", "low", "2"], "be numbers: 1 of 3 values of 'm' is not a number, first 'low'"),
-    ],
-)
-def test_margins_that_are_none_are_refused(tmp_path, cells, rule):
-    path = write_rows(tmp_path / "rows.csv", {"a": [0, 1, 2], "m": cells, "y": [0, 1, 2]})
-    with pytest.raises(DataError, match=f"base-margin column ('m' )?must (be )?{rule}"):
-        load_table(path, Roles(label="y", base_margin="m"))
+def test_margins_that_are_none_are_refused(tmp_path):
+    columns = {"a": [0, 1, 2], "m": ["1", "low", "2"], "y": [0, 1, 2]}
+    rule = "base-margin column must be numbers: 1 of 3 values of 'm' is not a number, first 'low'"
+    with pytest.raises(DataError, match=rule):
+        load_table(write_rows(tmp_path / "rows.csv", columns), Roles(label="y", base_margin="m"))
 
 
 def test_a_schema_names_the_column(tmp_path):
@@ -157,40 +140,20 @@ def test_several_classes_take_no_margins(with_margins):
         with_margins(objective=CLASSES)
 
 
-@pytest.mark.parametrize("strategy", ["fedxgbllr", "fedavg-linear", "federated-forest"])
-def test_methods_that_take_no_margins_say_so(settings, strategy):
-    readers = "bagging, cyclic, pax, secureboost"
-    rule = f"^base-margin must be omitted for {strategy}, .*; read by {readers}"
-    with pytest.raises(ConfigError, match=rule):
-        check_read(settings(strategy=strategy, base_margin="m"))
-
-
 MARGINS, NONE = {"base-margin": "m"}, {"drop-columns": "m"}
+
+
+AT_SOME = "^shop: base-margin must be that of bank at all parties, the column 'm', got none$"
+OF_CLASSES = "base-margin must be omitted for multi:softprob"
 
 
 @pytest.mark.parametrize(
     ("how", "of_shop", "error", "rule"),
     [
-        (
-            {"strategy": "fedavg-linear", "objective": BINARY},
-            MARGINS,
-            PartyError,
-            r"base-margin must be empty in the node config, or .* \(pax, .*\), got fedavg-linear",
-        ),
-        (
-            {"objective": BINARY},
-            NONE,
-            DataError,
-            "^shop: base-margin must be that of bank at all parties, the column 'm', got none$",
-        ),
-        (
-            {"objective": "auto"},
-            MARGINS,
-            ConfigError,
-            "base-margin must be omitted for multi:softprob",
-        ),
+        ({"objective": BINARY}, NONE, DataError, AT_SOME),
+        ({"objective": "auto"}, MARGINS, ConfigError, OF_CLASSES),
     ],
-    ids=["ignored", "at some", "of classes"],
+    ids=["at some", "of classes"],
 )
 def test_sites_with_margins_that_do_not_fit_a_run_are_refused(
     settings, sites, tmp_path, how, of_shop, error, rule
@@ -202,21 +165,6 @@ def test_sites_with_margins_that_do_not_fit_a_run_are_refused(
         run_local(settings(parties=2, **how), sites(bank | MARGINS, shop | of_shop))
 
 
-def test_margins_beside_no_labels_are_refused(vertical, sites, tmp_path):
-    columns = made_columns(BINARY)
-    columns["id"] = [f"p{row}" for row in range(400)]
-    bank = write_rows(tmp_path / "bank.csv", columns)
-    shop = {"z": columns["a"], "m": np.ones(400), "id": columns["id"]}
-    shop = write_rows(tmp_path / "shop.csv", shop)
-    nodes = [
-        {"name": "bank", "data": bank, "id": "id"},
-        {"name": "shop", "data": shop, "id": "id", "label": "", **MARGINS},
-    ]
-    rule = r"base-margin column \[withheld\] must be in the table with the labels"
-    with pytest.raises(PartyError, match=rule):
-        run_local(vertical(), sites(*nodes))
-
-
 @pytest.mark.by_default("True")
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_table_without_the_column_is_not_predicted(with_margins, tmp_path, monkeypatch, whole):
@@ -224,8 +172,126 @@ def test_a_table_without_the_column_is_not_predicted(with_margins, tmp_path, mon
     more = {"num_boost_round": 1, "max_depth": 2, "max_bin": 16, "allow_export": whole}
     folder = run_local(with_margins("secureboost", **more))
     data = write_rows(tmp_path / "new.csv", made_columns(BINARY))
-    given = ["predict", str(folder.path), "--data", str(data), "--output", "out.csv"]
-    result = CliRunner().invoke(cli, given)
-    assert result.exit_code != 0
-    text = " ".join(f"{result.output} {result.exception}".split())
-    assert "table must have the base-margin column 'm', as the model" in text
+    with pytest.raises(DataError, match="table must have the base-margin column 'm', as the mod"):
+        fedapp.load(folder.path).predict(data)
+
+
+# Weights of rows whose columns lie at several parties
+
+
+N_ROWS = 80
+IDS = [f"p{row}" for row in range(N_ROWS)]
+WEIGHTS = [1 + row % 4 for row in range(N_ROWS)]
+
+
+@pytest.fixture
+def files(write_table):
+    """``files(bank=..., insurer=...)``: a table of each, with these weights where there are any;
+    the bank has the labels."""
+
+    def make(bank=None, insurer=None):
+        c = np.random.default_rng(4).normal(size=N_ROWS).round(3)
+        others = {"a": None, "b": None, "y": None, "c": c}
+        return {
+            "bank": write_table("bank", N_ROWS, id=IDS, w=bank),
+            "insurer": write_table("insurer", N_ROWS, id=IDS, w=insurer, **others),
+        }
+
+    return make
+
+
+@pytest.fixture
+def weighted(vertical):
+    """``weighted(files, ...)``: a run of a round on these tables with the weights w."""
+
+    def make(files, **more):
+        data = ",".join(f"{party}={path}" for party, path in files.items())
+        given = {"label": "y", "id": "id", "weight": "w", "num_boost_round": 1}
+        return vertical(data=data, **given, **more)
+
+    return make
+
+
+@pytest.mark.parametrize("role", ["weight", "base-margin"])
+def test_a_role_beside_no_labels_is_refused_by_name_at_home_alone(files, role):
+    insurer = {"name": "insurer", "data": str(files(insurer=WEIGHTS)["insurer"]), "id": "id"}
+    insurer |= {"label": "", role: "w"}
+    rule = rf"{role} column {{}} must be in the table with the labels"
+    with pytest.raises(DataError, match=rule.format("'w'")) as refused:
+        read_columns(site_config(insurer, {}), seed=0)
+    assert re.search(rule.format(r"\[withheld\]"), refused.value.outside)
+    kept = read_columns(site_config({**insurer, "drop-columns": "w"}, {}), seed=0)
+    assert (kept.columns, kept.weights, kept.base_margins) == (("c",), None, None)
+
+
+def test_weights_of_the_party_without_labels_may_be_dropped(weighted, files):
+    """Those beside the labels count all the same."""
+    rule = "^insurer .*weight column 'w' must .* party that has the labels; .*drop-columns=w"
+    with pytest.raises(PartyError, match=rule):
+        run_local(weighted(files(insurer=WEIGHTS)))
+    alone = run_local(weighted(files(bank=WEIGHTS)))
+    both = run_local(weighted(files(bank=WEIGHTS, insurer=WEIGHTS), drop_columns="w"))
+    assert model_bytes(alone) == model_bytes(both)
+
+
+# Rows to predict
+
+
+@pytest.fixture
+def predicted(weighted, files, monkeypatch, tmp_path):
+    """``predicted(whole, bank=..., insurer=...)``: what the command says of tables with these
+    weights, under a model that was trained with all of them at the bank; and the exact log loss."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(whole, **weights):
+        shares = {"allow_export": whole, "share_column_names": whole}
+        folder = run_local(weighted(files(bank=WEIGHTS), **shares))
+        tables = files(**weights)
+        data = ",".join(f"{party}={path}" for party, path in tables.items())
+        given = ["predict", str(folder.path), "--data", data, "--id", "id", "--output", "out.csv"]
+        result = CliRunner().invoke(cli, given)
+        assert result.exit_code == 0, result.output
+        with Path("out.csv").open() as file, tables["bank"].open() as rows:
+            p = [float(row["probability_1"]) for row in csv.DictReader(file)]
+            truth = [int(row["y"]) for row in csv.DictReader(rows)]
+        weighs = None if "unweighted" in result.output else WEIGHTS
+        return result.output, f"{log_loss(truth, p, sample_weight=weighs):.4f}"
+
+    return make
+
+
+def test_weights_of_another_table_than_the_labels_weight_the_scores(predicted):
+    text, exact = predicted(True, insurer=WEIGHTS)
+    assert "unweighted" not in text
+    assert exact in text
+
+
+@pytest.mark.by_default("in parts")
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "in parts"])
+def test_scores_without_weights_are_told_as_such_and_why(predicted, whole):
+    text, exact = predicted(whole, bank=["", "", *WEIGHTS[2:]])
+    name = "'w'" if whole else r"\S+"
+    assert re.search(rf"unweighted: weight column {name} has no value in 2 of 80 rows", text)
+    assert exact in text
+    text, exact = predicted(whole)
+    assert re.search(rf"unweighted: weight column {name} is none of the table", text)
+    assert exact in text
+
+
+NO_SPLIT = (
+    "no tree of the first boosting round has a split, so rows are predicted alike; where weights "
+    "are small, scale them or set min-child-weight below 1"
+)
+
+
+@pytest.mark.by_default("pax-*", "secureboost-1e-06")
+@pytest.mark.parametrize("weight", [1e-6, 1.0])
+@pytest.mark.parametrize("method", ["pax", "bagging", "cyclic", "secureboost"])
+def test_weights_so_small_that_no_tree_splits_are_warned_of(
+    settings, vertical, write_table, method, weight
+):
+    make = vertical if method == "secureboost" else settings
+    given = {"label": "y", "weight": "w", "min_child_weight": 1.0, "parties": 2}
+    data = str(write_table(n_rows=200, w=[weight] * 200))
+    folder = run_local(make(strategy=method, data=data, **given))
+    assert (NO_SPLIT in folder.summary["warnings"]) == (weight < 1)

@@ -5,7 +5,6 @@ several seeds predict alike, no tie matters, and there ours must predict the sam
 holds that this is so.
 """
 
-import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from fedapp.records.document import from_text, to_text
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.forest.levels import (
@@ -113,34 +111,19 @@ NUMBERS = "variance"
 @pytest.mark.parametrize(
     ("table", "limits", "share"),
     [
-        (BREAST, Limits(), 0),
-        (WINE, Limits(max_depth=2), 0),
+        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02), 0),
         (WINE, Limits("entropy", 2), 0),
         (IRIS, Limits(), 0),
-        (IRIS, Limits("entropy", 4, min_samples_leaf=20), 0),
-        (DIABETES, Limits(NUMBERS, 4, min_samples_leaf=5), 0),
         (DIABETES, Limits(NUMBERS, 8, min_samples_leaf=30), 0),
         (DIABETES, Limits(NUMBERS, 6, min_samples_split=40), 0),
-        (BREAST, Limits(max_depth=5, min_impurity_decrease=0.02), 0),
-        (DIABETES, Limits(NUMBERS, 8, min_impurity_decrease=40.0), 0),
-        *((WINE, Limits(max_depth=2), share) for share in (0.1, 0.6)),
-        *((IRIS, Limits(min_samples_leaf=8), share) for share in (0.1, 0.6)),
-        *((DIABETES, Limits(NUMBERS, 4, min_samples_leaf=8), share) for share in (0.1, 0.6)),
+        (WINE, Limits(max_depth=2), 0.6),
+        (IRIS, Limits(min_samples_leaf=8), 0.1),
+        (DIABETES, Limits(NUMBERS, 4, min_samples_leaf=8), 0.6),
     ],
 )
 def test_a_tree_is_scikit_learns_also_with_missing_values(table, limits, share):
     x, y = table
     assert_theirs(holes(x, share) if share else x, y, limits)
-
-
-@pytest.mark.parametrize("criterion", ["gini", "entropy", "variance"])
-def test_a_deep_tree_of_one_column_is_scikit_learns(criterion):
-    # Within a column both keep the lowest of equal cuts, so that chance decides nothing.
-    rng = np.random.default_rng(1)
-    x, y = rng.integers(0, 300, (500, 1)).astype(float), rng.integers(0, 3, 500)
-    y = y if criterion != "variance" else rng.normal(size=500)
-    model = assert_theirs(x, y, Limits(criterion, 30))
-    assert len(model.trees[0]) > 200
 
 
 def test_a_value_missing_in_prediction_alone_goes_with_most_rows():
@@ -150,14 +133,6 @@ def test_a_value_missing_in_prediction_alone_goes_with_most_rows():
     unseen = holes(x, 0.9).astype(np.float32)
     ours = model.predictions(model.leaves(unseen))
     np.testing.assert_allclose(ours, theirs(x, y, limits, None, unseen), 1e-6)
-
-
-def test_that_a_value_is_missing_can_be_all_that_counts():
-    y = np.repeat([0, 1], 50)
-    x = np.stack((np.where(y == 1, np.nan, 3.0), np.arange(100) % 7), axis=1)
-    model = assert_theirs(x, y, Limits(max_depth=1))
-    rows = np.array([[np.nan, 0], [-1e30, 0], [1e30, 0]], dtype=np.float32)
-    np.testing.assert_array_equal(model.predictions(model.leaves(rows))[:, 0], [1, 0, 0])
 
 
 @pytest.mark.parametrize(("table", "criterion"), [(WINE, "gini"), (DIABETES, NUMBERS)])
@@ -232,13 +207,6 @@ def test_bins_hold_every_value_once_in_order(numbers, max_bin):
         np.testing.assert_array_equal(bins.lows, np.unique(values))
 
 
-def test_quantile_bins_have_about_as_many_rows_each():
-    values = np.random.default_rng(4).normal(size=(5000, 1)).astype(np.float32)
-    counts = np.bincount(code_columns(values, bin_columns(values, 20))[0])
-    assert len(counts) == 20
-    assert 240 <= counts.min() <= counts.max() <= 260
-
-
 def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third():
     counts = bootstrap_counts(7, 50, 1000)
     assert (counts.sum(axis=1) == 1000).all()
@@ -269,13 +237,19 @@ def test_columns_of_a_node_are_counted_as_in_scikit_learn(rule, n):
 # Columns of categories
 
 
-def labelled_categories(n_classes, n_rows=60):
-    """Codes of five categories, some missing, and labels that follow them."""
-    rng = np.random.default_rng(n_classes)
-    codes = rng.integers(0, 5, n_rows).astype(np.float32)
-    labels = (codes * 7 % 5 + rng.integers(0, 3, n_rows)).astype(np.float64)
-    codes[rng.random(n_rows) < 0.1] = np.nan
-    return codes[:, None], labels % n_classes if n_classes else labels
+@pytest.mark.parametrize("n_classes", [0, 2, 3])
+def test_categories_are_divided_in_the_order_of_their_labels_or_one_from_the_rest(n_classes):
+    rng = np.random.default_rng(8)
+    codes = rng.choice(6, 400, p=[0.2, 0.05, 0.1, 0.1, 0.25, 0.3])  # sums are in another order
+    y = (codes * 5 % 6 + rng.integers(0, 3, 400)).astype(np.float64)
+    y = y % 3 if n_classes == 3 else y > 3.5 if n_classes else y
+    limits = Limits("gini" if n_classes else NUMBERS, 1)
+    means = np.array([y[codes == code].mean() for code in range(6)])
+    numbers = np.eye(6)[codes] if n_classes == 3 else means[codes][:, None]
+    model = one_tree(codes[:, None].astype(np.float32), y, limits, categories=(tuple("abcdef"),))
+    ours = model.predictions(model.leaves(codes[:, None].astype(np.float32)))
+    np.testing.assert_allclose(ours, theirs(numbers, y, limits, None, numbers), 1e-6, 1e-6)
+    assert len(model.sets) == 1
 
 
 @pytest.mark.parametrize("n_classes", [0, 2, 3])
@@ -288,30 +262,17 @@ def test_both_sides_of_a_division_have_as_many_rows_as_they_must(n_classes):
 
 
 def test_a_category_that_no_row_of_the_node_has_goes_where_missing_values_go():
-    x, y = labelled_categories(2)
+    x = np.random.default_rng(2).integers(0, 5, (60, 1)).astype(np.float32)
+    x[::11] = np.nan
+    y = np.nan_to_num(x[:, 0]) % 2
     model = one_tree(x, y, Limits("gini", 1), categories=(tuple("abcdef"),))
     others = np.float32([[5], [np.nan], [6]])
     assert len(set(model.leaves(others)[0].tolist())) == 1
 
 
-@pytest.mark.parametrize("has_categories", [True, False])
-def test_a_forest_reads_back_as_it_was_written(has_categories):
-    x, y = labelled_categories(2)
-    names = (tuple("abcde"),) if has_categories else ()
-    model = one_tree(x, y, Limits("gini", 3), categories=names)
-    again = from_text(to_text(model), BaggedForest)
-    assert to_text(again) == to_text(model)
-    assert np.array_equal(again.leaves(x), model.leaves(x))
-
-
-def test_columns_are_drawn_for_a_few_nodes_at_a_time(monkeypatch):
+def test_columns_that_are_drawn_for_a_few_nodes_at_a_time_are_the_same(monkeypatch):
     seeds, owners = np.arange(1000), np.arange(1000) % 3
     places = np.zeros(200, dtype=np.int32), np.arange(200, dtype=np.int32)
     whole = count_drawn_columns(seeds, owners, 3, 30, places)
     monkeypatch.setattr("fedapp.trees.forest.levels.KEYS_AT_ONCE", 5000)
-    tracemalloc.start()
-    try:
-        np.testing.assert_array_equal(count_drawn_columns(seeds, owners, 3, 30, places), whole)
-        assert tracemalloc.get_traced_memory()[1] < 8 * 1000 * 200  # one key a column and node
-    finally:
-        tracemalloc.stop()
+    np.testing.assert_array_equal(count_drawn_columns(seeds, owners, 3, 30, places), whole)

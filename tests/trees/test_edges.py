@@ -1,4 +1,4 @@
-"""Odd tables and odd wishes, which must work or be refused clearly."""
+"""Odd tables and odd wishes, which must work or be refused clearly; files nested too deeply."""
 
 import os
 import signal
@@ -11,58 +11,40 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import xgboost
+from typer.testing import CliRunner
 
-from fedapp.errors import ConfigError, DataError, PartyError
+import fedapp
+from fedapp.commands import cli
+from fedapp.data.schema import read_schema
+from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
+from fedapp.records.document import MOST_BYTES
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table
+from fedapp.runs.predict import load_model, parts_of, predict_table, trained_settings
+from fedapp.serve.scorer import open_scorer
 from fedapp.settings import load_settings
-from tests.federated import model_bytes, summary_of
-from tests.tables import write_rows
+from fedapp.site.settings import parse_node_config
+from fedapp.site.trust import PINNED, pins_in
+from fedapp.superlinks import superlinks
+from fedapp.trees.kinds import DIVIDED
+from tests.federated import summary_of
 
-
-def test_a_party_whose_columns_are_all_missing_takes_part(settings, write_table, sites):
-    nothing = {"a": [""] * 40, "b": [""] * 40}
-    bank = {"name": "bank", "data": write_table("bank")}
-    shop = {"name": "shop", "data": write_table("shop", seed=1, **nothing)}
-    summary = summary_of(run_local(settings(parties=2), sites(bank, shop)))
-    assert summary["metrics"]["train"]["logloss"] < 0.7
-    assert [party["name"] for party in summary["parties"]] == ["bank", "shop"]
-    assert summary["data"] == "the parties' own tables"
+pytestmark = pytest.mark.usefixtures("own_folder")
+STOP = {"valid_fraction": 0.1, "early_stopping_rounds": 5, "eval_metric": "auc", "seed": 1}
 
 
 @pytest.mark.parametrize(
-    ("columns", "how", "error", "rule"),
+    ("labels", "how", "rule"),
     [
-        (
-            {"y": [0] * 38 + [1, 1]},
-            {"valid_fraction": 0.1, "early_stopping_rounds": 5, "eval_metric": "auc", "seed": 1},
-            ConfigError,
-            "early-stopping-rounds must have a validation auc",
-        ),
-        (
-            {"y": [0, 1] * 20, "w": [0.0, 1.0] * 20},
-            {"weight": "w"},
-            DataError,
-            "label must have both classes among the training rows",
-        ),
+        ([0] * 38 + [1, 1], STOP, "early-stopping-rounds must have a validation auc"),
+        ([0, 1] * 20, {"weight": "w"}, "label must have both classes among the training rows"),
     ],
-    ids=["one class to stop by", "a class without weight"],
 )
-def test_labels_that_train_nothing_are_refused(settings, write_table, columns, how, error, rule):
+def test_labels_that_train_nothing_are_refused(settings, write_table, labels, how, rule):
     given = {"label": "y", "parties": 1, "test_fraction": 0.0, **how}
-    with pytest.raises(error, match=rule):
-        run_local(settings(data=str(write_table(**columns)), **given))
-
-
-def test_a_party_that_fails_is_named_before_any_training(settings, write_table, sites):
-    bank = {"name": "bank", "data": write_table("bank")}
-    shop = {"name": "shop", "data": write_table("shop", y=["x"] * 40)}
-    run = settings(parties=2, objective="reg:squarederror")
-    with pytest.raises(PartyError, match=r"^shop \(step 1\): label must be numbers"):
-        run_local(run, sites(bank, shop))
+    with pytest.raises((ConfigError, DataError), match=rule):
+        run_local(settings(data=str(write_table(y=labels, w=[0.0, 1.0] * 20)), **given))
 
 
 def test_values_near_the_end_of_float32_train(settings, write_table):
@@ -70,26 +52,6 @@ def test_values_near_the_end_of_float32_train(settings, write_table):
     huge = [f"{value:.6g}" if place % 5 else "" for place, value in enumerate(huge)]
     run = settings(data=str(write_table(a=huge)), label="y", parties=2)
     assert summary_of(run_local(run))["trees"] == 2
-
-
-def test_names_of_any_script_load_in_stock_xgboost(settings, tmp_path):
-    rows = np.random.default_rng(0).normal(size=(60, 2)).round(3)
-    names, labels = ["größe [cm]", "体重"], (rows.sum(axis=1) > 0).astype(int)
-    columns = {**dict(zip(names, rows.T, strict=True)), "y": labels}
-    table = write_rows(tmp_path / "names.csv", columns)
-    folder = run_local(settings(data=str(table), label="y"))
-    booster = xgboost.Booster(model_file=folder.path / "model.xgb.json")
-    assert booster.feature_names == ["größe _cm_", "体重"]
-    booster.predict(xgboost.DMatrix(rows, feature_names=booster.feature_names))
-
-
-@pytest.mark.slow
-def test_a_table_that_changes_between_runs_is_read_again(settings, write_table):
-    first, same, other = (
-        model_bytes(run_local(settings(data=str(write_table(seed=seed)), label="y")))
-        for seed in (0, 0, 8)
-    )
-    assert first == same != other
 
 
 @pytest.mark.slow
@@ -100,14 +62,11 @@ def test_few_bins_are_told_of(settings):
         "larger max-bin gives",
     }
     made = partial(settings, max_bin=64, parties=4, valid_fraction=0.0)
+    told = "only 16 bins a column are left of max-bin 64: the share rule divides them among the "
     for fusion, kept in ways.items():
-        few = summary_of(run_local(made(pax__fusion=fusion)))
-        assert few["warnings"] == [
-            "only 16 bins a column are left of max-bin 64: the share rule divides them among the "
-            f"parties, and {kept} more"
-        ]
-    enough = summary_of(run_local(made(pax__bins="equal")))
-    assert enough["warnings"] == []
+        few = run_local(made(pax__fusion=fusion)).summary
+        assert few["warnings"] == [f"{told}parties, and {kept} more"]
+    assert run_local(made(pax__bins="equal")).summary["warnings"] == []
 
 
 def test_a_resumed_run_keeps_its_settings(settings):
@@ -131,18 +90,11 @@ def test_states_of_models_long_gone_are_deleted(settings):
     assert len(list((home() / "sites" / "party-1").glob("*/state"))) == 1
 
 
-def test_a_prediction_names_its_class_and_the_id_is_no_feature(settings, tmp_path):
-    labels = ["good" if x > 20 else "bad" for x in range(60)]
-    table = write_rows(tmp_path / "text.csv", {"x": range(60), "y": labels})
-    folder = run_local(settings(data=str(table), label="y", parties=2))
-    assert predict_table(folder.path, str(table), "", tmp_path / "out.csv").n_rows == 60
-    header, first, *_ = (tmp_path / "out.csv").read_text().splitlines()
-    assert header == '"row","probability_good"'
-    assert float(first.split(",")[1]) < 0.5
-    with pytest.raises(DataError, match="id must not be a feature of the model, got x"):
-        predict_table(folder.path, str(table), "x", tmp_path / "again.csv")
-    with pytest.raises(ConfigError, match=r"output must end in \.csv or \.parquet, got .*out\.txt"):
-        predict_table(folder.path, str(table), "", tmp_path / "out.txt")
+def test_the_id_of_a_prediction_is_no_feature(settings, write_table, tmp_path):
+    data = str(write_table(a=range(40)))
+    folder = run_local(settings(data=data, label="y", parties=2))
+    with pytest.raises(DataError, match="id must not be a feature of the model, got a"):
+        predict_table(folder.path, data, "a", tmp_path / "out.csv")
 
 
 @pytest.mark.slow
@@ -177,3 +129,89 @@ def marked(mark):
         except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
     return found
+
+
+# Files that are nested too deeply, or too large, are refused by name
+
+
+DEEP = 20_000
+NESTED = {
+    "lists": "a = " + "[" * DEEP + "]" * DEEP,
+    "tables": "a = " + "{a=" * DEEP + "1" + "}" * DEEP,
+    "dotted keys": "a" + ".a" * (DEEP // 10) + " = 1",
+}
+SHORT = {"num_boost_round": 1, "max_depth": 2, "max_bin": 16, "parties": 2}
+
+
+READ = {
+    "schema": ("rows.toml", read_schema, "schema '.*rows.toml' must be TOML: "),
+    "node config": (
+        "site.toml",
+        lambda path: parse_node_config(str(path)),
+        'node config must be like name="bank" data="rows.csv": ',
+    ),
+    "keys": (PINNED, lambda path: pins_in(path.parent), "trusted.toml must have a fingerprint "),
+    "run": (
+        "config.toml",
+        lambda path: trained_settings(path.parent),
+        "config.toml must be TOML, got: ",
+    ),
+    "SuperLinks": ("config.toml", lambda path: superlinks(), r".*config.toml must be TOML, got: "),
+}
+
+
+@pytest.mark.parametrize("nested", NESTED)
+@pytest.mark.parametrize("kind", READ)
+def test_toml_that_is_nested_too_deeply_is_refused(kind, nested, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    name, read, rule = READ[kind]
+    Path(name).write_text(NESTED[nested])
+    with pytest.raises(ConfigError, match=rf"^{rule}.*nested at most 32 deep$"):
+        read(Path(name).absolute())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nested", NESTED)
+def test_settings_that_are_nested_too_deeply_are_refused(nested):
+    name, _, value = NESTED[nested].partition("=")
+    found = CliRunner().invoke(cli, ["run", "pax", "-c", f"{name.strip()}={value}"])
+    assert isinstance(found.exception, ConfigError)
+    assert str(found.exception).startswith("a")
+    Path("runs/unfinished").mkdir(parents=True)
+    Path("runs/unfinished/config.toml").write_text(NESTED[nested])
+    with pytest.raises(ConfigError, match=r"^config.toml of the run must be TOML: nested at most"):
+        fedapp.run("pax", resume="runs/unfinished")
+    listed = CliRunner().invoke(cli, ["runs"])
+    assert "skipped: runs/unfinished: config.toml must be TOML: nested at most" in listed.output
+
+
+def test_a_model_too_large_or_nested_too_deeply_is_not_read():
+    run = fedapp.run("pax", **SHORT)
+    (run.path / "model.xgb.json").write_text('{"learner":' + "[" * DEEP + "]" * DEEP + "}")
+    with pytest.raises(DataError, match=r"^model must be JSON, got RecursionError"):
+        run.to_xgboost()
+    # Without blocks on the disk: nothing reads it.
+    for name in ("model.json", "model.xgb.json"):
+        os.truncate(run.path / name, MOST_BYTES + 1)
+    loaded = fedapp.load(run.path)
+    rule = r"^model must be a file of <= 1,073,741,824 bytes, got 1,073,741,825: .*model"
+    for read in (
+        lambda: loaded.predict("breast-cancer"),
+        loaded.to_xgboost,
+        lambda: open_scorer(run.path),
+        lambda: fedapp.run("pax", init_model=run.path, **SHORT),
+    ):
+        with pytest.raises(DataError, match=rule):
+            read()
+    words = ["predict", str(run.path), "--data", "breast-cancer", "--output", "out.csv"]
+    assert isinstance(CliRunner().invoke(cli, words).exception, DataError)
+
+
+@pytest.mark.parametrize("kind", ["", DIVIDED, "forest", "linear"])
+def test_a_model_that_is_nested_too_deeply_is_refused(kind):
+    told = f',"kind":"{kind}"' if kind else ""
+    nested = "[" * DEEP + "]" * DEEP
+    Path("model.json").write_text(f'{{"format":1{told},"parts":{nested}}}')
+    read = parts_of if kind == DIVIDED else load_model
+    with pytest.raises(DataError, match=r"^model must be JSON.*, got RecursionError"):
+        read(Path() if kind == DIVIDED else Path("model.json"))

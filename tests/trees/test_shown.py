@@ -18,19 +18,15 @@ from tests.federated import model_bytes, summary_of
 
 LEAST = 10
 N_ROWS = 600
-EXPORTED = {"allow_export": True}
+FOREST = {"federated_forest__trees": 3, "federated_forest__master_keeps_model": True}
 METHODS = {
     "pax": {},
     "pax, masked": {"pax__aggregation": "secure"},
     "bagging": {},
     "fedxgbllr": {"fedxgbllr__trees": 3, "fedxgbllr__rounds": 1},
     "fedavg-linear": {},
-    "secureboost": EXPORTED,
-    "federated-forest": {
-        "federated_forest__trees": 3,
-        "federated_forest__master_keeps_model": True,
-        **EXPORTED,
-    },
+    "secureboost": {"allow_export": True},
+    "federated-forest": {"allow_export": True, **FOREST},
 }
 
 

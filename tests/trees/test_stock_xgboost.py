@@ -1,32 +1,24 @@
-"""Stock XGBoost predicts what fedapp predicts: by ``encode``, and by the documentation's lines."""
+"""Stock XGBoost predicts encoded rows as fedapp does; explanations, and kinds of columns."""
 
 import json
-import re
-from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
 import pytest
 import xgboost
-from typer.testing import CliRunner
 
 import fedapp
-from fedapp.commands import cli
 from strategies.common_table import joint_kinds
 from tests.strategies.test_meeting import REPLY
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "use-the-model.md"
-WITH_FEDAPP, WITHOUT = "## In fedapp and XGBoost", "## Columns in stock XGBoost"
+pytestmark = pytest.mark.usefixtures("own_folder")
 KINDS = {"a": "number", "b": "number", "member": "boolean", "since": "date", "town": "category"}
 
 
 @pytest.fixture
-def loans(write_table, tmp_path, monkeypatch):
+def loans(write_table):
     """A table of numbers, yes and no, dates and names, with missing values."""
-    monkeypatch.chdir(tmp_path)
     rng, n_rows = np.random.default_rng(3), 120
     days = [f"20{10 + day % 9}-0{1 + day % 9}-1{day % 7}" for day in rng.permutation(n_rows)]
     given = {
@@ -41,12 +33,6 @@ def loans(write_table, tmp_path, monkeypatch):
     return write_table("new-loans", n_rows=n_rows, **given)
 
 
-def margins(run, table):
-    """Of fedapp's own predictions."""
-    found = run.predict_proba(str(table))
-    return np.log(found[:, 1] / found[:, 0])
-
-
 @pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
@@ -58,62 +44,21 @@ def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
     frame, booster = run.encode(str(loans)), run.to_xgboost()
     assert list(frame.columns) == list(booster.feature_names)
     theirs = booster.predict(xgboost.DMatrix(frame, enable_categorical=True), output_margin=True)
-    np.testing.assert_allclose(theirs, margins(run, loans), rtol=1e-5, atol=1e-6)
+    shares = run.predict_proba(str(loans))
+    ours = np.log(shares[:, 1] / shares[:, 0])
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
     found = json.loads((run.path / "columns.json").read_text())["columns"]
     assert {name: column["kind"] for name, column in found.items()} == KINDS
-    names = ["Bergen", "None", "Oslo"]
-    assert sorted(found["town"]["names"]) == names
-    split_on = {line.split("[")[1].split("<")[0].split(":")[0] for line in splits(booster)}
-    assert {"member", "since", "town"} <= split_on
+    assert sorted(found["town"]["names"]) == ["Bergen", "None", "Oslo"]
+    assert {"member", "since", "town"} <= booster.get_score().keys()
 
 
-def splits(booster):
-    """Lines of the dump that split."""
-    return [line for tree in booster.get_dump() for line in tree.splitlines() if "[" in line]
-
-
-@pytest.mark.by_default("## Columns*")
-@pytest.mark.parametrize("heading", [WITH_FEDAPP, WITHOUT])
-def test_the_lines_of_a_page_score_a_table_as_fedapp_does(heading, loans):
-    folder = "runs/20261121-101500-pax"
-    known = loans.with_name("loans.csv")
-    known.write_text(loans.read_text().replace("Oslo", "Bergen"))
-    given = {"label": "y", "num_boost_round": 4, "run_dir": folder}
-    run = fedapp.run("pax", data=str(known), parties=2, **given)
-    part = PAGE.read_text().partition(heading)[2]
-    lines = re.search(r"```python\n(.*?)```", part, re.DOTALL)
-    assert lines
-    names = {}
-    unknown = "values of 'town' are no category of the model"
-    with pytest.warns(UserWarning, match=unknown) if heading == WITH_FEDAPP else nullcontext():
-        exec(lines[1], names)
-    with pytest.warns(UserWarning, match=unknown):
-        margin = margins(run, loans)
-    due = 1 / (1 + np.exp(-margin))
-    scores = names.get("same_scores", names["scores"])
-    np.testing.assert_allclose(scores, due, rtol=1e-6)
-    if heading == WITH_FEDAPP:
-        np.testing.assert_allclose(names["scores"][:, 1], due, rtol=1e-6)
-        sums = names["contributions"].sum(axis=1)
-        np.testing.assert_allclose(sums, margin, atol=1e-5)
-
-
-def test_explanations_name_their_columns_and_classes(loans, write_table):
-    run = fedapp.run("pax", data=str(loans), label="y", parties=2, num_boost_round=2)
-    assert list(run.explain(str(loans)).columns) == [*KINDS, "bias"]
+def test_explanations_name_their_columns_and_classes(write_table):
     many = write_table("many", n_rows=60, y=["low", "mid", "high"] * 20)
     run = fedapp.run("pax", data=str(many), label="y", parties=2, num_boost_round=2)
     found = run.explain(str(many))
     assert found.shape == (60, 9)
     assert list(found["mid"].columns) == ["a", "b", "bias"]
-    words = ("predict", str(run.path), "--data", str(many), "--output", "s.csv")
-    assert CliRunner().invoke(cli, [*words, "--explain", "7,9"]).exit_code == 0
-    written = pyarrow.csv.read_csv("s-explanation.csv").to_pydict()
-    assert written.pop("row") == [7, 9]
-    assert list(written)[-3:] == ["mid a", "mid b", "mid bias"]
-    np.testing.assert_allclose([*written.values()], found.to_numpy()[[7, 9]].T, rtol=1e-5)
-    error = CliRunner().invoke(cli, [*words, "--explain", "7,60"]).exception
-    assert str(error) == "--explain must name rows of the table, got 1 others: '60'"
     booster = run.to_xgboost()
     rows = xgboost.DMatrix(pyarrow.csv.read_csv(many).select(["a", "b"]))
     due = booster.predict(rows, output_margin=True)
@@ -121,7 +66,7 @@ def test_explanations_name_their_columns_and_classes(loans, write_table):
         np.testing.assert_allclose(found[name].sum(axis=1), due[:, place], atol=1e-5)
 
 
-def test_a_model_of_parties_cannot_be_encoded_for(write_table, tmp_path):
+def test_a_model_of_parties_cannot_be_encoded_for(write_table):
     given = {"parties": 2, "align": "ordered", "federated_forest": {"trees": 2}}
     run = fedapp.run("federated-forest", data=str(write_table()), label="y", **given)
     with pytest.raises(

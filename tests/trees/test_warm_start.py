@@ -1,8 +1,6 @@
-"""Runs that go on from the model of a finished one.
+"""Runs that go on from a model: of a finished run, or of stock XGBoost, and files of XGBoost."""
 
-Models of stock XGBoost are in ``test_stock_models``.
-"""
-
+import json
 import logging
 import re
 from dataclasses import replace
@@ -10,27 +8,34 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import xgboost
+from hypothesis import given as drawn
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
+import fedapp
 from clients.secureboost.passive import Passive
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
-from fedapp.records.document import to_document, to_text
-from fedapp.runs.compare import check_comparable
+from fedapp.records.document import to_text
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.trees.model import LEAF, NODE, Ensemble, pack_trees
+from fedapp.trees.objective import LossParameters
+from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
+from fedapp.trees.stock_xgboost import is_xgboost, stock_ensemble
 from strategies import pax
 from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
-from strategies.run import check_read
 from tests.federated import lines_of, model_bytes, model_of, summary_of
 from tests.network import die, resumed, run
+from tests.pooled import assert_same
 from tests.tables import made_columns, write_rows
 
 DRAWS = {"subsample": 0.7, "colsample_bytree": 0.7, "colsample_bynode": 0.8}
@@ -99,27 +104,6 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(continued, n
 
 
 @pytest.mark.by_default("pax")
-@pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_an_exported_model_is_continued_as_the_model(continued, tmp_path, strategy):
-    first = run_local(continued(strategy, CLASSES))
-    once = run_local(continued(strategy, CLASSES, num_boost_round=4))
-    ubj = tmp_path / "first.ubj"
-    xgboost.Booster(model_file=first.path / "model.xgb.json").save_model(ubj)
-    for path in (first.path / "model.xgb.json", ubj):
-        second = run_local(continued(strategy, CLASSES, init_model=str(path)))
-        assert without_leaf_weights(second) == without_leaf_weights(once)
-
-
-def without_leaf_weights(folder):
-    """A model's document. XGBoost has a leaf's weight times the learning rate, as its value."""
-    document = to_document(model_of(folder))
-    for tree in document["trees"]:
-        pairs = zip(tree["weight"], tree["left"], strict=True)
-        tree["weight"] = [weight for weight, left in pairs if left != LEAF]
-    return document
-
-
-@pytest.mark.by_default("pax")
 @pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
 def test_early_stopping_looks_at_the_new_rounds(continued, strategy):
     first = run_local(continued(strategy, **SMALL))
@@ -148,19 +132,17 @@ def test_a_run_that_goes_on_can_be_resumed(continued, strategy, step):
 # What fits by its names
 
 
-@pytest.mark.by_default("pax-own", "pax-xgboost")
 @pytest.mark.parametrize("model", ["own", "xgboost"])
-@pytest.mark.parametrize("strategy", ["pax", "bagging"])
-def test_columns_are_matched_by_name_in_any_order(made, strategy, model):
+def test_columns_are_matched_by_name_in_any_order(made, model):
     columns = made_columns(BINARY)
     if model == "own":  # what fedapp exports has no names of categories
         columns["town"] = [
             f"t{row % 3}{label if row % 4 else 2}" for row, label in enumerate(columns["y"])
         ]
-    first = run_local(made(strategy, columns=columns, parties=2))
+    first = run_local(made("pax", columns=columns, parties=2))
     path = first.path / {"own": "model.json", "xgboost": "model.xgb.json"}[model]
     backwards = {name: columns[name] for name in reversed(columns)}
-    second = run_local(made(strategy, columns=backwards, parties=2, init_model=str(path)))
+    second = run_local(made("pax", columns=backwards, parties=2, init_model=str(path)))
     begun, longer = model_of(first), model_of(second)
     assert longer.columns == begun.columns[::-1]
     again = longer.first_rounds(len(begun.trees)).in_order(begun.columns)
@@ -205,11 +187,7 @@ def of_model(**changes):
 @pytest.mark.parametrize(
     ("field", "given", "rule"),
     [
-        (
-            "objective",
-            of_model(objective="reg:logistic", classes=()),
-            ", 'binary:logistic', got 'reg:logistic'$",
-        ),
+        ("objective", of_model(objective="reg:logistic", classes=()), ", .* got 'reg:logistic'$"),
         ("columns", of_model(columns=tuple("abcdeg")), ", number 6 being 'f', got 'g'$"),
         ("columns", of_model(columns=tuple("abcde")), ", 6 in number, got 5$"),
         ("classes", of_model(classes=("0", "2")), ", number 2 being '1', got '2'$"),
@@ -228,15 +206,12 @@ def test_a_model_that_is_not_of_the_run_is_refused_by_the_field(
         run_local(continued(init_model=str(path), **given))
 
 
-def test_bagging_goes_on_from_whole_rounds_of_single_trees(continued, tmp_path):
-    path, two = tmp_path / "other.json", replace(STUMP, trees=(LEAVES,) * 2)
-    for model, rule in (
-        (two, "init-model must have whole rounds of 3 trees, got 2 tr"),
-        (replace(two, num_parallel_tree=2), r"^num_parallel_tree of init-model must be the run's"),
-    ):
-        path.write_text(to_text(model))
-        with pytest.raises(ConfigError, match=rule):
-            run_local(continued("bagging", init_model=str(path)))
+def test_bagging_goes_on_from_rounds_of_single_trees(continued, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(to_text(replace(STUMP, trees=(LEAVES,) * 2, num_parallel_tree=2)))
+    rule = "^num_parallel_tree of init-model must be the run's"
+    with pytest.raises(ConfigError, match=rule):
+        run_local(continued("bagging", init_model=str(path)))
 
 
 def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings, tmp_path):
@@ -246,18 +221,6 @@ def test_a_file_that_is_not_there_is_named_and_a_model_in_parts_refused(settings
     (tmp_path / "model.json").write_text('{"format": 1, "kind": "divided"}')
     with pytest.raises(DataError, match=r"^model must be"):
         read_init_model(settings(init_model=str(tmp_path)), NO_MODEL, log.warning)
-
-
-@pytest.mark.parametrize("strategy", ["federated-forest", "fedxgbllr", "fedavg-linear"])
-def test_methods_that_cannot_go_on_say_so(settings, strategy):
-    usual = dict.fromkeys(("eta", "early_stopping_rounds", "num_boost_round"), "auto")
-    with pytest.raises(ConfigError, match=f"init-model must be omitted for {strategy}"):
-        check_read(settings(strategy=strategy, init_model="runs/pax", **usual))
-
-
-def test_a_comparison_begins_without_a_model(settings):
-    with pytest.raises(ConfigError, match="init-model must be empty in a comparison"):
-        check_comparable([settings(init_model="runs/pax")], 1)
 
 
 def test_turns_go_on_where_they_stopped():
@@ -316,14 +279,8 @@ def change_part(folder):
         ({"asked_scale_pos_weight": 2.0}, "parameters of init-model must be the run's at party-1"),
         ({"num_parallel_tree": 3}, "num-parallel-tree of init-model must be the run's at party-1"),
         ({"base_margin": "", "drop_columns": "m"}, "base-margin of init-model must be the run's"),
-        (
-            {"asked_parties": 3},
-            r"(parties must be those of init-model|must have a part|columns of init)",
-        ),
-        (
-            {"seed": 7},
-            "categories of init-model must be those of the training rows, .* same table and seed",
-        ),
+        ({"asked_parties": 3}, "(parties must be those of init-mod|must have a part|columns of i)"),
+        ({"seed": 7}, "categories of init-model must be those of .* rows, .* same table and seed"),
         (None, "model must be the one this run was trained with"),
     ],
     ids=["objective", "parameters", "parallel", "margins", "parties", "seed", "part"],
@@ -362,3 +319,243 @@ def test_models_of_other_methods_are_not_gone_on_from(continued, tmp_path, monke
     monkeypatch.setattr("strategies.secureboost.init_model_id", lambda _: model_id)
     with pytest.raises(PartyError, match="init-model must be a boosted model, got a forest"):
         run_local(continued("secureboost"))
+
+
+# Models of stock XGBoost
+
+
+TRAINED = {"objective": "binary:logistic", "max_depth": 3}
+LOSS = LossParameters(scale_pos_weight=1.0, max_delta_step=0.0, tweedie_variance_power=1.5)
+PENALTIES = {"lambda": 0.5, "min_child_weight": 5.0}
+
+
+def bare(objective="binary:logistic", n_columns=3, **more):
+    """The model of a run without trees."""
+    columns = tuple("abcdefgh"[:n_columns])
+    classes = {"binary:logistic": ("no", "yes"), "multi:softprob": ("x", "y", "z")}
+    names = classes.get(objective, ())
+    score = np.zeros(3 if len(names) == 3 else 1, np.float32)
+    return replace(Ensemble(objective, score, columns, names, (), parameters=LOSS), **more)
+
+
+def rows(n_columns=3):
+    """Values with missing ones, and labels 0 and 1."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(300, n_columns)).astype(np.float32)
+    labels = (values[:, 0] + rng.normal(size=300) > 0).astype(np.float32)
+    values[rng.random(values.shape) < 0.1] = np.nan
+    return values, labels
+
+
+def booster(n_rounds=2, labels=None, **more):
+    values, two = rows()
+    matrix = xgboost.DMatrix(values, two if labels is None else labels)
+    return xgboost.train({**TRAINED, **more}, matrix, n_rounds)
+
+
+def read(source, run, kind="json"):
+    """The model of a booster's file, and the warnings."""
+    warnings = []
+    return stock_ensemble(bytes(source.save_raw(kind)), run, warnings.append), warnings
+
+
+def document_of(source):
+    document = json.loads(source.save_raw("json"))
+    return document, document["learner"]["gradient_booster"]
+
+
+# Runs
+
+
+def test_a_model_of_other_cuts_is_continued_from_its_rows_own_margins(tmp_path, settings):
+    values, labels = rows(8)
+    columns = dict(zip("abcdefgh", values.T, strict=True))
+    data = write_rows(tmp_path / "rows.csv", {**columns, "y": labels})
+    path, held = tmp_path / "first.ubj", {"test_fraction": 0.0, "valid_fraction": 0.0}
+    given = {"data": str(data), "label": "y", "parties": 1, "max_depth": 4, "max_bin": 128}
+    run = settings(num_boost_round=2, init_model=str(path), **given, **held, **PENALTIES)
+    parameters = {**TRAINED, "max_depth": 4, "eta": run.eta, **PENALTIES}
+    matrix = xgboost.DMatrix(values, labels)
+    first = xgboost.train({**parameters, "max_bin": 16}, matrix, 3)
+    first.save_model(path)
+    theirs = xgboost.train({**parameters, "max_bin": 128}, matrix, 2, xgb_model=first)
+    assert_same(model_of(run_local(run)), theirs)
+
+
+def test_categories_are_recoded_to_those_of_the_run(tmp_path):
+    rng, n_rows = np.random.default_rng(0), 500
+    towns = pd.Categorical(rng.choice([*"cadb"], n_rows), categories=["d", "a", "c", "b"])
+    zones = pd.Categorical(rng.choice([9, 3, 7], n_rows), categories=[9, 3, 7])
+    x = rng.normal(size=n_rows).astype(np.float32)
+    frame = pd.DataFrame({"town": towns, "zone": zones, "x": x})
+    labels = frame.town.isin(["a", "b"]).to_numpy() ^ (rng.random(n_rows) < 0.2)
+    matrix = xgboost.DMatrix(frame, labels.astype(int), enable_categorical=True)
+    parameters = {**TRAINED, "max_cat_to_onehot": 1}
+    once = xgboost.train(parameters, matrix, 5)
+    xgboost.train(parameters, matrix, 3).save_model(tmp_path / "first.ubj")
+    table = frame.assign(zone=frame.zone.astype(str), y=labels.astype(int))
+    settings = {"num_boost_round": 2, "max_depth": 3, "max_bin": 256, "eta": 0.3}
+    settings |= {"lambda": 1.0, "min_child_weight": 1.0, "test_fraction": 0, "valid_fraction": 0}
+    settings |= {"label": "y", "parties": 1, "init_model": tmp_path / "first.ubj"}
+    run = fedapp.run("pax", data=table, **settings)
+    probabilities = np.asarray(run.predict_proba(table))[:, 1]
+    np.testing.assert_allclose(probabilities, once.predict(matrix), rtol=0, atol=1e-7)
+    assert run.to_xgboost().num_boosted_rounds() == 5
+
+
+# Files
+
+
+@limits(deadline=None, max_examples=25)
+@drawn(
+    st.sampled_from(["binary:logistic", "reg:squarederror", "multi:softprob", "multi:softmax"]),
+    st.sampled_from(
+        [{}, {"grow_policy": "lossguide", "max_leaves": 6}, {"tree_method": "exact", "gamma": 2.0}]
+    ),
+    st.integers(1, 3),
+    st.sampled_from(["json", "ubj"]),
+)
+def test_a_file_of_xgboost_predicts_as_xgboost_does(objective, more, n_rounds, kind):
+    values, labels = rows()
+    if objective.startswith("multi"):
+        labels, more = np.arange(len(labels)) % 3, {**more, "num_class": 3}
+    run = bare(objective.replace("softmax", "softprob"))
+    source = booster(n_rounds, labels, objective=objective, **more)
+    model, warnings = read(source, run, kind)
+    rule = "init-model has no names of columns: they must be the table's, in their order"
+    assert warnings == [rule]
+    margins = source.predict(xgboost.DMatrix(values), output_margin=True, strict_shape=True)
+    np.testing.assert_array_equal(predict_margins(model, values), margins)
+    assert is_xgboost(bytes(source.save_raw(kind)))
+
+
+def test_deleted_nodes_are_left_out():
+    source = booster(3, tree_method="exact", gamma=2.0)
+    sizes = [
+        (len(tree["left_children"]), int(tree["tree_param"]["num_deleted"]))
+        for tree in document_of(source)[1]["model"]["trees"]
+    ]
+    assert sum(n_deleted for _, n_deleted in sizes) > 0
+    model, _ = read(source, bare())
+    assert [len(tree) for tree in model.trees] == [n - n_deleted for n, n_deleted in sizes]
+
+
+def test_rounds_after_the_best_one_are_continued_and_named():
+    source = booster(5)
+    source.set_attr(best_iteration="2")
+    model, warnings = read(source, bare())
+    assert len(model.trees) == 5
+    assert warnings[1] == (
+        "init-model is continued after all its 5 rounds, as by XGBoost: "
+        "to continue the best one, save booster[:3]"
+    )
+
+
+def test_a_base_score_of_one_number_is_that_of_every_class():
+    source = booster(1, np.arange(300) % 3, objective="multi:softprob", num_class=3)
+    document, fields = document_of(source)
+    document["learner"]["learner_model_param"]["base_score"] = "5E-1"  # before XGBoost 3.1
+    del fields["model"]["cats"]
+    text = json.dumps(document).encode()
+    assert stock_ensemble(text, bare("multi:softprob"), print).base_score.tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("place", ["booster", "model"])
+def test_dropped_trees_of_later_versions_are_refused_by_name(place):
+    """XGBoost 3.3 saves dart as a gbtree with weights beside its model, 3.4 within."""
+    document, fields = document_of(booster(3))
+    fields = fields["model"] if place == "model" else fields
+    fields["weight_drop"] = [1.0, 1.0, 1.0]  # of a rate of 0
+    whole = json.dumps(document).encode()
+    assert len(stock_ensemble(whole, bare(), print).trees) == 3
+    fields["weight_drop"] = [1.0, 0.75, 1.0]
+    with pytest.raises(ConfigError, match=r"^booster of init-model must be 'gbtree', got 'dart'$"):
+        stock_ensemble(json.dumps(document).encode(), bare(), print)
+
+
+def of_two_outputs():
+    values, _ = rows()
+    matrix = xgboost.DMatrix(values, np.nan_to_num(values[:, :2]))
+    return xgboost.train({"multi_strategy": "multi_output_tree"}, matrix, 1)
+
+
+MULTI = "objective of init-model must be 'multi:softprob', got"
+
+
+@pytest.mark.parametrize(
+    ("source", "run", "rule"),
+    [
+        ({"booster": "dart"}, bare(), "booster of init-model must be 'gbtree', got 'dart'$"),
+        ({"booster": "gblinear"}, bare(), "booster of init-model must be 'gbtree', got 'gblinear'"),
+        ({"num_parallel_tree": 3}, bare(), "num_parallel_tree of init-model must be 1, got 3$"),
+        (of_two_outputs, bare("reg:squarederror"), "num_target of init-model must be 1, got 2$"),
+        ({}, bare(n_columns=4), "num_feature of init-model must be 4, got 3"),
+        ({}, bare("multi:softprob"), MULTI),
+        ({}, bare("multi:softprob", classes=tuple("wxyz")), MULTI),
+    ],
+)
+def test_a_model_that_no_run_grows_is_refused_by_name(source, run, rule):
+    source = source() if callable(source) else booster(**source, verbosity=0)
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        read(source, run)
+
+
+@pytest.mark.parametrize("names", [None, ["é", "x"]])
+def test_categories_must_have_names(names):
+    values, labels = rows(1)
+    codes = np.nan_to_num(values[:, :1] > 0).astype(int)
+    how = {"feature_types": ["c"], "enable_categorical": True}
+    if names:
+        codes = pd.DataFrame({"a": pd.Categorical(np.array(names)[codes[:, 0]])})
+        how = {"enable_categorical": True}
+    source = xgboost.train(TRAINED, xgboost.DMatrix(codes, labels, **how), 1)
+    rule = "init-model must have names of its categories in ASCII, got others or none: train"
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        read(source, bare(n_columns=1, categories=(("x", "é"),)))
+
+
+RAW = {kind: bytes(booster().save_raw(kind)) for kind in ("json", "ubj")}
+
+
+@limits(deadline=None, max_examples=40)
+@drawn(
+    st.sampled_from(["json", "ubj"]),
+    st.floats(0, 1, exclude_max=True),
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=4),
+)
+def test_a_damaged_file_is_one_error(kind, share, changes):
+    content = bytearray(RAW[kind])
+    for place, byte in changes:
+        content[int(place * len(content))] = byte
+    if not changes:
+        content = content[: int(share * len(content))]
+    try:
+        stock_ensemble(bytes(content), bare(), lambda text: None)
+    except (ConfigError, DataError) as error:
+        assert "init-model must" in str(error)  # noqa: PT017
+    else:
+        assert changes
+
+
+def test_half_a_file_is_refused():
+    rule = "^init-model must be a whole file of XGBoost's save_model, got a damaged one$"
+    for content in RAW.values():
+        with pytest.raises(DataError, match=rule):
+            stock_ensemble(content[: len(content) // 2], bare(), print)
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    text = RAW["json"].decode()
+    gain = text.split('"loss_changes":[')[1].split(",")[0]
+    with pytest.raises(DataError, match=r"got a damaged one: .*numbers of trees must be finite"):
+        stock_ensemble(text.replace(gain, "Infinity", 1).encode(), bare(), print)
+
+
+def test_a_model_of_xgboost_cannot_be_divided(vertical, tmp_path):
+    path = tmp_path / "first.json"
+    booster().save_model(path)
+    data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic"))
+    rule = "^init-model must be the folder of a run of secureboost, got a model of XGBoost: no "
+    rule += "model in one piece can be divided among parties; pax, bagging and cyclic take it$"
+    with pytest.raises(ConfigError, match=rule):
+        run_local(vertical(data=str(data), label="y", init_model=str(path)))
