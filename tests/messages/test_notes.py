@@ -1,5 +1,9 @@
 """Oddities of a table: found by its site, said once, and without names where these stay."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -245,3 +249,40 @@ def test_values_of_a_horizontal_site_stay_in_its_log_unless_it_is_simulated(
     assert_stays(str(caught.value), "'c'", caplog, "")
     with pytest.raises(PartyError, match=r"1 of 40 values of 'c' .* first 'rare' in line 2"):
         run_local(settings(data=str(table), label="y"))
+
+
+TEXTS = """
+import sys
+from pathlib import Path
+from fedapp.data.labels import check_spelling
+from fedapp.data.read import load_table
+from fedapp.data.schema import Roles
+from fedapp.errors import DataError, did_you_mean
+
+for note in load_table(Path(sys.argv[1]), Roles(label="y")).notes:
+    print(note.text(True))
+print(did_you_mean("valu", {"value_of_" + letter for letter in "abcdefgh"}))
+classes = {"a": ("no", "yes"), "b": ("yes", "maybe"), "c": ("No", "yes"), "d": ("u", "v")}
+for parties in (classes, {"d": ("u", "v"), **classes}):
+    try:
+        check_spelling(parties, is_open=True)
+    except DataError as error:
+        print(error)
+"""
+
+
+def test_texts_do_not_depend_on_the_seed_of_hashes(write_table):
+    words = ["None", "NULL", "n/a", "u"] * 10
+    path = write_table(c=words, d=["yes", "no"] * 20, e=[" u", "#NA"] * 20, f=["007", "1E2"] * 20)
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", TEXTS, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+    assert printed.pop().count("\n") == 7

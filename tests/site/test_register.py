@@ -1,7 +1,10 @@
 """Runs that a site counts, and those that wait until a person there has approved them."""
 
 import re
+import signal
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -418,6 +421,46 @@ def test_an_opening_that_was_refused_meanwhile_does_not_begin():
             raise DataError("no such table")
         with pytest.raises(ConfigError, match=r"^run must be admitted by bank, got an opening th"):
             register.record_opened("bank", model_id(1))
+
+
+ADMITTING = """
+import sys
+from fedapp.messages.handshake import HelloRequest
+from fedapp.site.settings import site_config
+from fedapp.site.register import admit, record_opened
+
+node = {"name": "bank", "data": "rows.csv", "allow": "pax", "runs-per-day": 10**9}
+config, number = site_config(node, {}), int(sys.argv[1])
+while True:
+    admit(config, f"{number:016x}", "pax", HelloRequest("binary:logistic", 0.2, 0.1, 42, False))
+    print(number, flush=True)
+    record_opened("bank", f"{number:016x}")
+    print(-number, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_forgets_nothing_that_it_answered():
+    admitted, begun = set[int](), set[int]()
+    for start in range(1_000, 5_000, 1_000):
+        command = [sys.executable, "-c", ADMITTING, str(start)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
+        heard = [process.stdout.readline() for _ in range(5 + start // 500)]
+        process.send_signal(signal.SIGKILL)
+        heard += process.stdout.readlines()
+        process.wait()
+        process.stdout.close()
+        numbers = {int(line) for line in heard if line.endswith("\n")}
+        admitted |= {number for number in numbers if number > 0}
+        begun |= {-number for number in numbers if number < 0}
+        there = {int(run.model, 16): run for run in runs()}
+        assert admitted <= there.keys()
+        assert begun <= {number for number, run in there.items() if run.begun}
+        assert all(run.admitted for run in there.values())
+        # At most the one that was under way, to which nobody heard an answer.
+        assert len(there.keys() - admitted) <= (start // 1_000)
+    assert len(admitted) >= 20
 
 
 def test_runs_that_ask_at_once_are_counted_one_after_the_other():

@@ -3,7 +3,8 @@
 import shutil
 import sqlite3
 from collections import Counter
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapp.crypto.noise import budget_for
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, WaitingError
 from fedapp.home import home
@@ -165,6 +167,23 @@ def test_only_new_rows_have_a_budget_of_their_own(write_table):
             with pytest.raises(ConfigError, match=spent):
                 ask(site(path, run_epsilon=1, **more), 9, private())
     begin_private(site(july(new, list), run_epsilon=1, drop_columns="b"), 3)  # not recognised
+
+
+def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
+    names, path = [f"site-{number}" for number in range(6)], write_table("bank")
+    noise = budget_for(1.0, 1e-5, 50, len(names)).multiplier
+
+    configs = [site(path, name=name, run_epsilon=1) for name in names]
+    for number, config in enumerate(configs):
+        ask(config, number, replace(private(), **planned(names), multiplier=noise))
+
+    def is_charged(number):
+        with suppress(ConfigError):
+            charge(configs[number], model_id(number))
+            return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert [*pool.map(is_charged, range(6))].count(True) == 1
 
 
 def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
