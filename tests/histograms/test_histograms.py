@@ -87,9 +87,10 @@ def test_few_representatives_are_all_kept_and_pruning_cuts_at_the_quantiles():
 
 
 def test_l1_shrinks_the_weight_of_a_leaf():
-    sums, free = np.array([[-5.0, 3.0], [0.5, 3.0]]), np.float32([[-9, 9]] * 2)
+    sums = np.array([[-5.0, 3.0], [5.0, 3.0], [0.5, 3.0]])
+    free = np.float32([[-9, 9]] * 3)
     weights = leaf_weights(sums, Penalties(1.0, 1.0, 0.0, 0.0).of_leaves, free)
-    assert weights.tobytes() == np.float32([1.0, -0.0]).tobytes()  # XGBoost's sign of zero
+    assert weights.tobytes() == np.float32([1.0, -1.0, -0.0]).tobytes()  # XGBoost's sign of zero
     light = leaf_weights(np.array([[-5.0, 0.5]]), Penalties(1.0, 0.0, 0.0, 1.0).of_leaves, free)
     assert light.tolist() == [0.0]
 

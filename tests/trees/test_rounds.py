@@ -246,6 +246,7 @@ def test_xgboost_avoids_the_same_columns(made):
     [
         ("a", "must be columns with a number from 0 to 1e9, as .*, got a$"),
         ("a:-1", "must be columns with a number .* got a:-1"),
+        ("a:nan", "must be columns with a number .* got a:nan"),
         ("a:1,a:2", "must name a column once, got a twice"),
         ("g:2", "must name columns of the table, got g"),
         (",".join(f"{name}:0" for name in "abcdef"), "must be > 0"),
