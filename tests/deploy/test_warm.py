@@ -315,10 +315,11 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
     ("faults", "n_tries", "said"),
     [
         (["refused"] * 2 + ["SSL: no TLS"] * 3, 6, ["refused", "SSL"]),
+        ([500] * 2, 3, ["500 Internal Server Error"]),
         ([502] * 2, 3, ["502 Bad Gateway"]),
         ([404] * 2, 1, []),
     ],
-    ids=["no connection", "a proxy fails", "refused"],
+    ids=["no connection", "a server fails", "a proxy fails", "refused"],
 )
 def test_a_supernode_tries_again_what_was_not_refused_and_says_each_cause_once(
     faults, n_tries, said, caplog
