@@ -27,8 +27,9 @@ def unmet(run: RunFiles) -> list[str]:
         lines.append("unguarded: sums of few leaves may give the ways of rows away")
     method = method_of(run.summary["strategy"])
     is_known = run.summary.get("engine") != DEPLOYMENT  # where sites have least-bin-rows
-    if method and method.trains and method.family == "horizontal" and is_known:
-        lines += [] if _measures(run, method) else [OPEN]
+    is_horizontal = method and method.trains and method.family == "horizontal"
+    if method and is_horizontal and is_known and not _measures(run, method):
+        lines.append(OPEN)
     return lines
 
 

@@ -168,10 +168,8 @@ def rule_text(threshold: float, kind: str) -> str:
         return f"< {time_text(threshold)}"
     if kind == "date":
         with suppress(OverflowError):  # a threshold that only separates missing values
-            has_time = threshold % 1 > 0  # days are whole, times are not
-            return (
-                f"< {EPOCH + timedelta(threshold):{'%Y-%m-%d %H:%M' if has_time else '%Y-%m-%d'}}"
-            )
+            form = "%Y-%m-%d %H:%M" if threshold % 1 else "%Y-%m-%d"  # a day is whole
+            return f"< {EPOCH + timedelta(threshold):{form}}"
     return f"< {threshold:.5g}" + " days" * (kind == "duration")
 
 

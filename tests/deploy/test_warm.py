@@ -836,6 +836,14 @@ def test_how_a_process_ended_is_the_reason_of_the_reply(
 ):
     monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
     monkeypatch.setattr("fedapp.deploy.tasks.STOPPED_SECONDS", 0.2)
+    read = RunsWorker._read_answers
+
+    def read_late(worker):  # what the process has written is read after its end
+        worker.process.wait()
+        time.sleep(0.2)
+        read(worker)
+
+    monkeypatch.setattr(RunsWorker, "_read_answers", read_late)
     sleeping(monkeypatch, script)
     node.start(RUN)
     RunsWorker(spec_of(node, address))
