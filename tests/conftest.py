@@ -186,6 +186,7 @@ def undrawn(monkeypatch):
 def write_table(tmp_path):
     """``write_table(name, n_rows, seed, **columns)``: a CSV file of a, b and a label y that follows
     them; a column given replaces the one of its name, or goes last, and None leaves one out."""
+    from tests.tables import write_rows
 
     def write(name="rows", n_rows=40, seed=0, **columns):
         rng = np.random.default_rng(seed)
@@ -193,11 +194,7 @@ def write_table(tmp_path):
         noise = rng.normal(size=n_rows)
         table = {"a": a, "b": b, "y": (a + b + noise > 0).astype(int), **columns}
         table = {key: list(column) for key, column in table.items() if column is not None}
-        lines = [",".join(table)]
-        lines += [",".join(map(str, row)) for row in zip(*table.values(), strict=True)]
-        path = tmp_path / f"{name}.csv"
-        path.write_text("\n".join(lines) + "\n")
-        return path
+        return write_rows(tmp_path / f"{name}.csv", table)
 
     return write
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedapp.home import app_folder
 from simulations.deployment import DRAWS, Deployment
 from tests.pages import blocks, commands_in
+from tests.tables import write_rows
 from tests.unpacked import unpack_compiled
 
 SITES = ("bank", "insurer", "shop")
@@ -23,12 +24,6 @@ CLASSES = (f"repaid-{secrets.token_hex(8)}", f"unpaid-{secrets.token_hex(8)}")
 PAX = {"num-boost-round": 2, "max-depth": 1, "max-bin": 16, "parties": 3}
 
 
-def write_csv(path, columns):
-    rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join(",".join(map(str, row)) for row in [tuple(columns), *rows]) + "\n")
-    return str(path)
-
-
 def same_columns(folder):
     """Node configs of sites with the same columns and rows of their own."""
     nodes = {}
@@ -36,7 +31,7 @@ def same_columns(folder):
         a, b = np.random.default_rng(seed).normal(size=(2, 80)).round(3)
         ids = [f"{CUSTOMER}-{name}-{number}" for number in range(80)]
         table = {"id": ids, "a": a, "b": b, "y": (a + b > 0).astype(int)}
-        path = write_csv(folder / f"{name}-rows.csv", table)
+        path = str(write_rows(folder / f"{name}-rows.csv", table))
         nodes[name] = {"data": path, "label": "y", "id": "id", "allow": HORIZONTAL, **MANY, **DRAWS}
     return nodes
 
@@ -52,7 +47,7 @@ def same_rows(folder):
     for seed, (name, columns) in enumerate(own.items()):
         order = np.random.default_rng(seed).permutation(60)
         table = {key: values[order] for key, values in {"id": ids, **columns}.items()}
-        path = write_csv(folder / f"{name}-columns.csv", table)
+        path = str(write_rows(folder / f"{name}-columns.csv", table))
         nodes[name] = {"data": path, "id": "id", "allow": VERTICAL, "allow-insecure": "true"}
         nodes[name] |= {**MANY, **DRAWS}
     nodes["bank"]["label"] = "outcome"

@@ -66,18 +66,6 @@ def csv_columns(path, drop=""):
     return {name: [row[at] for row in rows] for at, name in enumerate(names) if name != drop}
 
 
-def deal_rows(columns, folder, names=("bank", "clinic", "shop")):
-    """Files of a table's rows, dealt to sites in turn, by site."""
-    arrays = {name: np.array(values) for name, values in columns.items()}
-    return {
-        name: write_rows(
-            folder / f"{name}.csv",
-            {key: values[at :: len(names)] for key, values in arrays.items()},
-        )
-        for at, name in enumerate(names)
-    }
-
-
 def deal_columns(columns, folder, shares):
     """Files of a table's columns, ``shares[site]`` of which each site has, by site."""
     return {

@@ -8,7 +8,7 @@ from fedapp.client_app import SiteApp
 from fedapp.home import home
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcels
-from fedapp.messages.wire import CONTENT, ENVELOPE, from_records, to_records
+from fedapp.messages.wire import CONTENT, ENVELOPE, from_records
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.site.mail import Session, session_secret
 from fedapp.site.store import Store
@@ -91,14 +91,6 @@ def masked_in(app):
     """What replies hold under masks."""
     told = [arrays_of(reply) for _, _, reply in app.heard]
     return [one["masked"] for one in told if "masked" in one]
-
-
-def rewrite(message, **arrays):
-    """Put other arrays in the place of fields of a message, as a relay could."""
-    envelope, content = from_records(message.content, "sender")
-    assert set(arrays) <= set(content.arrays)
-    changed = replace(content, arrays={**content.arrays, **arrays})
-    message.content = to_records(changed, envelope)
 
 
 def check_declared(app, kinds):

@@ -54,17 +54,17 @@ def unmasking(answers, names, holder, among=ALL):
     return UnmaskRequest(tuple(names), np.array(rows, np.uint8))
 
 
-def opened(answers, told, names):
+def opened(answers, replies, names):
     """Seeds of the named parties' own masks by as many shares as there are, and those of pairs."""
-    shares = {ALL.index(holder) + 1: told[holder].arrays["shares"] for holder in told}
+    shares = {ALL.index(holder) + 1: replies[holder].arrays["shares"] for holder in replies}
     own = {
         name: recover_secret({holder: rows[place].tobytes() for holder, rows in shares.items()})
         for place, name in enumerate(names)
     }
     lost = [name for name in ALL if name not in names]
     of_pairs = {
-        (holder, gone): told[holder].arrays["seeds"][place].tobytes()
-        for holder in told
+        (holder, gone): replies[holder].arrays["seeds"][place].tobytes()
+        for holder in replies
         for place, gone in enumerate(lost)
     }
     return own, of_pairs
@@ -102,8 +102,8 @@ def test_so_many_shares_give_a_secret_back_and_fewer_any():
 
 def test_a_late_answer_of_a_lost_party_tells_nothing(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
-    told = coordinator.ask({one: unmasking(answers, REST, one) for one in REST}, 4)
-    own, of_pairs = opened(answers, told, REST)
+    replies = coordinator.ask({one: unmasking(answers, REST, one) for one in REST}, 4)
+    own, of_pairs = opened(answers, replies, REST)
     sums = sum_of(answers, REST, own, of_pairs)
     assert sums[1] == 3 * 26 << 62 - 8
     assert (sums >= 0).all()
@@ -118,9 +118,9 @@ def test_a_late_answer_of_a_lost_party_tells_nothing(coordinator):
 def test_parties_that_are_told_of_different_losses_give_noise(coordinator):
     answers = coordinator.ask(coordinator.opening, 3, ALL)
     named = {"bank": ALL, "insurer": REST, "shop": REST, "zoo": ALL}
-    told = coordinator.ask({one: unmasking(answers, named[one], one) for one in ALL}, 4)
+    replies = coordinator.ask({one: unmasking(answers, named[one], one) for one in ALL}, 4)
     for names in (ALL, REST):
-        those = {one: told[one] for one in ALL if named[one] == names}
+        those = {one: replies[one] for one in ALL if named[one] == names}
         own, of_pairs = opened(answers, those, names)
         assert chi_squared(sum_of(answers, names, own, of_pairs)) < MOST_CHI2
     # What was told is the site's from there on.
@@ -152,8 +152,8 @@ def test_a_party_that_was_lost_stays_so_when_the_run_is_opened_again(coordinator
     assert [len(answer.arrays["sealed"]) for answer in again.values()] == [2, 2, 2]
     with pytest.raises(ProtocolError, match="must be of those that are left: bank, insurer, shop"):
         coordinator.ask({"bank": UnmaskRequest(ALL, np.zeros((3, 60), np.uint8))}, 4, **back)
-    told = coordinator.ask({one: unmasking(again, REST, one, REST) for one in REST}, 4, **back)
-    assert not any(answer.arrays["seeds"].size for answer in told.values())
+    replies = coordinator.ask({one: unmasking(again, REST, one, REST) for one in REST}, 4, **back)
+    assert not any(answer.arrays["seeds"].size for answer in replies.values())
 
 
 @pytest.mark.parametrize("gap", [0, 98], ids=["none known", "a long one"])
@@ -168,8 +168,8 @@ def test_a_sum_is_not_asked_for_again_without_a_party_by_a_server_that_skips_ste
     again = coordinator.ask(coordinator.opening, 101, ALL, **back)
     with pytest.raises(ProtocolError, match="must have zoo, with whom this was summed before"):
         coordinator.ask({"bank": unmasking(again, REST, "bank")}, 102, **back)
-    told = coordinator.ask({one: unmasking(again, ALL, one) for one in ALL}, 102, **back)
-    own, of_pairs = opened(again, told, ALL)
+    replies = coordinator.ask({one: unmasking(again, ALL, one) for one in ALL}, 102, **back)
+    own, of_pairs = opened(again, replies, ALL)
     assert sum_of(again, ALL, own, of_pairs)[1] == 4 * 26 << 62 - 8
 
 

@@ -43,21 +43,21 @@ TWO, GIVEN_TWO = (("blue", "red"), None), (("red", "green"), None)
 
 def said(party, dictionary, /, given=(), shares=True, **changes):
     """What a party with this dictionary tells."""
-    told = pack_categories(dictionary)
+    packed = pack_categories(dictionary)
     digests = tuple(
         dictionary_digest(names) if place in given else ""
         for place, names in enumerate(dictionary)
         if names
     )
     if not shares:
-        told["categories"] = ()
+        packed["categories"] = ()
     reply = HelloReply(
         *(9, 0, 3, ("color", "size"), ("0", "1"), "", "", 0.0, 0.0, ()),
         name=party,
         simulated=False,
         fingerprint="0" * 32,
         notes=(),
-        **told,
+        **packed,
         untrained=(),
         digests=digests,
     )
@@ -133,8 +133,8 @@ def test_what_has_no_dictionary_or_does_not_fit_is_refused_by_party(case):
 
 def test_packed_categories_come_back_and_have_few_letters():
     known = (None, ("b", "a"), (), ("c",))
-    told = pack_categories(known)
-    assert unpack_categories(told["category_counts"], told["categories"], 4) == known
+    packed = pack_categories(known)
+    assert unpack_categories(packed["category_counts"], packed["categories"], 4) == known
     names = tuple(f"{place:04}" + "x" * 996 for place in range(MOST_LETTERS // 1000 + 1))
     with pytest.raises(ValueError, match=r"categories must be .* letters together at most"):
         pack_categories((names,))
@@ -142,8 +142,8 @@ def test_packed_categories_come_back_and_have_few_letters():
 
 def test_another_spelling_at_one_party_is_noted_and_two_of_one_party_are_not():
     first, second = said("a", (("Self-emp", "x"), None)), said("b", (("self emp", "X", "x"), None))
-    told = "categories of 'color' differ only in spelling: 'Self-emp' (a) and 'self emp' (b)"
-    assert similar_names({"a": first, "b": second}, first.columns) == [told]
+    warning = "categories of 'color' differ only in spelling: 'Self-emp' (a) and 'self emp' (b)"
+    assert similar_names({"a": first, "b": second}, first.columns) == [warning]
 
 
 def test_a_resumed_run_keeps_the_dictionary_whoever_is_left(settings):
@@ -226,8 +226,8 @@ def test_a_site_that_keeps_its_names_goes_by_those_that_its_schema_gives(of_colo
     assert categories_of(run) == ["red", "blue"]
     run = of_colours(first=schema)  # what the given names lack counts as missing
     assert summary_of(run)["categories"] == {"color": {"names": 2, "unseen": {"b": 40}}}
-    told = "b: 40 values of 'color' are not among its categories, and count as missing"
-    assert told in summary_of(run)["warnings"]
+    warning = "b: 40 values of 'color' are not among its categories, and count as missing"
+    assert warning in summary_of(run)["warnings"]
     rule = "categories of feature columns must be given by the schema where share-categories is fal"
     with pytest.raises(PartyError, match=rule):
         of_colours(second={"share-categories": "false"})
@@ -239,8 +239,8 @@ def test_a_site_that_keeps_its_names_tells_none_and_refuses_an_unknown_objective
     table = str(write_table(color=["red", "green"] * 20))
     config = site_config({"name": "b", "data": table, "label": "y", **schema}, {})
     request = HelloRequest("binary:logistic", 0.2, 0.2, 0, False)
-    told, _ = look(replace(config, shares_categories=False), request)
-    assert (told.categories, told.digests) == ((), (dictionary_digest(("red", "blue")),))
+    reply, _ = look(replace(config, shares_categories=False), request)
+    assert (reply.categories, reply.digests) == ((), (dictionary_digest(("red", "blue")),))
     assert look(config, request)[0].categories == ("red", "blue")
     with pytest.raises(ProtocolError, match=r"^b: HelloRequest\.objective must be one of binary:"):
         look(config, replace(request, objective="reg:none"))

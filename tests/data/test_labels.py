@@ -55,8 +55,8 @@ def test_what_is_left_is_the_table_of_the_rows_with_a_label_and_all_are_predicte
     assert kept.notes == ()
     folders = [run_local(settings(data=str(path), **DROPS)) for path in paths]
     assert model_bytes(folders[0]) == model_bytes(folders[1])
-    told = [any("no label" in fact for fact in summary_of(each)["facts"]) for each in folders]
-    assert told == [True, False]
+    has_fact = [any("no label" in fact for fact in summary_of(each)["facts"]) for each in folders]
+    assert has_fact == [True, False]
     predict_table(folders[0].path, str(paths[0]), "", tmp_path / "out.csv")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + N_ROWS
 
@@ -159,9 +159,9 @@ def test_many_whole_numbers_that_become_classes_are_noted():
 def test_others_are_not_told_of_the_classes_and_one_of_three_is_not_named():
     with pytest.raises(DataError) as caught:
         positive_last(("bad", "good"), "worse", "binary:logistic")
-    told = str(caught.value.for_others(shares_names=True))
-    assert told.startswith("positive-label must be one of the two classes, got another name")
-    assert not any(name in told for name in ("bad", "good", "worse"))
+    text = str(caught.value.for_others(shares_names=True))
+    assert text.startswith("positive-label must be one of the two classes, got another name")
+    assert not any(name in text for name in ("bad", "good", "worse"))
     with pytest.raises(DataError, match="positive-label must be empty for multi:softprob"):
         positive_last(("a", "b", "c"), "b", "multi:softprob")
 

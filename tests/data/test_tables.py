@@ -61,21 +61,21 @@ OTHERWISE = (
     "otherwise, read as missing"
 )
 TRIMMED = "feature column 'a' has spaces around values, removed"
-RED, MARKED = [[1, 1], [2, 0]], {"told": SEMICOLONS}
+RED, MARKED = [[1, 1], [2, 0]], {"note": SEMICOLONS}
 ALL_ROLES = {"label": "y", "id_column": "id", "weight": "w", "partition": "g", "drop": ("t",)}
 READ = {
     **{
         f"separator {mark}": (f"a{mark}b\n1{mark}red\n2{mark}blue\n", {"values": RED, **more})
         for mark, more in {
             ",": {"notes": []},
-            "|": {"told": "with bars"},
-            "\t": {"told": "with tabs"},
+            "|": {"note": "with bars"},
+            "\t": {"note": "with tabs"},
             ";": MARKED,
         }.items()
     },
     "blanks by a schema": (
         "a   b\n1  red\n2 blue \n",
-        {"reader": Reader(delimiter=" "), "values": RED, "told": "with blanks"},
+        {"reader": Reader(delimiter=" "), "values": RED, "note": "with blanks"},
     ),
     "most fields": ("a;b,x;c\n1;red;0\n2;blue;7\n", {"columns": ("a", "b,x", "c"), **MARKED}),
     "a mark in quotes": ('"a;x";"b"\n1;2\n2;3\n', {"columns": ("a;x", "b"), **MARKED}),
@@ -120,7 +120,7 @@ READ = {
         "a,b\n1970-01-02,1970-01-01 12:00\n,2024-01-01T00:00:00Z\n",
         {
             "values": [[1, 0.5], [NAN, 19723]],
-            "told": "feature columns 'a', 'b' have dates or times, read as days since 1970",
+            "note": "feature columns 'a', 'b' have dates or times, read as days since 1970",
         },
     ),
     "names": (
@@ -234,7 +234,7 @@ def test_a_table_is_read_also_packed(write, case):
     assert table.categories == expected.get("categories", table.categories)
     notes = [note.text(shares_names=True) for note in table.notes]
     assert notes == expected.get("notes", notes)
-    assert expected.get("told", "") in "; ".join(notes)
+    assert expected.get("note", "") in "; ".join(notes)
 
 
 # What is refused: the text, the error, and its roles and options.

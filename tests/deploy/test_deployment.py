@@ -41,9 +41,9 @@ from tests.deployed import (
     same_rows,
     started,
     use_tables,
-    write_csv,
 )
 from tests.forests import without_salt
+from tests.tables import write_rows
 
 SECUREBOOST = {
     "num-boost-round": 1,
@@ -241,9 +241,9 @@ def test_a_method_across_sites_makes_the_model_of_the_local_engine_and_predicts(
     assert model_in(tmp_path / "across") == model_in(local.path)
     if method == "pax":
         no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
-    new = write_csv(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
+    new = write_rows(tmp_path / "new.csv", {"id": ["n1", "n2"], "a": [-1.0, 1.0], "b": [-1.0, 1.0]})
     scores = tmp_path / "scores.csv"
-    given = ("--data", new, "--id", "id", "--output", str(scores))
+    given = ("--data", str(new), "--id", "id", "--output", str(scores))
     deployment.fedapp("predict", str(tmp_path / "across"), *given)
     lines = list(csv.DictReader(scores.read_text().splitlines()))
     assert [line["id"] for line in lines] == ["n1", "n2"]

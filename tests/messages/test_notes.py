@@ -87,10 +87,10 @@ def test_a_column_is_noted_by_site_and_description_in_whatever_name(write_table,
     values = [values[row % len(values)] for row in range(N_ROWS)]
     path = write_table(c=[f'"{value}"' for value in values])
     notes = load_table(path, Roles(label="y")).notes
-    told = [note.text(shares_names=True) for note in notes]
-    is_told = [bool(text) and text in each for each in told]
-    assert sum(is_told) == bool(text), told
-    assert any(ZONES in each for each in told) == (text == ZONES)
+    texts = [note.text(shares_names=True) for note in notes]
+    is_told = [bool(text) and text in each for each in texts]
+    assert sum(is_told) == bool(text), texts
+    assert any(ZONES in each for each in texts) == (text == ZONES)
     for note, it_is in zip(notes, is_told, strict=True):
         assert note.is_fact == (text in FACTS) if it_is else note.is_fact or text not in (CODES, "")
     assert not any("'c'" in note.text(shares_names=False) for note in notes)
@@ -121,8 +121,8 @@ def test_a_sound_table_and_what_a_schema_says_have_no_notes(write_table):
 
 
 def test_labels_ids_and_columns_of_a_parquet_file_are_noted_too(write_table, tmp_path):
-    (told,) = notes_of(write_table(y=["u", "v", "NULL", "v"] * 10))
-    assert f"label column 'y' (NULL) has {WORDS}" in told
+    (text,) = notes_of(write_table(y=["u", "v", "NULL", "v"] * 10))
+    assert f"label column 'y' (NULL) has {WORDS}" in text
     path = write_table(i=["x", "x", "y", "y", "y", *range(35)])
     rule = "id column 'i' has 5 of 40 rows that share their id with another"
     assert notes_of(path, id_column="i") == [rule]
@@ -148,9 +148,9 @@ def test_a_feature_that_alone_tells_the_label_is_noted(write_table, column, auc)
     for names in (labels, np.array(["u", "v"])[labels]):
         path = write_table(n_rows=400, c=column(labels, rng), y=names)
         notes = notes_on_leaks(load_table(path, Roles(label="y")))
-        told = [note.text(shares_names=True) for note in notes]
-        assert len(told) == bool(auc)
-        assert all(f"an AUC above 0.99 for the label: 'c' ({auc})" in text for text in told)
+        texts = [note.text(shares_names=True) for note in notes]
+        assert len(texts) == bool(auc)
+        assert all(f"an AUC above 0.99 for the label: 'c' ({auc})" in text for text in texts)
 
 
 @pytest.mark.parametrize("labels", [[0] * 391 + [1] * 9, [0, 1, 2] * 133 + [0]])
@@ -180,11 +180,11 @@ def test_a_simulation_says_them_once_of_the_whole_table(
     run = settings(**given, pax__bins="equal", pax__aggregation=aggregation)
     summary = run_local(run).summary
     rule = "id column 'i' has 2 of 90 rows that share their id with another"
-    told = [text for text in summary["warnings"] if "rarer class" not in text]
-    (leak,) = [text for text in told if text.startswith(LEAK)]
-    assert sorted(told) == sorted([rule, CONSTANT, leak])
+    others = [text for text in summary["warnings"] if "rarer class" not in text]
+    (leak,) = [text for text in others if text.startswith(LEAK)]
+    assert sorted(others) == sorted([rule, CONSTANT, leak])
     assert leak in check_tables(run)
-    assert warning_lines(summary)[:3] == told
+    assert warning_lines(summary)[:3] == others
     assert summary["facts"] == ["feature column 'paid' has yes or no, read as 1 or 0"]
     path = write_table("columns", c=[7] * 90, n_rows=90)
     assert warnings_of(vertical(data=str(path), label="y", num_boost_round=1)) == [CONSTANT]
@@ -225,18 +225,18 @@ def test_a_vertical_site_names_the_column_only_where_it_shares_names_and_tells_n
 
     found = warnings_of(vertical(num_boost_round=1), contexts(["7"] * 60))
     assert found == [f"shop: feature column {name} has the same value in every row"]
-    told = "bank: features that alone have an AUC above 0.99 for the label: 'a' (1.0000)"
-    assert any(told in record.message for record in caplog.records)
+    warning = "bank: features that alone have an AUC above 0.99 for the label: 'a' (1.0000)"
+    assert any(warning in record.message for record in caplog.records)
     with pytest.raises(PartyError) as caught:
         run_local(vertical(num_boost_round=1), contexts(["7"] * 59 + ["rare"]))
     assert_stays(str(caught.value), name, caplog, "1 of 60 values of 'hidden' is not a number, ")
 
 
-def assert_stays(told, name, caplog, own):
+def assert_stays(line, name, caplog, own):
     """Others are told the column, if any, and the site's own log the value and its line."""
-    assert f"got numbers and other text in {name}" in told
-    assert told.endswith("; the site's own log says more")
-    assert "rare" not in told
+    assert f"got numbers and other text in {name}" in line
+    assert line.endswith("; the site's own log says more")
+    assert "rare" not in line
     assert any(f"{own}first 'rare' in line" in record.message for record in caplog.records)
 
 

@@ -169,14 +169,14 @@ def test_how_tables_were_read_is_no_warning_and_a_coordinator_has_no_rows(binary
     assert "No SHAP summary: the coordinator has no rows." in page
     assert "SHAP summary: how far" not in page
     warned = html.unescape("".join(re.findall(r'<p class="warning">(.*?)</p>', page)))
-    told = html.unescape(sections(page)[FACTS])
-    assert (READ in told, READ in warned) == (True, False)
-    assert (UNLISTED in told, UNLISTED in warned) == (False, True)
-    assert "objective: binary:logistic: the label has two values" in told
+    facts = html.unescape(sections(page)[FACTS])
+    assert (READ in facts, READ in warned) == (True, False)
+    assert (UNLISTED in facts, UNLISTED in warned) == (False, True)
+    assert "objective: binary:logistic: the label has two values" in facts
     card = (copy / "model-card.md").read_text().partition("What the run warned of:")[2]
-    warned, told = card.split("How the tables were read:")
+    warned, facts = card.split("How the tables were read:")
     assert UNLISTED.split("'")[-1] in warned
-    assert READ.split("'")[-1] in told
+    assert READ.split("'")[-1] in facts
 
 
 def test_scores_of_each_party_and_its_traffic_are_shown(binary):

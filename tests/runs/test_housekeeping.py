@@ -105,14 +105,14 @@ def test_comparisons_and_searches_are_listed_as_wholes(unfinished):
         folder = unfinished(f"{name}/pax-42").path.parent
         (folder / "compared.json").write_text('{"data": "rows"}')
         (folder / file).write_text(json.dumps(summary))
-    told = []
-    found = list_runs(RUNS, tell=told.append, with_groups=True)
+    lines = []
+    found = list_runs(RUNS, tell=lines.append, with_groups=True)
     assert {(run.state, run.method, run.score, run.data) for run in found} == {
         ("finished", "comparison of pax, cyclic", "cyclic auc 0.9750", "breast-cancer"),
         ("finished", "search, pax", "auc 0.9600", "wine"),
         ("interrupted", "unfinished comparison or search", "", "rows"),
     }
-    assert not told
+    assert not lines
     assert "-42" not in invoked("runs").output
     assert "begun/pax-42" in invoked("runs", "--all").output
     assert {run.path.name[-3:] for run in plan(RUNS).runs} == {"-42"}
@@ -205,18 +205,18 @@ def test_what_changed_after_the_plan_stays(unfinished):
     models = dict(zip(names, (digit * 16 for digit in "abcd"), strict=True))
     made = {name: unfinished(name, model_id=models[name]) for name in names}
     states = [state_of("bank", models[name]) for name in names]
-    found, told = plan(RUNS), list[str]()
+    found, lines = plan(RUNS), list[str]()
     assert len(found.runs) == len(found.states) == len(names)
     summary = {"model_id": models["finished"], "objective": "binary:logistic", "metrics": {}}
     made["finished"].write_json("summary.json", summary)
     save(made["saved"], RunState(models["saved"], step=1))
     with made["resumed"].written():
-        found.carry_out(told.append)
+        found.carry_out(lines.append)
     assert [name for name in names if made[name].path.exists()] == [*names[:3]]
     assert [path.exists() for path in states] == [True, True, True, False]
     busy = "run folder must be free, got one that another process writes: runs/resumed"
-    assert f"skipped: runs/resumed: {busy}" in told
-    assert "skipped: runs/saved: run folder must be as it was listed, got a changed one" in told
+    assert f"skipped: runs/resumed: {busy}" in lines
+    assert "skipped: runs/saved: run folder must be as it was listed, got a changed one" in lines
 
 
 NO_SETTING = "config.toml must hold settings of fedapp, got learning_rate"
@@ -242,8 +242,8 @@ def test_folders_of_others_are_named_and_stay(case, unfinished, settings, tmp_pa
         for parent in ("20260101-000000-pax", "other"):
             run_local(settings(num_boost_round=1, run_dir=str(RUNS / parent / "good")))
         shown = invoked("runs", "clean", "--yes").output
-        told = "skipped: runs/20260101-000000-pax: run folder must have a config.toml, got good"
-        assert told in shown
+        line = "skipped: runs/20260101-000000-pax: run folder must have a config.toml, got good"
+        assert line in shown
         assert len(list(RUNS.glob("*/good/summary.json"))) == 2
     else:
         (RUNS / "other").mkdir(parents=True)

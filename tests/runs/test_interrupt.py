@@ -112,9 +112,9 @@ def test_a_run_whose_folder_lies_elsewhere_leaves_the_one_in_the_working_folder_
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     monkeypatch.setattr("fedapp.runs.flower._train_at", lambda *given: None)
     monkeypatch.chdir(tmp_path / "old")
-    told = fedapp(*hospitals)
-    assert told.exit_code == 0
-    assert told.output.endswith("its folder is where the ServerApp runs.\n")
+    ended = fedapp(*hospitals)
+    assert ended.exit_code == 0
+    assert ended.output.endswith("its folder is where the ServerApp runs.\n")
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
 
 
@@ -132,8 +132,8 @@ main()
 """
     command = [sys.executable, "-c", code, "--version"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=app_folder())
-    told = "\ninterrupted: nothing has begun; run the same command again\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", told)
+    shown = "\ninterrupted: nothing has begun; run the same command again\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", shown)
 
 
 def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys):
@@ -167,8 +167,8 @@ def test_a_full_disk_names_the_file_and_the_way_on(tmp_path, monkeypatch, capsys
         monkeypatch.setattr("fedapp.commands.cli", partial(command, write))
         with pytest.raises(SystemExit, match="1"):
             carry_out()
-        told = f"error: '{path}' must be a path that can be used as asked, got: no space left on "
-        assert capsys.readouterr().err == f"{told}device\nfree some space; saved up to round 3\n"
+        line = f"error: '{path}' must be a path that can be used as asked, got: no space left on "
+        assert capsys.readouterr().err == f"{line}device\nfree some space; saved up to round 3\n"
     assert [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 

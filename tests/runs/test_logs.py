@@ -45,7 +45,7 @@ class Fake(MLflowLog):
     made: list
 
     def _open(self, settings, engine):
-        self.told = []
+        self.calls = []
         self.is_resumed = bool(self.run_id)
         if self.fails == "begin":
             raise OSError("no begin at http://ann:secret@tracking:5000/api")
@@ -55,7 +55,7 @@ class Fake(MLflowLog):
     def _note(self, what, *more):
         if what == self.fails:
             raise OSError(f"no {what}")
-        self.told.append((what, *more))
+        self.calls.append((what, *more))
 
     def _log_round(self, info):
         self._note("round", info["round"])
@@ -93,23 +93,23 @@ END = ("end", {"mlflow": "nowhere"})
 def test_a_tool_that_fails_is_given_up_once_and_the_run_is_not(table, fakes, fails, caplog):
     fakes.fails, seen = fails, []
     run = logged(table, on_round=lambda info: seen.append(info["round"]))
-    told = f"log=mlflow failed and is given up: OSError: no {fails}"
-    n_told = run.summary["warnings"].count(told), caplog.messages.count(told)
-    assert n_told == (bool(fails), bool(fails))
+    warning = f"log=mlflow failed and is given up: OSError: no {fails}"
+    n_warnings = run.summary["warnings"].count(warning), caplog.messages.count(warning)
+    assert n_warnings == (bool(fails), bool(fails))
     assert run.summary["logs"] == ({} if fails else {"mlflow": "nowhere"})
     assert seen == run.rounds["round"].tolist() == [1, 2, 3]
     (fake,) = fakes.made
     ends = [("close", "FAILED")] if fails else [END]
-    assert fake.told == [*(ROUNDS if fails != "round" else []), *ends]
+    assert fake.calls == [*(ROUNDS if fails != "round" else []), *ends]
 
 
 def test_a_tool_that_cannot_be_reached_is_refused_before_training(table, fakes):
     fakes.fails = "begin"
-    told = (
+    rule = (
         "^log=mlflow must be a tool that can be reached: "
         "OSError: no begin at http://tracking:5000/api; start the server, set MLFLOW_TRACKING_URI"
     )
-    with pytest.raises(fedapp.ConfigError, match=told):
+    with pytest.raises(fedapp.ConfigError, match=rule):
         logged(table, run_dir="one")
     assert not (Path("one") / "config.toml").exists()
 
@@ -118,33 +118,35 @@ def test_a_tool_that_cannot_be_reached_is_refused_before_training(table, fakes):
 def test_a_resumed_run_has_all_rounds_where_it_was_logged(table, fakes, log):
     stopped(table, log=log)
     n_before = len(fakes.made)
-    assert [fake.told for fake in fakes.made] == [[*ROUNDS[:2], ("close", "KILLED")]] * n_before
+    assert [fake.calls for fake in fakes.made] == [[*ROUNDS[:2], ("close", "KILLED")]] * n_before
     assert n_before == bool(log)
     assert len(fedapp.run("pax", resume="one", log="mlflow").rounds) == 3
     assert fakes.made[-1].is_resumed == bool(log)
-    assert fakes.made[-1].told == [*ROUNDS[2 * n_before :], END]
+    assert fakes.made[-1].calls == [*ROUNDS[2 * n_before :], END]
 
 
 def test_a_log_of_a_comparison_or_by_what_is_not_installed_is_refused(monkeypatch):
     with pytest.raises(fedapp.ConfigError, match=r"^log must be omitted to compare: fedapp run "):
         fedapp.compare(["pax", "bagging"], log="mlflow")
-    told = r"^mlflow must be installed for log=mlflow \(pip install 'fedapp\[log\]'\)"
+    rule = r"^mlflow must be installed for log=mlflow \(pip install 'fedapp\[log\]'\)"
     monkeypatch.setattr("fedapp.errors.find_spec", lambda name: None)
-    with pytest.raises(fedapp.ConfigError, match=told):
+    with pytest.raises(fedapp.ConfigError, match=rule):
         fedapp.run("pax", log="mlflow")
     assert not Path("runs").exists()
 
 
 def test_scores_that_are_no_numbers_are_not_logged(monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    told = []
-    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", lambda *_, metrics: told.extend(metrics))
+    logged = []
+    monkeypatch.setattr(
+        mlflow.MlflowClient, "log_batch", lambda *_, metrics: logged.extend(metrics)
+    )
     info = {"round": 1, "rounds": 2, "trees": 1, "leaves": None, "exchanges": 4, "seconds": 0.5}
     info |= {"train": {"auc": 0.5, "logloss": float("nan")}, "valid": {"auc": None}}
     log = MLflowLog.__new__(MLflowLog)
     log._client = mlflow.MlflowClient()
     log._log_round({**info, "bytes": {"to_parties": 3, "to_server": 4}})
-    assert {one.key for one in told} == {
+    assert {one.key for one in logged} == {
         *("trees", "exchanges", "seconds", "train/auc", "bytes/to_parties", "bytes/to_server")
     }
 
@@ -166,7 +168,7 @@ def test_between_organisations_the_serverapp_logs(
     assert len(fakes.made) == (folder.path / "report.html").exists() == expected
     assert "numpy differs" in summary_of(folder)["warnings"]
     if expected:
-        assert [told[0] for told in fakes.made[0].told] == ["round", "round", "end"]
+        assert [call[0] for call in fakes.made[0].calls] == ["round", "round", "end"]
 
 
 def test_mlflow_has_the_run_inside_another_and_its_model_predicts_the_same(table):

@@ -157,9 +157,9 @@ def not_run(settings):
 
 
 def told_by(settings, output, engine):
-    told = []
-    Series(output, told.append).run(settings, engine)
-    return told
+    lines = []
+    Series(output, lines.append).run(settings, engine)
+    return lines
 
 
 def change(path, **facts):
@@ -180,14 +180,14 @@ AGAIN = [  # how far the run came, what it says that it was made from, what is t
 ]
 
 
-@pytest.mark.parametrize(("engine", "facts", "told"), AGAIN)
-def test_a_run_serves_again_or_goes_on(engine, facts, told, settings, tmp_path, trained_once):
+@pytest.mark.parametrize(("engine", "facts", "lines"), AGAIN)
+def test_a_run_serves_again_or_goes_on(engine, facts, lines, settings, tmp_path, trained_once):
     with suppress(StoppedError, AssertionError):
         told_by(settings, tmp_path, engine)
     if facts:
         change(tmp_path / NAME / INPUTS_FILE, **facts)
-    again = not_run if told[0].startswith("finished") else run_local
-    assert told_by(settings, tmp_path, again) == [f"{NAME}: {text}" for text in told]
+    again = not_run if lines[0].startswith("finished") else run_local
+    assert told_by(settings, tmp_path, again) == [f"{NAME}: {text}" for text in lines]
     line = f"of other code than today's: 1 result in {tmp_path} ({NAME}); what is deleted there is "
     assert other_code(tmp_path) == (f"{line}made again" if "code" in facts else "")
     whole = trained_once(settings.model_copy(update={"run_dir": str(tmp_path / "whole")}))
@@ -209,9 +209,9 @@ def test_a_folder_that_is_no_run_stays(settings, tmp_path):
 
 def rows_of(path, settings, value):
     """What is kept, where ``value`` would be made now, and what is told."""
-    told = []
-    series = Series(path.parent, told.append)
-    return series.rows(path.stem, settings, lambda: [{"value": value}]), told
+    lines = []
+    series = Series(path.parent, lines.append)
+    return series.rows(path.stem, settings, lambda: [{"value": value}]), lines
 
 
 def test_rows_in_a_file_serve_again_where_all_is_the_same(settings, tmp_path, write_table):

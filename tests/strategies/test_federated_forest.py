@@ -105,11 +105,11 @@ def test_the_forest_is_that_of_the_joined_table(made, tmp_path, columns, objecti
     encrypted = run_local(made(objective, parties, **more))
     encoded = run_local(made(objective, parties, own_labels="encoded", **more))
     assert parts_of(encrypted) == parts_of(encoded)
-    told = [
+    replies = [
         [{key: line[key] for key in ("round", "leaves", "train", "valid")} for line in lines]
         for lines in (lines_of(encrypted.rounds), lines_of(encoded.rounds))
     ]
-    assert told[0] == told[1]
+    assert replies[0] == replies[1]
     for name in ("metrics", "oob", "importance", "matched_rows", "trees"):
         assert summary_of(encrypted)[name] == summary_of(encoded)[name]
     whole = pooled(made(objective, parties, **more))[0]
@@ -133,8 +133,10 @@ def test_rows_are_predicted_by_the_names_of_each_partys_categories(forest, setti
     given = {"data": path, "label": "y", "parties": 2, "align": "ordered"}
     model_id = summary_of(trained)["model_id"]
     folder = run_local(settings(strategy="one-round", model=model_id, **given))
-    told = f"{(new['b'] == 'new').sum()} values of 'b' are no category of the model, and count as"
-    assert any(told in text for text in summary_of(folder)["warnings"])
+    warning = (
+        f"{(new['b'] == 'new').sum()} values of 'b' are no category of the model, and count as"
+    )
+    assert any(warning in text for text in summary_of(folder)["warnings"])
     whole = joined(trained)
     table = read_columns_of(path, whole.columns, Roles(), categories=whole.categories)
     ours = whole.predictions(whole.leaves(table.values))[:, 0]
@@ -175,8 +177,8 @@ def test_the_server_sees_nothing_of_rows_and_parties_their_own_columns_and_codes
             for name, array in arrays_of(message).items():
                 shown = {value.tobytes() for value in array.ravel()}
                 assert name == "parcels" or not shown & hidden, name
-            told = json.dumps({k: str(v) for k, v in scalars_of(message).items()})
-            assert '"a"' not in told
+            fields = json.dumps({k: str(v) for k, v in scalars_of(message).items()})
+            assert '"a"' not in fields
     places = {f"party-{party} column {column}" for party in (1, 2, 3) for column in (1, 2)}
     assert set(summary_of(folder)["importance"]["gain"]) <= places
     for request, _ in app.of_kind("forest_level"):
@@ -494,9 +496,9 @@ def test_a_party_is_told_of_its_own_splits_alone_and_of_no_rows_in_the_last_leve
         assert {one.sender for one in won} == {"party-1"}
         assert sum(len(one["listed"]) for one in won) == len(part["lookup"]["columns"]) > 0
     # Which rows a party sends left in the last level, only the active party is told.
-    told = [one for one in letters if one.name == "Partition"]
-    assert {one["level"] for one in told if one.receiver == "party-1"} == {0, 1, 2}
-    assert {one["level"] for one in told if one.receiver != "party-1"} == {0, 1}
+    partitions = [one for one in letters if one.name == "Partition"]
+    assert {one["level"] for one in partitions if one.receiver == "party-1"} == {0, 1, 2}
+    assert {one["level"] for one in partitions if one.receiver != "party-1"} == {0, 1}
 
 
 def improvements_of(patch):

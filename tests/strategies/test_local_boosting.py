@@ -92,10 +92,10 @@ def test_a_party_of_one_class_and_one_of_no_weight_train(settings, write_table, 
 
 def test_a_tree_travels_to_a_party_once_and_without_gains(bag):
     folder, app = listen(bag(num_boost_round=3))
-    told = [arrays_of(request) for kind, request, _ in app.heard if kind == "train.bagging_boost"]
-    assert not {"gains", "hessians", "weights"} & set(told[0])
+    boosts = [arrays_of(request) for kind, request, _ in app.heard if kind == "train.bagging_boost"]
+    assert not {"gains", "hessians", "weights"} & set(boosts[0])
     nodes = sum(len(tree) for tree in model_of(folder).trees[:6])  # the last round's: at the end
-    assert sum(len(arrays["lefts"]) for arrays in told) == 3 * nodes
+    assert sum(len(arrays["lefts"]) for arrays in boosts) == 3 * nodes
 
 
 def test_a_lost_party_is_left_out_and_the_others_weigh_more(bag):
@@ -123,12 +123,12 @@ def test_one_party_boosts_at_a_time_and_all_hear_of_it(turns):
     _, app = listen(turns("multi:softprob", num_boost_round=4))
     steps = {}
     for request, reply in app.of_kind("cyclic_turn"):
-        told, grown = (len(arrays_of(message)["sizes"]) for message in (request, reply))
+        n_sent, grown = (len(arrays_of(message)["sizes"]) for message in (request, reply))
         party = request.metadata.dst_node_id
-        steps.setdefault(step_of(request), []).append((party, told, grown))
+        steps.setdefault(step_of(request), []).append((party, n_sent, grown))
     for turn, replies in enumerate(steps[step] for step in sorted(steps)):
         assert len(replies) == 3
-        assert {told for _, told, _ in replies} == {3 if turn else 0}
+        assert {n_sent for _, n_sent, _ in replies} == {3 if turn else 0}
         assert [grown for _, _, grown in sorted(replies)] == [
             3 if party == turn % 3 else 0 for party in range(3)
         ]

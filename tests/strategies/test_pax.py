@@ -182,10 +182,10 @@ def test_what_a_party_sends_is_uniform(made):
 
 def test_the_range_of_labels_is_told_to_powers_of_two_and_notes_stay(made):
     _, app = listen(made("reg:squarederror"))
-    told = [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
-    ranges = {abs(one[name]) for one in told for name in ("label_low", "label_high")}
+    replies = [scalars_of(reply) for _, reply in app.of_kind("query.hello")]
+    ranges = {abs(one[name]) for one in replies for name in ("label_low", "label_high")}
     assert {float(np.log2(value)) % 1 for value in ranges} == {0.0}
-    assert all(one["notes"] == [] for one in told)
+    assert all(one["notes"] == [] for one in replies)
 
 
 # Who is refused
@@ -310,7 +310,7 @@ def is_few(counts):
 def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     merging, monkeypatch, aggregation
 ):
-    told = []
+    are_few = []
     sum_nodes = pax.Party.sum_nodes
 
     def looked_at(self, asked):
@@ -321,16 +321,16 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
         # The other child of each split follows from its parent and its sibling.
         all_counts = self.cell_counts(self.floor.nodes, self.floor.open_nodes)
         for ends, counts in zip(self.floor.ends, all_counts, strict=True):
-            told.append(is_few(np.bincount(ends, counts, starts[-1])))
+            are_few.append(is_few(np.bincount(ends, counts, starts[-1])))
         unit = max(float(self.gradients[..., 1].max()), 1.0)  # the hessian of a row
-        told.append(is_few(np.rint(histograms[..., 1] / unit)) or is_few(missing))
+        are_few.append(is_few(np.rint(histograms[..., 1] / unit)) or is_few(missing))
         return histograms, missing
 
     monkeypatch.setattr(pax.Party, "sum_nodes", looked_at)
     settings = merging(least_bin_rows=LEAST, num_boost_round=3, pax__aggregation=aggregation)
     folder, app = listen(settings)
-    assert len(told) > 50
-    assert not any(told)
+    assert len(are_few) > 50
+    assert not any(are_few)
     for _, reply in app.of_kind("pax_sketch"):
         assert (arrays_of(reply)["masses"] >= LEAST).all()
     assert all(len(tree) > 3 for tree in model_of(folder).trees)
@@ -355,9 +355,9 @@ def test_a_nodes_sums_are_those_told_of_it(merging):
     (tree,) = model_of(folder).trees
     n_held = 0
     for message, reply in app.of_kind("pax_grow"):
-        told, nodes = arrays_of(reply), arrays_of(message)["wanted_nodes"]
+        arrays, nodes = arrays_of(reply), arrays_of(message)["wanted_nodes"]
         for node, histogram, missing in zip(
-            nodes, told["histograms"], told["missing"], strict=True
+            nodes, arrays["histograms"], arrays["missing"], strict=True
         ):
             # The hessian of a row is 1; each column tells of all rows, as one has no missing ones.
             n_rows = (histogram[:, 1].sum() + missing.sum()) / len(missing)
@@ -382,5 +382,5 @@ def test_rows_that_a_round_does_not_draw_are_as_many_or_none(merging, least, n_c
     """Else they are told by how much a round of all rows differs from one without them."""
     more = {"subsample": 0.99, "num_boost_round": 20, "parties": 1, "max_depth": 1}
     _, app = listen(merging(least_bin_rows=least, **more))
-    told = [arrays_of(reply)["root_sums"] for _, reply in app.of_kind("pax_grow")]
-    assert len({float(sums[0, 1]) for sums in told if len(sums)}) == n_counts
+    replies = [arrays_of(reply)["root_sums"] for _, reply in app.of_kind("pax_grow")]
+    assert len({float(sums[0, 1]) for sums in replies if len(sums)}) == n_counts

@@ -102,7 +102,7 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "given", "told"),
+    ("strategy", "given", "rule"),
     [
         ("secureboost", {"objective": logistic}, "for secureboost, got a function"),
         ("pax", {"objective": logistic, "engine": "simulation"}, "functions are never sent"),
@@ -123,14 +123,14 @@ def test_a_metric_is_the_mean_over_the_rows_of_all_parties(rows, strategy):
         ("pax", {"eval_metric": mae, "objective": "multi:softprob"}, "must be a name for multi"),
     ],
 )
-def test_functions_are_refused_where_they_cannot_be_called(rows, strategy, given, told):
-    with pytest.raises(fedapp.ConfigError, match=told):
+def test_functions_are_refused_where_they_cannot_be_called(rows, strategy, given, rule):
+    with pytest.raises(fedapp.ConfigError, match=rule):
         train(strategy, rows, base_margin="", **given)
     assert not list(Path("runs").glob("*"))
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "rule"),
     [
         ({"eval_metric": area}, "eval-metric must be a mean over rows, which parties can add up"),
         ({"eval_metric": mae, "weight": "c3"}, "must be a name where rows have weights"),
@@ -145,8 +145,8 @@ def test_functions_are_refused_where_they_cannot_be_called(rows, strategy, given
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_what_a_function_returns_is_checked(rows, given, told):
-    with pytest.raises(FedappError, match=told):
+def test_what_a_function_returns_is_checked(rows, given, rule):
+    with pytest.raises(FedappError, match=rule):
         train("pax", rows, **{"objective": "reg:logistic", "base_margin": "", **given})
     assert not custom.has_objective()
     assert not custom.has_metric()
