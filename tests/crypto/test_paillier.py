@@ -34,6 +34,7 @@ from fedapp.crypto.paillier_masks import (
     fixed_bases,
     random_digits,
     short_bits,
+    square_base,
 )
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
@@ -294,6 +295,16 @@ def test_table_powers_are_plain_powers():
     assert own.numbers(tables.powers(digits)) == wanted
     drawn = random_digits(50, tables.n_tables)
     assert len(set(own.numbers(tables.powers(drawn)))) == 50
+
+
+def test_powers_mod_a_square_are_plain_powers(key):
+    base, prime = mpz(3) ** 400 % key.p**2, key.p
+    table = square_base(base, prime, 5)
+    digits = RNG.integers(0, 256, (20, 6)).astype(np.uint8)
+    digits[0] = 0
+    exponents = [int.from_bytes(row.tobytes(), "little") for row in digits]
+    assert list(table.powers(digits)) == [powmod(base, one, prime**2) for one in exponents]
+    assert len(set(table.powers(random_digits(50, table.n_tables)))) == 50
 
 
 def test_public_masks_are_encryptions_of_zero_and_all_differ(key):

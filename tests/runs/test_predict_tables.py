@@ -295,6 +295,7 @@ def test_columns_of_another_kind_are_called_unlike():
     with pytest.raises(DataError, match="got 500 of 500 rows with most columns outside of it"):
         check_range(trained, values + 100)
     check_range(trained, np.full_like(values, np.nan))
+    assert np.isnan(quantiles(np.full_like(values, np.nan))).all()
     # Days since a date go on beyond those trained on: warned of, and not refused.
     trained = quantiles(np.linspace(0, 1000, 500, dtype=np.float32)[:, None])
     later = np.linspace(1150, 1300, 3, dtype=np.float32)[:, None]

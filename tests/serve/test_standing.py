@@ -195,6 +195,7 @@ def test_a_refresh_of_other_rows_than_those_of_now_is_refused(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
+        ({"certificate": "none"}, "must be one certificate in PEM, and nothing else, got: "),
         ({"certificate": "two"}, "must be one certificate in PEM, and nothing else, got more"),
         ({"certificate": "one"}, "must be of one party"),
         ({"address": "insurer.org"}, "must be HOST:PORT, got 'insurer.org'"),
@@ -209,7 +210,7 @@ def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
 
     def sent(address, content, *more):
         if address.endswith(str(sites.peer_ports["insurer"])):
-            contents = {"one": bank, "two": bytes(content) + bank}
+            contents = {"none": b"none", "one": bank, "two": bytes(content) + bank}
             content = np.frombuffer(contents.get(change.get("certificate", ""), content), np.uint8)
             address = change.get("address", address)
         return Address(address, content, *more)

@@ -173,3 +173,9 @@ def test_times_and_ranks_are_never_drawn(role):
     rule = "label-epsilon must be 0 in the node config of bank, whose labels are times or ranks"
     with pytest.raises(ConfigError, match=rule):
         drawn_labels(replace(SITE, **{role: "other"}), np.ones(3), ["a", "b", "c"])
+
+
+def test_measures_are_not_drawn_without_their_range():
+    labels = np.arange(100) / 7
+    with pytest.raises(ConfigError, match=r"^label-range must be low,high, as 0,100, got none$"):
+        drawn_labels(SITE, labels, [str(row) for row in range(100)])

@@ -421,6 +421,16 @@ def test_old_files_go_as_a_whole_and_the_chain_stays(closed):
     assert audited()[1] == ["lines 1 to 6 are missing"]
 
 
+def test_the_young_lines_of_a_closed_file_stay(monkeypatch, at):
+    monkeypatch.setattr("fedapp.site.log.CLOSED_BYTES", 180)
+    for age in (8, 3, 2):
+        at(-age)
+        append(site(), "score", age=age)
+    at(0)
+    drop_old(site(), 5)
+    assert [line.get("age", line["event"]) for line in lines()] == [3, 2, "dropped"]
+
+
 def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, at):
     head = tmp_path / "head.json"
     head.write_text(shown(tmp_path, "--sign").output)

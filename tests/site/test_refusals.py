@@ -18,6 +18,7 @@ from fedapp.messages.secureboost import SetupRequest
 from fedapp.runs.local import run_local
 from fedapp.site.database import DATABASE
 from fedapp.site.settings import site_config
+from fedapp.site.store import PART_FILE
 from tests.crypto.test_masks import TERMS, Coordinator, counting
 from tests.messages.declared import example, kinds, name_of
 from tests.site.office import NODE, PARTIES, hello, model_id, private, vertical_hello
@@ -159,6 +160,22 @@ def bank(write_table):
 def test_a_model_that_is_none_or_trains_is_refused(bank, model, method, plan, rule):
     with pytest.raises(ProtocolError, match=rf"VerticalHelloRequest\.model {rule}$"):
         ask(bank(), vertical_hello(model=model, aggregation="sealed", **plan), method)
+
+
+@pytest.mark.parametrize(
+    ("part", "rule"),
+    [
+        (None, "model must have a part at this party, got none: was it trained here"),
+        ("no JSON", "model's part must be as fedapp wrote it, got a file that was changed"),
+        ('{"salt": "00"}', "model's part must be as fedapp wrote it, got a file that was changed"),
+    ],
+)
+def test_a_model_without_a_sound_part_here_predicts_nothing(bank, part, rule):
+    if part:
+        (folder := home() / "sites" / "bank" / ("0" * 16)).mkdir(parents=True)
+        (folder / PART_FILE).write_text(part)
+    with pytest.raises(DataError, match=f"^{rule}"):
+        ask(bank(), vertical_hello(model="0" * 16, aggregation="sealed", rounds=0), "interactive")
 
 
 TOWNS = ["Oslo"] * 39 + ["Rome"]

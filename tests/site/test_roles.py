@@ -157,6 +157,11 @@ def out_of_order(role_class):
 def test_a_request_out_of_order_is_refused_with_those_it_may_follow(tmp_path, role_class):
     wrong = [*out_of_order(role_class)]
     assert wrong
+    for request in ROLES[role_class].keys() - ANY_TIME:  # a run that a site knows nothing of
+        if request not in role_class.order.any_time:
+            unknown = Site(SiteConfig("bank", "rows.csv"), Store(tmp_path))
+            with pytest.raises(NoStateError, match="state"):
+                ROLES[role_class][request](unknown, object.__new__(request))
     for last, request in wrong:
         store = Store(tmp_path, role=name_of(role_class), last=last)
         site = Site(SiteConfig("bank", "rows.csv"), store)

@@ -21,7 +21,7 @@ from fedapp.site.account import note
 from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import PART_FILE, STATE, LiveStores, Store, Stores, drop_abandoned
+from fedapp.site.store import PART_FILE, STATE, LiveStores, Store, Stores, drop_abandoned, locked
 from tests.disk import full_disk
 from tests.plans import planned
 from tests.site.office import declare_group
@@ -288,6 +288,13 @@ def test_what_another_process_has_answered_is_read_first(party):
     assert party.add(1, step=4, checkpoint=3, attempt=1).sums[0] == 4
     party.stores = one
     assert party.add(1, step=5, checkpoint=3, attempt=1).sums[0] == 5
+
+
+def test_a_lock_that_was_deleted_meanwhile_is_taken_again(tmp_path, monkeypatch):
+    same = iter([False, True])  # first it is that of a folder which a refused message deleted
+    monkeypatch.setattr("fedapp.site.store.os.path.samestat", lambda *stats: next(same))
+    with locked(tmp_path / "run"):
+        assert next(same, None) is None
 
 
 def test_a_step_sent_twice_at_once_runs_once(party, monkeypatch):

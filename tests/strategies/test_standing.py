@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedapp.errors import ConfigError, PartyError
+from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
 from fedapp.run_folder import Silent
 from fedapp.runs.local import site_contexts
@@ -61,6 +61,8 @@ def test_a_version_that_not_all_have_or_allow_is_used_by_none(sites, monkeypatch
     model = sites.train(**FEW)
     sites.activate(model)
     before = current("bank")
+    with pytest.raises(DataError, match="version must be one that bank has stored, got none"):
+        Agreed.read("bank", "none")
     with monkeypatch.context() as patch:
         rewrite_letters(patch, "Address", "part", np.zeros_like)
         with pytest.raises(PartyError, match="model must be the one this run was trained with"):
