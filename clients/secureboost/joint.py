@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, ragged
+from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.site.settings import BINS_A_COLUMN
 from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
@@ -132,7 +133,9 @@ def check_bins(
     widths, limit, members = letter.widths, "most-columns", letter.group_columns
     n_columns, n_bins, most_bins = len(widths), int(widths.sum()), BINS_A_COLUMN * most_columns
     n_names, named = len(wanted.names), letter.named[letter.named >= 0]
-    rules = (
+    check_fields(
+        party,
+        letter,
         (
             "names",
             len(letter.names) in (0, n_columns),
@@ -173,9 +176,6 @@ def check_bins(
             f"must divide {len(members)} columns among the groups",
         ),
     )
-    for field, holds, rule in rules:
-        if not holds:
-            raise ProtocolError(party, "ColumnBins", field, rule)
 
 
 def joint_constraints(

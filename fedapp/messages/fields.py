@@ -470,6 +470,17 @@ def check_sizes(party: str, received: Message, **sizes: int) -> None:
             raise ProtocolError(party, kind.__name__, field, broken)
 
 
+FieldRule = tuple[str, object, str]  # field, whether the rule holds, and the rule: "must be ..."
+
+
+def check_fields(party: str, received: Message | type[Message], *rules: FieldRule) -> None:
+    """Check what only its receiver knows of a message; a ProtocolError of the first broken rule."""
+    kind = received if isinstance(received, type) else type(received)
+    for field, holds, rule in rules:
+        if not holds:
+            raise ProtocolError(party, kind.__name__, field, rule)
+
+
 @once
 def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Form | Range | None]]:
     """Fields that have one of some dimensions, with their forms, or None for one that is it."""
