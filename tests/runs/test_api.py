@@ -310,8 +310,6 @@ PAXClassifier(n_estimators=5, parties=2).fit(np.ones((3, 2)), [0, 1, 0]).predict
 fedapp.run("pax", eval_metric=["mae"], log="mlflow").plot_roc().savefig("roc")
 fedapp.run(3)  # wrong
 fedapp.rnu("pax")  # wrong
-PAXClassifier(n_estimator=5)  # wrong
-PAXClassifier(n_estimators="many")  # wrong
 """
 
 

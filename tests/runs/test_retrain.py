@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import settings as drawing
 from hypothesis import strategies as st
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
@@ -158,6 +160,15 @@ def outcome(path, roles):
     assert table.ids is not None
     content = table.values.tobytes(), table.ids.tolist(), table.kinds, table.categories
     return content, [note for note in table.notes if "left out" not in note.rule]
+
+
+def test_rows_of_a_parquet_file_are_left_out(tmp_path):
+    names = pa.array(["low", "high", "rare"]).dictionary_encode()
+    frame = pa.table({"id": [7, 8, 9], "kind": names, "a": [1.0, 2.0, 3.0]})
+    parquet.write_table(frame, tmp_path / "rows.parquet")
+    table = load_table(tmp_path / "rows.parquet", Roles(id_column="id", without=("9",)))
+    assert table.categories[0] == ("high", "low")
+    assert table.values[:, 1].tolist() == [1.0, 2.0]
 
 
 def test_a_site_leaves_out_the_rows_that_its_node_config_names(tmp_path):

@@ -17,6 +17,7 @@ from fedapp.messages.vertical import (
     OpenRequest,
     OrderDigest,
 )
+from fedapp.records.document import to_text
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model
 from fedapp.site.mail import Letters
@@ -24,6 +25,7 @@ from fedapp.site.table import secret_order
 from strategies.run import load_strategy
 from tests.encrypted import EINI, SMALL_KEY
 from tests.federated import summary_of
+from tests.forests import joined, pooled
 from tests.letters import letters_sent
 from tests.network import run
 from tests.pooled import Pooled, assert_xgboosts
@@ -255,6 +257,13 @@ def test_a_model_is_that_of_the_left_joined_table_and_predicts_its_rows(left, wa
     due = predict(model, whole.values, None)
     assert np.allclose(predicted_rows(predicted), due, rtol=0, atol=1e-6)
     assert predicted.summary["matched_rows"] == {"predicted": 240}
+
+
+def test_a_forest_is_that_of_the_left_joined_table(left):
+    section = {"trees": 4, "max_depth": 3, "insecure_small_key": True}
+    more = {f"federated_forest__{name}": value for name, value in section.items()}
+    given = left(THREE, strategy="federated-forest", allow_export=False, **more)
+    assert to_text(joined(run_local(given))) == to_text(pooled(given)[0])
 
 
 def nodes_of(given, names):
