@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from clients.secagg import Masked
 from clients.vertical.party import Aligned, Bytes, Floats, Ints
-from fedapp.crypto.packing import PAIR, PairLayout
+from fedapp.crypto.packing import PAIR, Layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.sums import pack_sums, read_jobs, sum_rows
@@ -228,11 +228,11 @@ class Described(Aligned):
             "counts": counts,
         }
 
-    def layout(self) -> PairLayout:
+    def layout(self) -> Layout:
         """How terms of labels are packed: slots no wider than the sums need."""
         most_bits = 64 - SPARE_BITS - power_above(self.n_train)
         precision = most_bits if is_regression(self.settings.objective) else 1
-        return PairLayout(self.settings.key_bits, self.n_train, self.n_pairs, precision)
+        return Layout(self.settings.key_bits, self.n_train, self.n_pairs, precision)
 
 
 @role

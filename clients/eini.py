@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from fedapp.crypto.packing import PRECISION, SumLayout
+from fedapp.crypto.packing import PRECISION, Layout
 from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
 from fedapp.crypto.sums import pack_sums, select_ciphertexts, sum_rows
@@ -112,7 +112,7 @@ class Passive(Predicting):
         with as_protocol_error(active, "Structure", "n"):
             insecure = request.insecure_small_key
             key = read_public_key(letter.n, request.key_bits, insecure_small_key=insecure)
-            SumLayout(key.bits, letter.n_terms, letter.n_outputs)
+            Layout(key.bits, letter.n_terms, letter.n_outputs, in_pairs=False)
         self.structure = letter
 
     def _choose(self, sender: str, letter: Elements) -> Elements | Totals:
@@ -146,9 +146,9 @@ class Passive(Predicting):
 
     def _totals(self, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:
         """Eq. 13 at the last party: sum each row's entries, several rows per ciphertext."""
-        assert self.structure is not None
-        workers = shared_workers()
-        layout = SumLayout(key.bits, self.structure.n_terms, self.structure.n_outputs)
+        workers, structure = shared_workers(), self.structure
+        assert structure is not None
+        layout = Layout(key.bits, structure.n_terms, structure.n_outputs, in_pairs=False)
         rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
         slots = np.where(chosen.ravel(), rows, -1).astype(np.int32)
         codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])
@@ -239,7 +239,8 @@ class Active(Predicting):
     title = "the active party"
     order = Order({MatchRequest: {StepRequest}, StepRequest: {StepRequest}})
     key: npt.NDArray[np.uint8]  # the private key, of this inference only
-    layout: tuple[int, int, int, int]  # terms, outputs, precision and exponent of a plaintext
+    layout: Layout  # of the terms of a row, as multiples of 2**(exponent - PRECISION)
+    exponent: int
     batch_rows: int
     sums: Floats  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
     ready: tuple[str, ...] = ()  # parties that have the structure
@@ -303,9 +304,13 @@ class Active(Predicting):
             self._guard_structure(plan, request.least_possibilities)
         # The key is for this inference only, and must hold the largest sum.
         largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
-        layout = len(plan.shared), model.n_outputs, PRECISION, int(np.frexp(largest)[1])
-        key = self.draw_key(request, lambda public: SumLayout(public.bits, *layout))
-        self.key, self.layout = key.to_array(), layout
+
+        def layout_of(public: PublicKey) -> Layout:
+            return Layout(public.bits, len(plan.shared), model.n_outputs, in_pairs=False)
+
+        key = self.draw_key(request, layout_of)
+        self.key, self.layout = key.to_array(), layout_of(key.public)
+        self.exponent = int(np.frexp(largest)[1])
         batch_bytes = plan.n_entries * key.public.ciphertext_bytes
         self.batch_rows = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
         letters: Letters = []
@@ -363,7 +368,8 @@ class Active(Predicting):
         terms = [plan.open_terms(tree, values)[0] for tree in plan.shared]
         elements = np.concatenate(terms, axis=1).reshape(-1, plan.part.model.n_outputs)
         key = PrivateKey.from_array(self.key)
-        plaintexts = SumLayout(key.public.bits, *self.layout).pack(elements)
+        multiples = np.rint(np.ldexp(elements, PRECISION - self.exponent)).astype(np.int64)
+        plaintexts = self.layout.pack(multiples)
         self.n_sent, self.n_batches = last, self.n_batches + 1
         return Elements(first, last - first, encrypt(key, plaintexts, shared_workers()))
 
@@ -382,14 +388,14 @@ class Active(Predicting):
             if letter.n_rows != end - first:
                 raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
             key = PrivateKey.from_array(self.key)
-            layout = SumLayout(key.public.bits, *self.layout)
             with as_protocol_error(sender, "Totals", "ciphertexts"):
                 check_ciphertexts(key.public, letter.ciphertexts)
                 plain = decrypt(key, letter.ciphertexts, shared_workers())
-                terms = layout.unpack(plain, letter.n_rows)
+                multiples = np.array(self.layout.unpack(plain, letter.n_rows), dtype=np.float64)
+            terms = np.ldexp(multiples, self.exponent - PRECISION)
             low, high = plan.bounds(self.values[first:end])
             # Terms are rounded when they are packed, sums of up to n_terms of them as float64.
-            slack = layout.n_rows**2 * 2.0 ** (layout.exponent - layout.precision + 1)
+            slack = self.layout.n_rows**2 * 2.0 ** (self.exponent - PRECISION + 1)
             n_beyond = int(((terms < low - slack) | (terms > high + slack)).any(axis=1).sum())
             if n_beyond:
                 rule = (

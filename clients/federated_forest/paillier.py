@@ -8,6 +8,7 @@ The form of the sums is in ``fedapp.trees.forest.encrypted``.
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from clients.federated_forest.active import Active
 from clients.federated_forest.party import Doubles, Passive
 from clients.vertical.growing import SplitList
 from clients.vertical.party import Bytes
-from fedapp.crypto.packing import SumLayout, integer_layout
+from fedapp.crypto.packing import Layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.sealed import LARGEST_CONTENT
@@ -100,8 +101,8 @@ class PaillierPassive(Passive):
             self.take_splits(request)
         return SentReply(), [*letters, (self.active, self.sum_columns(request))]
 
-    def _layout(self, key: PublicKey) -> SumLayout:
-        return integer_layout(key.bits, self.n_train, self.n_fields, self.bits)
+    def _layout(self, key: PublicKey) -> Layout:
+        return Layout(key.bits, self.n_train, self.n_fields, self.bits, in_pairs=False)
 
     def _take_letters(self, mail: Mail) -> None:
         """Check and store the key, and a ciphertext for every row of positive weight."""
@@ -225,8 +226,8 @@ class PaillierActive(Active):
         fields = self._fields
         n_rows, n_fields = fields.numbers.shape
 
-        def layout_of(public: PublicKey) -> SumLayout:
-            return integer_layout(public.bits, n_rows, n_fields, fields.bits)
+        def layout_of(public: PublicKey) -> Layout:
+            return Layout(public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
 
         key = self.draw_key(self.settings, layout_of)
         layout, self.key = layout_of(key.public), key.to_array()
@@ -236,11 +237,11 @@ class PaillierActive(Active):
             rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
             way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
             raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
-        plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
+        plaintexts = layout.pack(fields.numbers[weighted].astype(np.int64))
         labels = partial(
             EncryptedLabels, key.public.to_array(), n_fields, fields.bits, np.packbits(weighted)
         )
-        return [(name, labels(encrypt(key, plaintexts, workers))) for name in self.others]
+        return [(name, labels(encrypt(key, plaintexts, shared_workers()))) for name in self.others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
@@ -374,11 +375,12 @@ class PaillierActive(Active):
         key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
         n_rows, n_fields = len(fields.weights), len(fields.units)
-        layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
+        layout = Layout(key.public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
         with as_protocol_error(party, "ColumnSums", "ciphertexts"):
             jobs = [(layout, of_tree) for of_tree in by_tree]
-            sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
+            of_jobs = read_jobs(key, ciphertexts, jobs, shared_workers())
+        sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, n_fields)
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.n_classes else sums[wanted, :1]
         # Weights of rows are not negative, and some are not 0.

@@ -23,7 +23,7 @@ from clients.secureboost import round as secureboost_round
 from clients.secureboost import start as secureboost_start
 from fedapp.audit.bins import Array, Ints, largest_bins, true_bins
 from fedapp.audit.listening import Transcript, trained
-from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts, readable_rows
+from fedapp.crypto.packing import PRECISION, FixedPoint, Layout, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.crypto.workers import Workers, shared_workers
@@ -172,7 +172,7 @@ class Crafter:
             self.truth = codes
 
     def encrypted(
-        self, key: PrivateKey, layouts: tuple[PairLayout, ...], fields: Ints, start: int, stop: int
+        self, key: PrivateKey, layouts: tuple[Layout, ...], fields: Ints, start: int, stop: int
     ) -> npt.NDArray[np.uint8]:
         """Row ``r`` of node ``r % n_nodes`` has a bit of its sums; where none is left, 0."""
         turns = [row // self.n_nodes for row in range(start, stop)]

@@ -18,7 +18,7 @@ from clients.secureboost.claims import Chosen, Claims
 from clients.secureboost.passive import Passive, blocks_of
 from clients.vertical.growing import SplitList
 from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.packing import PRECISION, PairLayout
+from fedapp.crypto.packing import PRECISION, Layout
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.rings import Residues
@@ -68,7 +68,7 @@ class Liar:
     def begin(self, party: Passive) -> None:
         """Make up what the round needs, before its first sums."""
 
-    def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: PairLayout) -> Residues:
+    def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: Layout) -> Residues:
         """Sums by bin in place of those of its columns."""
         return sums
 
@@ -97,7 +97,7 @@ class Numbers(Liar):
     No rows have such sums. Which gains more is the sign of the row's gradient.
     """
 
-    def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: PairLayout) -> Residues:
+    def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: Layout) -> Residues:
         ring, target, n_rows = ring_of(key.n_squared), self.next(1), len(party.drawn)
         place = int(np.searchsorted(party.drawn, target[0]))
         (row,) = blocks_of(party.blocks, place, place + 1)

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score
 
 from clients.federated_forest import paillier
 from clients.federated_forest.paillier import PaillierPassive
-from fedapp.crypto.packing import integer_layout
+from fedapp.crypto.packing import Layout
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
@@ -298,7 +298,7 @@ def plus(added):
     def change(rows, party):
         n, changed = int.from_bytes(party.n.tobytes(), "big"), rows.copy()
         bits = paillier.PublicKey.from_array(party.n).bits
-        layout = integer_layout(bits, party.n_train, party.n_fields, party.bits)
+        layout = Layout(bits, party.n_train, party.n_fields, party.bits, in_pairs=False)
         value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
         changed[0] = to_bytes_array([value], rows.shape[1])[0]
         return changed
