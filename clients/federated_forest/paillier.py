@@ -7,6 +7,7 @@ The form of the sums is in ``fedapp.trees.forest.encrypted``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
@@ -15,32 +16,38 @@ import numpy.typing as npt
 
 from clients.federated_forest.active import Active
 from clients.federated_forest.party import Doubles, Passive
+from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
 from clients.vertical.growing import SplitList
-from clients.vertical.party import Bytes
 from fedapp.crypto.packing import Layout
-from fedapp.crypto.paillier import check_ciphertexts, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
-from fedapp.crypto.sealed import LARGEST_CONTENT
-from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
-from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.crypto.paillier_keys import PublicKey
+from fedapp.crypto.sums import SumJob
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of
 from fedapp.messages.federated_forest import (
     PAILLIER,
     ColumnSums,
     EncryptedLabels,
+    EncryptRequest,
     FinishRequest,
     Labels,
+    MoreLabels,
     PartitionRequest,
     PartKept,
     SetupRequest,
     SplitReply,
     SplitRequest,
     SumRequest,
+    TakeRequest,
     Won,
 )
-from fedapp.messages.fields import Array, fields_of
-from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply
+from fedapp.messages.fields import Array, Letter, fields_of
+from fedapp.messages.vertical import (
+    LevelSplits,
+    MatchRequest,
+    OrderRequest,
+    SentReply,
+    block_rows,
+)
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
@@ -63,8 +70,6 @@ from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, sets_of_rows
 from fedapp.trees.structure import SplitNodes, joined
 
-SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
-
 
 @role
 class PaillierPassive(Passive):
@@ -75,25 +80,28 @@ class PaillierPassive(Passive):
     order = Order(
         {
             OrderRequest: {SetupRequest},
-            SetupRequest: {SumRequest},
+            SetupRequest: {TakeRequest, SumRequest},
+            TakeRequest: {TakeRequest, SumRequest},
             SumRequest: {SumRequest, PartitionRequest},
             PartitionRequest: {SumRequest},
         }
     )
-    n: Bytes  # the public key's, big-endian
-    n_fields: int  # numbers of a row, and bits of the largest
-    bits: int
     weighted: npt.NDArray[np.int64]  # training rows that have a weight
-    ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
+    encrypted: EncryptedRows  # their labels
     # Columns that the last sums are of
     listing: Listing
     bounds: Places  # (2, n_sums): see ``OwnerColumns``
 
+    def take(self, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Store a block of labels, the first with the key; others follow."""
+        self._take_block(mail)
+        return SentReply(), []
+
     def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Apply the last level's splits, and sum encrypted labels of the open nodes."""
         letters: Letters = []
-        if self.follows(SetupRequest):
-            self._take_letters(mail)
+        if self.follows(SetupRequest) or self.follows(TakeRequest):
+            self._take_block(mail, last=True)
         if len(request.trees):
             self.keep_partitions(mail)
             # Those of a PartitionRequest have been sent.
@@ -101,22 +109,30 @@ class PaillierPassive(Passive):
             self.take_splits(request)
         return SentReply(), [*letters, (self.active, self.sum_columns(request))]
 
-    def _layout(self, key: PublicKey) -> Layout:
-        return Layout(key.bits, self.n_train, self.n_fields, self.bits, in_pairs=False)
+    def _take_block(self, mail: Mail, last: bool = False) -> None:
+        """Check and store the key, and ciphertexts of the next rows of positive weight."""
+        active, letter = self.active, self._meet(mail) or mail.one(MoreLabels, self.active)
+        n_taken, n_rows = len(self.encrypted) + len(letter.ciphertexts), len(self.weighted)
+        if n_taken > n_rows or (last and n_taken < n_rows):
+            rule = f"must be {n_rows}, got {n_taken}"
+            raise ProtocolError(active, type(letter).__name__, "ciphertexts", rule)
+        self.encrypted = self.encrypted.plus(active, letter)
 
-    def _take_letters(self, mail: Mail) -> None:
-        """Check and store the key, and a ciphertext for every row of positive weight."""
+    def _meet(self, mail: Mail) -> EncryptedLabels | None:
+        """After the setup, check and store the key, and which rows have a weight."""
+        if not self.follows(SetupRequest):
+            return None
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
-        self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
-        key = self.read_key(letter, letter.n, self.settings, self._layout)
+
+        def layout_of(key: PublicKey) -> Layout:
+            return Layout(key.bits, self.n_train, letter.n_fields, letter.bits, in_pairs=False)
+
+        key = self.read_key(letter, letter.n, self.settings, layout_of)
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
-        self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
-        if len(self.ciphertexts) != len(self.weighted):
-            rule = f"must be {len(self.weighted)}, got {len(self.ciphertexts)}"
-            raise ProtocolError(active, name, "ciphertexts", rule)
-        with as_protocol_error(active, name, "ciphertexts"):
-            check_ciphertexts(key, self.ciphertexts)
+        self.weighted = np.flatnonzero(has_weight)
+        self.encrypted = EncryptedRows(letter.n, (layout_of(key),))
+        return letter
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
         letter = self.make(level, self._chosen(level, mail))
@@ -168,9 +184,7 @@ class PaillierPassive(Passive):
             jobs.append(terms)
         self.listing = joined([listing for listing, _ in tables])
         self.bounds = np.concatenate([local.bounds for _, local in tables], axis=1)
-        key = PublicKey.from_array(self.n)
-        sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
-        fields = fields_of(self.listing, Listing)
+        fields, sums = fields_of(self.listing, Listing), self.encrypted.sums_of(jobs)
         return ColumnSums(level=self.structure.level, **fields, ciphertexts=sums)
 
     def _list_tree(
@@ -206,11 +220,13 @@ class PaillierActive(Active):
     order = Order(
         {
             MatchRequest: {SetupRequest},
-            SetupRequest: {SplitRequest},
+            SetupRequest: {EncryptRequest, SplitRequest},
+            EncryptRequest: {EncryptRequest, SplitRequest},
             SplitRequest: {SplitRequest, FinishRequest},
         }
     )
-    key: Bytes  # the private key
+    owner: KeyOwner
+    n_sent: int = 0  # training rows whose labels were encrypted
     chosen: SplitNodes  # of the open nodes, for all parties
     claims: LeftClaims = LeftClaims.none()  # of those of others
     worth: Doubles = np.zeros(
@@ -222,7 +238,7 @@ class PaillierActive(Active):
         return RowFields.of(self.targets, self.row_weights, self.n_classes)
 
     def _send(self, letter: Labels) -> Letters:
-        """Draw a key; encrypt the rows under it, afresh for each party."""
+        """Draw a key; encrypt the first rows under it."""
         fields = self._fields
         n_rows, n_fields = fields.numbers.shape
 
@@ -230,18 +246,26 @@ class PaillierActive(Active):
             return Layout(public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
 
         key = self.draw_key(self.settings, layout_of)
-        layout, self.key = layout_of(key.public), key.to_array()
-        weighted = self.row_weights > 0
-        max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
-        if int(weighted.sum()) > max_rows:
-            rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
-            way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
-            raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
-        plaintexts = layout.pack(fields.numbers[weighted].astype(np.int64))
-        labels = partial(
-            EncryptedLabels, key.public.to_array(), n_fields, fields.bits, np.packbits(weighted)
+        self.owner = KeyOwner(key.to_array(), (layout_of(key.public),))
+        weighted = np.packbits(self.row_weights > 0)
+        return self._next_block(
+            partial(EncryptedLabels, key.public.to_array(), n_fields, fields.bits, weighted)
         )
-        return [(name, labels(encrypt(key, plaintexts, shared_workers()))) for name in self.others]
+
+    def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Encrypt the labels of the next training rows."""
+        if self.n_sent == self.n_train:
+            rule = "must come once a block of labels, got one more"
+            raise ProtocolError(self.name, "EncryptRequest", "step", rule)
+        return SentReply(), self._next_block(MoreLabels)
+
+    def _next_block(self, letter: Callable[[Array], Letter]) -> Letters:
+        """Letters with the next rows that have a weight, encrypted afresh for each party."""
+        width, others = self.owner.private.public.ciphertext_bytes, self.others
+        first, last = self.n_sent, min(self.n_train, self.n_sent + block_rows(width, len(others)))
+        rows = first + np.flatnonzero(self.row_weights[first:last] > 0)
+        numbers, self.n_sent = self._fields.numbers[rows].astype(np.int64), last
+        return [(name, letter(self.owner.encrypted(numbers))) for name in others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
@@ -344,7 +368,7 @@ class PaillierActive(Active):
                 rule = "must add up to the rows of each node"
                 raise ProtocolError(name, "ColumnSums", "sizes", rule)
             starts = [a for a, _ in spans[1:]]
-            sums = self._sums(name, letter.ciphertexts, fields, listing, totals, extremes, starts)
+            sums = self._sums(name, letter, fields, listing, totals, extremes, starts)
             choices = best_cuts(listing, sums, totals, fields.units, self.rules)
             offers[name] = listing, sums, choices
         return offers
@@ -361,7 +385,7 @@ class PaillierActive(Active):
     def _sums(
         self,
         party: str,
-        ciphertexts: Array,
+        letter: ColumnSums,
         fields: RowFields,
         listing: Listing,
         totals: NodeTotals,
@@ -372,15 +396,11 @@ class PaillierActive(Active):
 
         A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
         """
-        key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
+        columns = totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
-        n_rows, n_fields = len(fields.weights), len(fields.units)
-        layout = Layout(key.public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
-        with as_protocol_error(party, "ColumnSums", "ciphertexts"):
-            jobs = [(layout, of_tree) for of_tree in by_tree]
-            of_jobs = read_jobs(key, ciphertexts, jobs, shared_workers())
-        sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, n_fields)
+        of_jobs = self.owner.read(party, letter, [(0, of_tree) for of_tree in by_tree])
+        sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, len(fields.units))
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.n_classes else sums[wanted, :1]
         # Weights of rows are not negative, and some are not 0.

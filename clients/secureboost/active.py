@@ -60,9 +60,8 @@ from fedapp.messages.secureboost import (
     SplitRequest,
     Splits,
     WalkRequest,
-    block_rows,
 )
-from fedapp.messages.vertical import MatchRequest, SentReply
+from fedapp.messages.vertical import MatchRequest, SentReply, block_rows
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import to_text
 from fedapp.site.account import check_within

@@ -131,7 +131,7 @@ class SumJob:
 
 def pack_terms(
     key: PublicKey,
-    ciphertexts: Bytes,
+    blocks: Sequence[Bytes],
     jobs: Sequence[SumJob],
     layout: Layout,
     workers: Workers,
@@ -139,9 +139,9 @@ def pack_terms(
     """Sum encrypted rows, and put the sums of each job side by side, under fresh masks.
 
     No ciphertext has sums of two jobs: ``layout.n_plaintexts(n_sums)`` ciphertexts a job.
-    ``ciphertexts``, uint8 of shape (n_rows, ciphertext_bytes), must have been checked.
+    ``blocks`` are those of all rows in order, uint8 of shape (n_rows, ciphertext_bytes), checked.
     """
-    packed: list[Bytes] = []
+    packed, ends = list[Bytes](), np.cumsum([len(block) for block in blocks])
     # A call contains its rows, so few calls are made at a time.
     n_calls = CALLS_PER_WORKER * workers.n_workers
     for first in range(0, len(jobs), n_calls):
@@ -149,7 +149,9 @@ def pack_terms(
         for job in jobs[first : first + n_calls]:
             used, rows = np.unique(job.rows, return_inverse=True)
             terms = replace(job, rows=rows.astype(np.int32), counts=job.counts[used])
-            calls.append((key, ciphertexts[used], terms, layout))
+            parts = zip(blocks, np.split(used, np.searchsorted(used, ends[:-1])), ends, strict=True)
+            taken = [block[rows - end + len(block)] for block, rows, end in parts]
+            calls.append((key, np.concatenate(taken), terms, layout))
         packed += run_shared(workers, _pack_terms, calls)
     return join_ciphertexts(key, packed)
 

@@ -23,7 +23,6 @@ from clients.describe import Encrypting, Summing
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
 from clients.vertical.growing import SplitList
 from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.rings import product as product_of
 from fedapp.crypto.sums import SumJob, pack_sums, pack_terms
@@ -74,8 +73,9 @@ class FalseCells:
         self, party: Summing, request: SumRequest, mail: Mail
     ) -> tuple[ColumnsReply, Letters]:
         """In place of the party's handler: sums that add up, of rows that no column has."""
-        key, n_rows = PublicKey.from_array(party.n), party.n_train
-        n_squared, of_rows = key.n_squared, from_bytes_array(np.concatenate(party.blocks))
+        encrypted, n_rows = party.encrypted, party.n_train
+        key, layout = encrypted.public, encrypted.layouts[0]
+        n_squared, of_rows = key.n_squared, from_bytes_array(np.concatenate(encrypted.blocks))
         ring = ring_of(n_squared)
         total, sums = product_of(ring, ring.take(of_rows)), list[mpz]()
         for rows in self.rows.tolist():
@@ -87,7 +87,7 @@ class FalseCells:
             widths=np.full(n_columns, 3),
             is_number=np.ones(n_columns, np.uint8),
             counts=np.tile(cells, n_columns),
-            ciphertexts=pack_sums(key, ring.take(sums), party.layout(), shared_workers()),
+            ciphertexts=pack_sums(key, ring.take(sums), layout, shared_workers()),
         )
         counts, _ = count_cells(party.rows, party.cuts)
         reply = ColumnsReply(**party.described(counts), associations=np.empty((0, 4)))
@@ -231,8 +231,8 @@ class FalseColumns:
         self.lefts = np.repeat(np.tile(below, (2, 1))[None], len(trees), axis=0)
         for tree, row in enumerate(self.rows):
             self.lefts[tree, :, row] = True, False
-        key = PublicKey.from_array(party.n)
-        of_rows = from_bytes_array(party.ciphertexts[self.rows])
+        key, (ciphertexts,) = party.encrypted.public, party.encrypted.blocks
+        of_rows = from_bytes_array(ciphertexts[self.rows])
         inverses = [powmod(of_row, -1, key.n_squared) for of_row in of_rows]
         negatives = to_bytes_array(inverses, key.ciphertext_bytes)
         jobs, sizes, more = list[SumJob](), list[int](), self.n_times - 1
@@ -261,13 +261,8 @@ class FalseColumns:
             np.array(sizes, np.int32),
         )
         party.bounds = np.zeros((2, 4 * n_trees), np.int32)
-        sums = pack_terms(
-            key,
-            np.concatenate((party.ciphertexts, negatives)),
-            jobs,
-            party._layout(key),
-            shared_workers(),
-        )
+        blocks, layout = (ciphertexts, negatives), party.encrypted.layouts[0]
+        sums = pack_terms(key, blocks, jobs, layout, shared_workers())
         return ColumnSums(level=0, **fields_of(party.listing, Listing), ciphertexts=sums)
 
     def make(self, party: PaillierPassive, level: SplitList, splits: Lookup) -> Partition:

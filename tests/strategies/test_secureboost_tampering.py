@@ -13,6 +13,7 @@ from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.messages import secureboost as messages
+from fedapp.messages import vertical
 from fedapp.messages.secureboost import EncryptedGradients
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.trees.queue import Queue
@@ -197,7 +198,7 @@ TRAIN = "train.secureboost_"
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Messages that carry few ciphertexts."""
-    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+    monkeypatch.setattr(vertical, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def test_gradients_in_several_messages_make_the_same_model(
     """A block takes one exchange, and shows the server nothing more."""
     whole = run_local(in_blocks(objective, parties=parties, **more))
     assert not steps_of(whole, "encrypt")
-    monkeypatch.setattr(messages, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
+    monkeypatch.setattr(vertical, "BLOCK_BYTES", BLOCK_ROWS * CIPHERTEXT_BYTES)
     app = Listener()
     folder = run(in_blocks(objective, parties=parties, **more), app=app)
     assert model_bytes(folder) == model_bytes(whole)

@@ -99,7 +99,7 @@ def test_sums_of_too_few_ciphertexts_are_not_read():
     job = SumJob(rows, np.arange(30, dtype=np.int32), np.ones(1, np.uint8), 30)
     with Workers(1) as workers:
         one = encrypt(key, layout.pack(np.array([[3, -5]])), workers)
-        packed = pack_terms(key.public, one, [job], layout, workers)
+        packed = pack_terms(key.public, [one], [job], layout, workers)
         wanted = [(layout, np.ones(30, dtype=bool))]
         np.testing.assert_array_equal(read_jobs(key, packed, wanted, workers)[0], [[3, -5]] * 30)
         rule = f"ciphertexts must be {len(packed)}, got {len(packed) - 1}"
