@@ -9,12 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secagg import Masked
-from clients.vertical.party import Aligned, Bytes, Floats, Ints
-from fedapp.crypto.packing import PAIR, PairLayout
-from fedapp.crypto.paillier import check_ciphertexts, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
-from fedapp.crypto.sums import pack_sums, read_jobs, sum_rows
-from fedapp.crypto.workers import shared_workers
+from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
+from clients.vertical.party import Aligned, Floats, Ints
+from fedapp.crypto.packing import PAIR, Layout
 from fedapp.data.schema import listed
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Cuts, with_categories
@@ -23,7 +20,6 @@ from fedapp.histograms.groups import cell_starts
 from fedapp.histograms.sketch import LARGEST_FLOAT, digit_counts
 from fedapp.messages.describe import (
     ASSOCIATIONS,
-    BLOCK_BYTES,
     CellsRequest,
     CellSums,
     CellSumsRequest,
@@ -46,7 +42,7 @@ from fedapp.messages.describe import (
 )
 from fedapp.messages.fields import Array, Reply, check_sizes
 from fedapp.messages.handshake import HelloRequest
-from fedapp.messages.vertical import MatchRequest, OrderRequest, SentReply
+from fedapp.messages.vertical import MatchRequest, OrderRequest, SentReply, block_rows
 from fedapp.metrics.tables import (
     MOST_BINS,
     PERCENTS,
@@ -186,7 +182,6 @@ class Described(Aligned):
     cuts: Cuts
     points: Floats  # (n_columns, n_percents)
     is_whole: npt.NDArray[np.bool_]
-    n_pairs: int  # of the terms of a label
 
     def begin(self, settings: SetupRequest, mail: Mail) -> None:
         """Check the settings and the order of the rows, and cut the columns of training rows."""
@@ -228,11 +223,11 @@ class Described(Aligned):
             "counts": counts,
         }
 
-    def layout(self) -> PairLayout:
-        """How terms of labels are packed: slots no wider than the sums need."""
+    def layout(self, n_pairs: int) -> Layout:
+        """How pairs of a label's terms are packed: slots no wider than the sums need."""
         most_bits = 64 - SPARE_BITS - power_above(self.n_train)
         precision = most_bits if is_regression(self.settings.objective) else 1
-        return PairLayout(self.settings.key_bits, self.n_train, self.n_pairs, precision)
+        return Layout(self.settings.key_bits, self.n_train, n_pairs, precision)
 
 
 @role
@@ -249,7 +244,7 @@ class Encrypting(Described):
     )
     bounds: Bounds  # of the labels
     terms: Whole  # (n_train, n_terms): of the labels
-    key: Bytes  # the private one
+    owner: KeyOwner
     n_sent: int = 0  # labels that were encrypted
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -259,25 +254,24 @@ class Encrypting(Described):
         largest = float(np.nan_to_num(np.abs(labels)).max(initial=0))
         self.bounds = Bounds(self.n_train, 0, power_above(largest))
         self.terms = label_terms(labels, int(self.widths[-1]), self.bounds)
-        self.n_pairs = -(-self.terms.shape[1] // PAIR)
-        key = self.draw_key(request, lambda _: self.layout())
-        self.key = key.to_array()
-        return SentReply(), self.to_others(LabelKey(key.public.to_array(), self.n_pairs))
+        n_pairs = -(-self.terms.shape[1] // PAIR)
+        key = self.draw_key(request, lambda _: self.layout(n_pairs))
+        self.owner = KeyOwner(key.to_array(), (self.layout(n_pairs),))
+        return SentReply(), self.to_others(LabelKey(key.public.to_array(), n_pairs))
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[EncryptReply, Letters]:
         """Encrypt the next labels."""
-        key = PrivateKey.from_array(self.key)
-        most = max(1, BLOCK_BYTES // (key.public.ciphertext_bytes * len(self.others)))
-        block = self.terms[self.n_sent : self.n_sent + most]
+        width = self.owner.private.public.ciphertext_bytes
+        first, last = self.n_sent, self.n_sent + block_rows(width, len(self.others))
+        block = self.terms[first:last]
         if not len(block):
             rule = "must come once a block of labels, got one more"
             raise ProtocolError(self.name, "EncryptRequest", "step", rule)
         self.n_sent += len(block)
         # With an odd number of terms the last has zeros beside it.
         pairs = np.pad(block, ((0, 0), (0, block.shape[1] % PAIR)))
-        plaintexts = self.layout().pack(pairs.reshape(len(block), -1, PAIR))
-        letters = self.to_others(LabelBlock(encrypt(key, plaintexts, shared_workers())))
-        return EncryptReply(self.n_sent == self.n_train), letters
+        letter = LabelBlock(self.owner.encrypted(pairs.reshape(len(block), -1, PAIR)))
+        return EncryptReply(self.n_sent == self.n_train), self.to_others(letter)
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Decrypt the others' sums; say what all columns say about the label."""
@@ -321,13 +315,9 @@ class Encrypting(Described):
         if not fits or (np.add.reduceat(letter.counts, ends - letter.widths) != self.n_train).any():
             rule = f"must be of the {self.n_train} rows in every column"
             raise ProtocolError(name, "CellSums", "counts", rule)
-        key, jobs = (
-            PrivateKey.from_array(self.key),
-            [(self.layout(), np.ones_like(letter.counts, bool))],
-        )
+        (fields,) = self.owner.read(name, letter, [(0, np.ones_like(letter.counts, bool))])
+        sums = np.array(fields, dtype=np.int64)[:, : self.terms.shape[1]]
         with as_protocol_error(name, "CellSums", "ciphertexts"):
-            (fields,) = read_jobs(key, letter.ciphertexts, jobs, shared_workers())
-            sums = np.array(fields, dtype=np.int64)[:, : self.terms.shape[1]]
             is_classes = self.widths[-1] > 0
             if is_classes and ((sums < 0).any() or (sums.sum(axis=1) > letter.counts).any()):
                 raise ValueError("sums must be of at most the rows that each cell has")
@@ -348,8 +338,7 @@ class Summing(Described):
             TakeRequest: {TakeRequest, SumRequest},
         }
     )
-    n: Bytes  # the public key's, big-endian
-    blocks: tuple[Bytes, ...] = ()
+    encrypted: EncryptedRows  # the labels
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, and cut the columns."""
@@ -360,36 +349,32 @@ class Summing(Described):
         """Check and store a block of labels, the first with the key."""
         if self.follows(SetupRequest):
             key, objective = mail.one(LabelKey, self.active), self.settings.objective
-            self.n, self.n_pairs = key.n, key.n_pairs
-            self.read_key(key, key.n, self.settings, lambda _: self.layout())
+            self.read_key(key, key.n, self.settings, lambda _: self.layout(key.n_pairs))
+            self.encrypted = EncryptedRows(key.n, (self.layout(key.n_pairs),))
             if key.n_pairs > 1 and (objective == "binary:logistic" or is_regression(objective)):
                 rule = f"must be 1 for {objective}, got {key.n_pairs}"
                 raise ProtocolError(self.active, "LabelKey", "n_pairs", rule)
         letter = mail.one(LabelBlock, self.active)
-        n_left = self.n_train - sum(map(len, self.blocks))
+        n_left = self.n_train - len(self.encrypted)
         if not 0 < len(letter.ciphertexts) <= n_left:
             rule = f"must be of 1 to {n_left} more rows, got {len(letter.ciphertexts)}"
             raise ProtocolError(self.active, "LabelBlock", "ciphertexts", rule)
-        with as_protocol_error(self.active, "LabelBlock", "ciphertexts"):
-            check_ciphertexts(PublicKey.from_array(self.n), letter.ciphertexts)
-        self.blocks = (*self.blocks, letter.ciphertexts)
+        self.encrypted = self.encrypted.plus(self.active, letter)
         return SentReply(), []
 
     def sum_cells(self, request: SumRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Describe the columns; sum encrypted labels by cell, and end."""
-        ciphertexts, n_train, workers = np.concatenate(self.blocks), self.n_train, shared_workers()
-        if len(ciphertexts) != n_train:
-            rule = f"must follow the labels of {n_train} rows, got {len(ciphertexts)}"
+        n_train = self.n_train
+        if len(self.encrypted) != n_train:
+            rule = f"must follow the labels of {n_train} rows, got {len(self.encrypted)}"
             raise ProtocolError(self.name, "SumRequest", "step", rule)
         counts, _ = count_cells(self.rows, self.cuts)
-        key, cells = PublicKey.from_array(self.n), cells_of_rows(self.rows, self.cuts)
-        starts, nodes = cell_starts(self.cuts.widths), np.zeros(n_train, dtype=np.int32)
-        sums = sum_rows(key, ciphertexts, cells, starts, nodes, 1, workers)
+        cells, starts = cells_of_rows(self.rows, self.cuts), cell_starts(self.cuts.widths)
         sent = CellSums(
             widths=self.cuts.widths + 1,
             is_number=(self.widths == 0).astype(np.uint8),
             counts=counts,
-            ciphertexts=pack_sums(key, sums, self.layout(), workers),
+            ciphertexts=self.encrypted.sums(cells, starts, np.zeros(n_train, np.int32), 1),
         )
         nothing = np.empty((0, len(ASSOCIATIONS)))
         reply = ColumnsReply(**self.described(counts), associations=nothing)

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from fedapp.crypto.packing import PRECISION, SumLayout
-from fedapp.crypto.paillier import check_ciphertexts, decrypt, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, read_public_key
-from fedapp.crypto.sums import pack_sums, select_ciphertexts, sum_rows
+from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
+from fedapp.crypto.packing import PRECISION, Layout
+from fedapp.crypto.paillier_keys import PublicKey
+from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
@@ -54,6 +54,7 @@ class Passive(Predicting):
         {OrderRequest: {StepRequest}, StepRequest: {StepRequest}}, after_end={StepRequest}
     )
     structure: Structure | None = None  # of the trees, with the records of local splits
+    encrypted: EncryptedRows  # none yet, of the rows' entries under the structure's key
     next_row: int = 0  # first one of the next batch
 
     def step(self, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
@@ -109,17 +110,17 @@ class Passive(Predicting):
         if not part.nesting.is_of_whole_trees(Nesting.of(_trees(letter), n_records), local):
             rule = f"must be those of whole trees, nested as when {self.name} trained them"
             raise ProtocolError(active, "Structure", "records", rule)
-        with as_protocol_error(active, "Structure", "n"):
-            insecure = request.insecure_small_key
-            key = read_public_key(letter.n, request.key_bits, insecure_small_key=insecure)
-            SumLayout(key.bits, letter.n_terms, letter.n_outputs)
-        self.structure = letter
+
+        def layout_of(key: PublicKey) -> Layout:
+            return Layout(key.bits, letter.n_terms, letter.n_outputs, in_pairs=False)
+
+        key = self.read_key(letter, letter.n, request, layout_of)
+        self.structure, self.encrypted = letter, EncryptedRows(letter.n, (layout_of(key),))
 
     def _choose(self, sender: str, letter: Elements) -> Elements | Totals:
         """Select the entries of one batch; the last party sums them."""
         if self.structure is None:
             raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
-        key = PublicKey.from_array(self.structure.n)
         n_rows, end = len(self.ids), letter.first_row + letter.n_rows
         if letter.first_row != self.next_row:
             raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
@@ -137,23 +138,17 @@ class Passive(Predicting):
         if n_sent != chosen.size:
             rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
             raise ProtocolError(sender, "Elements", "ciphertexts", rule)
-        with as_protocol_error(sender, "Elements", "ciphertexts"):
-            check_ciphertexts(key, letter.ciphertexts)
-        if self.name == self.passive[-1]:
-            return self._totals(letter, key, chosen)
-        selected = select_ciphertexts(key, letter.ciphertexts, chosen.ravel(), shared_workers())
-        return Elements(letter.first_row, letter.n_rows, selected)
-
-    def _totals(self, letter: Elements, key: PublicKey, chosen: Bools) -> Totals:
-        """Eq. 13 at the last party: sum each row's entries, several rows per ciphertext."""
-        assert self.structure is not None
-        workers = shared_workers()
-        layout = SumLayout(key.bits, self.structure.n_terms, self.structure.n_outputs)
+        received, is_chosen = self.encrypted.plus(sender, letter), chosen.ravel()
+        if self.name != self.passive[-1]:
+            key, workers = self.encrypted.public, shared_workers()
+            selected = select_ciphertexts(key, letter.ciphertexts, is_chosen, workers)
+            return Elements(letter.first_row, letter.n_rows, selected)
+        # Eq. 13 at the last party: sum each row's entries, several rows per ciphertext.
         rows = np.repeat(np.arange(letter.n_rows, dtype=np.int32), chosen.shape[1])
-        slots = np.where(chosen.ravel(), rows, -1).astype(np.int32)
+        slots = np.where(is_chosen, rows, -1).astype(np.int32)
         codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])
-        sums = sum_rows(key, letter.ciphertexts, codes, offsets, slots, letter.n_rows, workers)
-        return Totals(letter.first_row, letter.n_rows, pack_sums(key, sums, layout, workers))
+        sums = received.sums(codes, offsets, slots, letter.n_rows)
+        return Totals(letter.first_row, letter.n_rows, sums)
 
 
 def _trees(letter: Structure) -> list[tuple[Array, Array]]:
@@ -238,8 +233,8 @@ class Active(Predicting):
 
     title = "the active party"
     order = Order({MatchRequest: {StepRequest}, StepRequest: {StepRequest}})
-    key: npt.NDArray[np.uint8]  # the private key, of this inference only
-    layout: tuple[int, int, int, int]  # terms, outputs, precision and exponent of a plaintext
+    owner: KeyOwner  # of a key for this inference only
+    exponent: int  # terms of a row are encrypted as multiples of 2**(exponent - PRECISION)
     batch_rows: int
     sums: Floats  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
     ready: tuple[str, ...] = ()  # parties that have the structure
@@ -303,9 +298,13 @@ class Active(Predicting):
             self._guard_structure(plan, request.least_possibilities)
         # The key is for this inference only, and must hold the largest sum.
         largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
-        layout = len(plan.shared), model.n_outputs, PRECISION, int(np.frexp(largest)[1])
-        key = self.draw_key(request, lambda public: SumLayout(public.bits, *layout))
-        self.key, self.layout = key.to_array(), layout
+
+        def layout_of(public: PublicKey) -> Layout:
+            return Layout(public.bits, len(plan.shared), model.n_outputs, in_pairs=False)
+
+        key = self.draw_key(request, layout_of)
+        self.owner = KeyOwner(key.to_array(), (layout_of(key.public),))
+        self.exponent = int(np.frexp(largest)[1])
         batch_bytes = plan.n_entries * key.public.ciphertext_bytes
         self.batch_rows = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
         letters: Letters = []
@@ -362,10 +361,9 @@ class Active(Predicting):
         values = self.values[first:last]
         terms = [plan.open_terms(tree, values)[0] for tree in plan.shared]
         elements = np.concatenate(terms, axis=1).reshape(-1, plan.part.model.n_outputs)
-        key = PrivateKey.from_array(self.key)
-        plaintexts = SumLayout(key.public.bits, *self.layout).pack(elements)
+        multiples = np.rint(np.ldexp(elements, PRECISION - self.exponent)).astype(np.int64)
         self.n_sent, self.n_batches = last, self.n_batches + 1
-        return Elements(first, last - first, encrypt(key, plaintexts, shared_workers()))
+        return Elements(first, last - first, self.owner.encrypted(multiples))
 
     def _take_totals(self, plan: Plan, mail: Mail) -> None:
         """Eq. 14: decrypt the sums that are back; each must be one that the row can have."""
@@ -381,15 +379,11 @@ class Active(Predicting):
             end = min(first + self.batch_rows, n_rows)
             if letter.n_rows != end - first:
                 raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
-            key = PrivateKey.from_array(self.key)
-            layout = SumLayout(key.public.bits, *self.layout)
-            with as_protocol_error(sender, "Totals", "ciphertexts"):
-                check_ciphertexts(key.public, letter.ciphertexts)
-                plain = decrypt(key, letter.ciphertexts, shared_workers())
-                terms = layout.unpack(plain, letter.n_rows)
+            (fields,) = self.owner.read(sender, letter, [(0, np.ones(letter.n_rows, dtype=bool))])
+            terms = np.ldexp(np.array(fields, dtype=np.float64), self.exponent - PRECISION)
             low, high = plan.bounds(self.values[first:end])
             # Terms are rounded when they are packed, sums of up to n_terms of them as float64.
-            slack = layout.n_rows**2 * 2.0 ** (layout.exponent - layout.precision + 1)
+            slack = len(plan.shared) ** 2 * 2.0 ** (self.exponent - PRECISION + 1)
             n_beyond = int(((terms < low - slack) | (terms > high + slack)).any(axis=1).sum())
             if n_beyond:
                 rule = (

@@ -8,7 +8,6 @@ import time
 import numpy as np
 
 from clients.vertical.party import Aligned
-from fedapp.crypto.certificates import check_own_certificate
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.standing import (
     Address,
@@ -21,6 +20,7 @@ from fedapp.messages.standing import (
 )
 from fedapp.messages.vertical import MatchRequest, OrderRequest, VerticalHelloRequest
 from fedapp.site.account import planned
+from fedapp.site.certificates import check_own_certificate
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.settings import is_address

@@ -37,6 +37,7 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
+    EncryptRequest,
     FinishReply,
     FinishRequest,
     LevelReply,
@@ -47,6 +48,7 @@ from fedapp.messages.federated_forest import (
     SplitReply,
     SplitRequest,
     SumRequest,
+    TakeRequest,
 )
 from fedapp.messages.fields import Array, fields_of
 from fedapp.messages.vertical import LevelSplits, SentReply, read_splits
@@ -60,6 +62,7 @@ from fedapp.trees.structure import Structure
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Outcome
 from strategies.vertical import (
+    MANY_PARTIES,
     MIN_PARTIES,
     Hellos,
     KeySettings,
@@ -132,6 +135,13 @@ class FederatedForest(VerticalStrategy):
         return 3
 
     @classmethod
+    def exchanges_around(cls, settings: Settings) -> int:
+        """Encrypted labels of ``align-most-rows`` rows are sent in blocks."""
+        n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
+        most = cls.section_settings(settings).block_rows(n_receivers)
+        return super().exchanges_around(settings) + settings.align_most_rows // most
+
+    @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:
         section = cls.section_settings(settings)
         names = "trees", "max_depth", "bootstrap", "labels"
@@ -194,6 +204,9 @@ class FederatedForest(VerticalStrategy):
             for owner, party in enumerate(parties)
         }
         yield from mailbox.relay_each(requests, SentReply)
+        if self.encrypted:
+            n_more = (rows["train"] - 1) // self.section.block_rows(len(mailbox.passive))
+            yield from mailbox.relay_blocks(EncryptRequest, TakeRequest, n_more)
         return ForestState(mailbox, rows, draws, Structure.roots(section.trees))
 
     def _search(self, parties: Hellos, run: ForestState) -> Conversation[Won]:

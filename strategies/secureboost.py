@@ -25,7 +25,7 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.messages.fields import Request, loss_fields, parameters_of
+from fedapp.messages.fields import loss_fields, parameters_of
 from fedapp.messages.secureboost import (
     AnswerRequest,
     BeginReply,
@@ -42,7 +42,6 @@ from fedapp.messages.secureboost import (
     TakeRequest,
     WalkReply,
     WalkRequest,
-    block_rows,
 )
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics.names import UNCALIBRATED
@@ -161,7 +160,7 @@ class SecureBoost(VerticalStrategy):
         Flower's loop runs this many exchanges a round: set it near the number of rows.
         """
         n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
-        most = block_rows(cls.section_settings(settings).key_bits // 4, n_receivers)
+        most = cls.section_settings(settings).block_rows(n_receivers)
         return 1 + 3 * settings.n_levels + settings.align_most_rows // most
 
     @classmethod
@@ -278,11 +277,7 @@ class SecureBoost(VerticalStrategy):
 def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
     """Algorithm 2: the other blocks of a round's gradients, then level by level."""
     active, passive = mailbox.active, mailbox.passive
-    requests: dict[str, Request] = dict.fromkeys(passive, TakeRequest())
-    for _ in range(n_blocks):
-        # One block is encrypted while the last is taken.
-        requests[active] = EncryptRequest()
-        yield from mailbox.relay_each(requests, SentReply)
+    yield from mailbox.relay_blocks(EncryptRequest, TakeRequest, n_blocks)
     growing = True
     while growing:
         yield from mailbox.relay(SumRequest, passive, SentReply)

@@ -28,6 +28,7 @@ from fedapp.messages.vertical import (
     SentReply,
     VerticalHelloReply,
     VerticalHelloRequest,
+    block_rows,
 )
 from fedapp.metrics import rarer_share, threshold_rows
 from fedapp.records.codec import IN_FILE
@@ -163,6 +164,10 @@ class KeySettings(Section):
             raise ConfigError(f"{cls.table}.key-bits {rule}, got {section.key_bits}")
         return section
 
+    def block_rows(self, n_receivers: int) -> int:
+        """Most rows of which each of the receivers gets a ciphertext in one message."""
+        return block_rows(-(-self.key_bits // 4), n_receivers)
+
 
 @dataclass(slots=True, eq=False)
 class Mailbox:
@@ -206,6 +211,17 @@ class Mailbox:
     ) -> Conversation[dict[str, R]]:
         """The same, with a request for each party."""
         return (yield from ask(requests, reply, check, relay=self))
+
+    def relay_blocks(
+        self, encrypt: type[Request], take: type[Request], n_blocks: int
+    ) -> Conversation[None]:
+        """Have the active party encrypt more blocks than the one that waits, the others take all
+        but the last."""
+        requests: dict[str, Request] = dict.fromkeys(self.passive, take())
+        for _ in range(n_blocks):
+            # One block is encrypted while the last is taken.
+            requests[self.active] = encrypt()
+            yield from self.relay_each(requests, SentReply)
 
     def take(self, receiver: str) -> list[Parcel]:
         """Remove and return all that waits for a party."""

@@ -7,39 +7,47 @@ The form of the sums is in ``fedapp.trees.forest.encrypted``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.federated_forest.active import Active
 from clients.federated_forest.party import Doubles, Passive
+from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
 from clients.vertical.growing import SplitList
-from clients.vertical.party import Bytes
-from fedapp.crypto.packing import SumLayout, integer_layout
-from fedapp.crypto.paillier import check_ciphertexts, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
-from fedapp.crypto.sealed import LARGEST_CONTENT
-from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
-from fedapp.crypto.workers import shared_workers
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.crypto.packing import Layout
+from fedapp.crypto.paillier_keys import PublicKey
+from fedapp.crypto.sums import SumJob
+from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of
 from fedapp.messages.federated_forest import (
     PAILLIER,
     ColumnSums,
     EncryptedLabels,
+    EncryptRequest,
     FinishRequest,
     Labels,
+    MoreLabels,
     PartitionRequest,
     PartKept,
     SetupRequest,
     SplitReply,
     SplitRequest,
     SumRequest,
+    TakeRequest,
     Won,
 )
-from fedapp.messages.fields import Array, fields_of
-from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply
+from fedapp.messages.fields import Array, Letter, fields_of
+from fedapp.messages.vertical import (
+    LevelSplits,
+    MatchRequest,
+    OrderRequest,
+    SentReply,
+    block_rows,
+)
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
@@ -62,8 +70,6 @@ from fedapp.trees.predict import Places
 from fedapp.trees.sets import CategorySets, sets_of_rows
 from fedapp.trees.structure import SplitNodes, joined
 
-SPARE_BYTES = 2**24  # of a letter, for all but its ciphertexts, such as a bit per row
-
 
 @role
 class PaillierPassive(Passive):
@@ -74,62 +80,73 @@ class PaillierPassive(Passive):
     order = Order(
         {
             OrderRequest: {SetupRequest},
-            SetupRequest: {SumRequest},
+            SetupRequest: {TakeRequest, SumRequest},
+            TakeRequest: {TakeRequest, SumRequest},
             SumRequest: {SumRequest, PartitionRequest},
             PartitionRequest: {SumRequest},
         }
     )
-    n: Bytes  # the public key's, big-endian
-    n_fields: int  # numbers of a row, and bits of the largest
-    bits: int
     weighted: npt.NDArray[np.int64]  # training rows that have a weight
-    ciphertexts: Bytes  # (n_weighted, n_ciphertext_bytes): their labels
+    encrypted: EncryptedRows  # their labels
     # Columns that the last sums are of
     listing: Listing
     bounds: Places  # (2, n_sums): see ``OwnerColumns``
 
+    def take(self, request: TakeRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Store a block of labels, the first with the key; others follow."""
+        self._take_block(mail)
+        return SentReply(), []
+
     def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Apply the last level's splits, and sum encrypted labels of the open nodes."""
         letters: Letters = []
-        if self.follows(SetupRequest):
-            self._take_letters(mail)
+        if self.follows(SetupRequest) or self.follows(TakeRequest):
+            self._take_block(mail, last=True)
         if len(request.trees):
-            self.keep_partitions(mail)
+            self.trees = self.trees.received(mail)
             # Those of a PartitionRequest have been sent.
             letters = [] if self.follows(PartitionRequest) else self._won(request, mail)
             self.take_splits(request)
         return SentReply(), [*letters, (self.active, self.sum_columns(request))]
 
-    def _layout(self, key: PublicKey) -> SumLayout:
-        return integer_layout(key.bits, self.n_train, self.n_fields, self.bits)
+    def _take_block(self, mail: Mail, last: bool = False) -> None:
+        """Check and store the key, and ciphertexts of the next rows of positive weight."""
+        active, letter = self.active, self._meet(mail) or mail.one(MoreLabels, self.active)
+        n_taken, n_rows = len(self.encrypted) + len(letter.ciphertexts), len(self.weighted)
+        if n_taken > n_rows or (last and n_taken < n_rows):
+            rule = f"must be {n_rows}, got {n_taken}"
+            raise ProtocolError(active, type(letter).__name__, "ciphertexts", rule)
+        self.encrypted = self.encrypted.plus(active, letter)
 
-    def _take_letters(self, mail: Mail) -> None:
-        """Check and store the key, and a ciphertext for every row of positive weight."""
+    def _meet(self, mail: Mail) -> EncryptedLabels | None:
+        """After the setup, check and store the key, and which rows have a weight."""
+        if not self.follows(SetupRequest):
+            return None
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
-        self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
-        key = self.read_key(letter, letter.n, self.settings, self._layout)
+
+        def layout_of(key: PublicKey) -> Layout:
+            return Layout(key.bits, self.n_train, letter.n_fields, letter.bits, in_pairs=False)
+
+        key = self.read_key(letter, letter.n, self.settings, layout_of)
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
-        self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
-        if len(self.ciphertexts) != len(self.weighted):
-            rule = f"must be {len(self.weighted)}, got {len(self.ciphertexts)}"
-            raise ProtocolError(active, name, "ciphertexts", rule)
-        with as_protocol_error(active, name, "ciphertexts"):
-            check_ciphertexts(key, self.ciphertexts)
+        self.weighted = np.flatnonzero(has_weight)
+        self.encrypted = EncryptedRows(letter.n, (layout_of(key),))
+        return letter
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
-        letter = self.make(level, self._chosen(level, mail))
-        return self.to_others(letter) if len(self.local_indices(level)) else []
+        self.trees = self.trees.made(level, self._chosen(level, mail), self.values)
+        return self.to_others(self.trees.partition) if len(self.trees.local(level)) else []
 
     def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
         """The local splits of a level, as the active party has chosen them."""
         active, listing = self.active, self.listing
-        local = self.check_splits(level)[self.local_indices(level)]
+        local = self.trees.check(level)[self.trees.local(level)]
         if not len(local):
             return Lookup.empty()
         letter = mail.one(Won, active)
         listed, cuts = letter.listed, letter.cuts
-        fits = letter.level == self.structure.level and len(listed) == len(local)
+        fits = letter.level == self.trees.structure.level and len(listed) == len(local)
         fits = fits and bool((listed < len(listing.columns)).all())
         fits = fits and np.array_equal(listing.nodes[listed], local)
         # Only where values are missing may all bins go to one side.
@@ -167,10 +184,8 @@ class PaillierPassive(Passive):
             jobs.append(terms)
         self.listing = joined([listing for listing, _ in tables])
         self.bounds = np.concatenate([local.bounds for _, local in tables], axis=1)
-        key = PublicKey.from_array(self.n)
-        sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
-        fields = fields_of(self.listing, Listing)
-        return ColumnSums(level=self.structure.level, **fields, ciphertexts=sums)
+        fields, sums = fields_of(self.listing, Listing), self.encrypted.sums_of(jobs)
+        return ColumnSums(level=self.trees.structure.level, **fields, ciphertexts=sums)
 
     def _list_tree(
         self, tree: int, nodes: Places, n_drawn: Ints
@@ -184,7 +199,7 @@ class PaillierPassive(Passive):
         listing, local = list_columns(
             self.codes,
             self.bins,
-            inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
+            inside_of(self.trees.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
             columns,
             keys,
             n_drawn,
@@ -205,11 +220,13 @@ class PaillierActive(Active):
     order = Order(
         {
             MatchRequest: {SetupRequest},
-            SetupRequest: {SplitRequest},
+            SetupRequest: {EncryptRequest, SplitRequest},
+            EncryptRequest: {EncryptRequest, SplitRequest},
             SplitRequest: {SplitRequest, FinishRequest},
         }
     )
-    key: Bytes  # the private key
+    owner: KeyOwner
+    n_sent: int = 0  # training rows whose labels were encrypted
     chosen: SplitNodes  # of the open nodes, for all parties
     claims: LeftClaims = LeftClaims.none()  # of those of others
     worth: Doubles = np.zeros(
@@ -221,32 +238,40 @@ class PaillierActive(Active):
         return RowFields.of(self.targets, self.row_weights, self.n_classes)
 
     def _send(self, letter: Labels) -> Letters:
-        """Draw a key; encrypt the rows under it, afresh for each party."""
+        """Draw a key; encrypt the first rows under it."""
         fields = self._fields
         n_rows, n_fields = fields.numbers.shape
 
-        def layout_of(public: PublicKey) -> SumLayout:
-            return integer_layout(public.bits, n_rows, n_fields, fields.bits)
+        def layout_of(public: PublicKey) -> Layout:
+            return Layout(public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
 
         key = self.draw_key(self.settings, layout_of)
-        layout, self.key = layout_of(key.public), key.to_array()
-        weighted = self.row_weights > 0
-        max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
-        if int(weighted.sum()) > max_rows:
-            rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
-            way_out = "secureboost sends its rows in blocks, and labels=encoded sends none"
-            raise DataError(f"{rule}, got more: they travel in one letter; {way_out}")
-        plaintexts, workers = layout.pack(fields.numbers[weighted]), shared_workers()
-        labels = partial(
-            EncryptedLabels, key.public.to_array(), n_fields, fields.bits, np.packbits(weighted)
+        self.owner = KeyOwner(key.to_array(), (layout_of(key.public),))
+        weighted = np.packbits(self.row_weights > 0)
+        return self._next_block(
+            partial(EncryptedLabels, key.public.to_array(), n_fields, fields.bits, weighted)
         )
-        return [(name, labels(encrypt(key, plaintexts, workers))) for name in self.others]
+
+    def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
+        """Encrypt the labels of the next training rows."""
+        if self.n_sent == self.n_train:
+            rule = "must come once a block of labels, got one more"
+            raise ProtocolError(self.name, "EncryptRequest", "step", rule)
+        return SentReply(), self._next_block(MoreLabels)
+
+    def _next_block(self, letter: Callable[[Array], Letter]) -> Letters:
+        """Letters with the next rows that have a weight, encrypted afresh for each party."""
+        width, others = self.owner.private.public.ciphertext_bytes, self.others
+        first, last = self.n_sent, min(self.n_train, self.n_sent + block_rows(width, len(others)))
+        rows = first + np.flatnonzero(self.row_weights[first:last] > 0)
+        numbers, self.n_sent = self._fields.numbers[rows].astype(np.int64), last
+        return [(name, letter(self.owner.encrypted(numbers))) for name in others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
         if len(request.trees):
             self._check_chosen(request)
-            self.keep_partitions(mail)
+            self.trees = self.trees.received(mail)
             self.take_splits(request)
         scores = self.level_scores(request)
         letters = self.choose(request, mail)
@@ -264,9 +289,9 @@ class PaillierActive(Active):
         sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
         best = winners([local if name == self.name else sums[name][2] for name in peers])
         won = np.flatnonzero(best >= 0)
-        splits = self.structure.split(trees[won], nodes[won], best[won]).last
+        splits = self.trees.structure.split(trees[won], nodes[won], best[won]).last
         self.chosen, letters = splits, self.make_local_splits(splits)
-        if level.last or not len(self.local_indices(splits)):
+        if level.last or not len(self.trees.local(splits)):
             letters = []
         claims = list[LeftClaims]()
         for name, (listing, of_listing, offer) in sums.items():
@@ -283,10 +308,10 @@ class PaillierActive(Active):
         self.claims = LeftClaims.joined(claims)
         return letters
 
-    def take_splits(self, level: SplitList, sender: str = "") -> None:
+    def take_splits(self, level: SplitList) -> None:
         """Move all rows, and compare those that go left with the sums by which it was chosen."""
-        super().take_splits(level, sender)
-        splits, claims, fields = self.structure.last, self.claims, self._fields
+        super().take_splits(level)
+        splits, claims, fields = self.trees.structure.last, self.claims, self._fields
         trees, lefts = splits.trees[claims.splits], splits.lefts[claims.splits]
         if not len(trees):
             return
@@ -311,7 +336,7 @@ class PaillierActive(Active):
         widths = listing.n_bins[listed] * listing.unordered[listed]
         _, sets = sets_of_rows(widths, offer.rights[nodes])
         return Won(
-            self.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+            self.trees.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
         )
 
     def _gains(self, party: str, letter: PartKept) -> Doubles:
@@ -333,7 +358,7 @@ class PaillierActive(Active):
         offers = dict[str, tuple[Listing, Sums, Choices]]()
         for name in self.others:
             letter = mail.one(ColumnSums, name)
-            if letter.level != self.structure.level:
+            if letter.level != self.trees.structure.level:
                 raise ProtocolError(name, "ColumnSums", "level", "must be the one being split")
             listing = Listing(*(getattr(letter, field) for field in Listing.__slots__))
             if not _fits(listing, totals.large):
@@ -343,7 +368,7 @@ class PaillierActive(Active):
                 rule = "must add up to the rows of each node"
                 raise ProtocolError(name, "ColumnSums", "sizes", rule)
             starts = [a for a, _ in spans[1:]]
-            sums = self._sums(name, letter.ciphertexts, fields, listing, totals, extremes, starts)
+            sums = self._sums(name, letter, fields, listing, totals, extremes, starts)
             choices = best_cuts(listing, sums, totals, fields.units, self.rules)
             offers[name] = listing, sums, choices
         return offers
@@ -352,7 +377,7 @@ class PaillierActive(Active):
         """Sums and sizes of nodes of a tree, and the extremes of their rows."""
         counts = self.counts[tree]
         drawn = (counts > 0) & (self.row_weights > 0)
-        inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
+        inside = inside_of(self.trees.nodes[tree, : self.n_train], drawn, nodes)
         fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
         totals = NodeTotals.of(fields, self.targets, counts, inside, fewest)
         return totals, Extremes.of(fields.of_rows(inside[0], counts), inside)
@@ -360,7 +385,7 @@ class PaillierActive(Active):
     def _sums(
         self,
         party: str,
-        ciphertexts: Array,
+        letter: ColumnSums,
         fields: RowFields,
         listing: Listing,
         totals: NodeTotals,
@@ -371,14 +396,11 @@ class PaillierActive(Active):
 
         A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
         """
-        key, columns = PrivateKey.from_array(self.key), totals.is_open[listing.nodes]
+        columns = totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
-        n_rows, n_fields = len(fields.weights), len(fields.units)
-        layout = integer_layout(key.public.bits, n_rows, n_fields, fields.bits)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
-        with as_protocol_error(party, "ColumnSums", "ciphertexts"):
-            jobs = [(layout, of_tree) for of_tree in by_tree]
-            sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
+        of_jobs = self.owner.read(party, letter, [(0, of_tree) for of_tree in by_tree])
+        sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, len(fields.units))
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.n_classes else sums[wanted, :1]
         # Weights of rows are not negative, and some are not 0.

@@ -259,8 +259,8 @@ def approve_command(
 def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.handshake import relevant_versions
-    from fedapp.crypto.certificates import validity
     from fedapp.data.datasets import check_source
+    from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import SITE
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
@@ -583,9 +583,10 @@ def remove_command(
 @federation_app.command("list", cls=Command)
 def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     """Show sites, users, and how long the certificates are valid."""
-    from fedapp.crypto.certificates import days_left, validity
+    from fedapp.deploy.certificates import validity
     from fedapp.deploy.members import members
     from fedapp.report.summary import print_warning
+    from fedapp.site.certificates import days_left
 
     sites, fault = members(folder)
     users = [line.partition(":")[0] for line in (folder / "nginx.users").read_text().splitlines()]

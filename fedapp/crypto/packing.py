@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -95,30 +94,30 @@ class Layout:
     """Layout of fields in plaintexts under a key of ``key_bits``; the same at every party.
 
     A sum has at most ``n_rows`` rows, or other terms, each of ``n_outputs`` outputs that share a
-    plaintext: a slot. A field has ``precision`` bits in a row. Raises a ValueError if a number is
-    out of range, or one row does not fit in a plaintext.
+    plaintext: a slot. An output is a gradient and a hessian, which is never negative, or one signed
+    number if not ``in_pairs``. A field has ``precision`` bits in a row, as of ``FixedPoint``.
+    Raises a ValueError if a number is out of range, or one row does not fit in a plaintext.
     """
 
     key_bits: int
     n_rows: int
     n_outputs: int = 1
     precision: int = PRECISION
-    OUTPUT: ClassVar = "outputs"
-    PER_OUTPUT: ClassVar = 1  # fields
-    CHECKED: ClassVar[tuple[str, ...]] = ("n_rows", "n_outputs")  # what must be >= 1
+    in_pairs: bool = True
 
     def __post_init__(self) -> None:
-        for name in self.CHECKED:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name, least in (("n_rows", 1), ("n_outputs", 1), ("precision", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.n_slots < 1:
-            what = f"{self.n_outputs} {self.OUTPUT} of {self.field_bits} bits"
-            raise ValueError(f"key-bits must be > {self.slot_bits} for {what}, got {self.key_bits}")
+            outputs = f"{self.n_outputs} {'pairs' if self.in_pairs else 'outputs'}"
+            rule = f"> {self.slot_bits} for {outputs} of {self.field_bits} bits"
+            raise ValueError(f"key-bits must be {rule}, got {self.key_bits}")
 
     @property
     def n_fields(self) -> int:
         """Fields of a slot."""
-        return self.PER_OUTPUT * self.n_outputs
+        return PAIR * self.n_outputs if self.in_pairs else self.n_outputs
 
     @property
     def field_bits(self) -> int:
@@ -139,14 +138,38 @@ class Layout:
         """Plaintexts for ``n_sums`` sums, all full but the last."""
         return -(-n_sums // self.n_slots)
 
-    def _split(
-        self, plaintexts: Sequence[int], n_sums: int, lowest: Sequence[int], rows: str
-    ) -> list[list[int]]:
-        """Fields of each sum, lowest first; ``lowest`` has the lowest sum of each field."""
+    def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
+        """One plaintext a row, the row's fields in slot 0.
+
+        Expects int64 of shape (n_rows, n_outputs, 2) if ``in_pairs``, from ``FixedPoint.encode``,
+        or (n_rows, n_outputs); raises a ValueError for another shape, or a field above
+        ``2**precision``.
+        """
+        shape = (self.n_outputs, PAIR)[: 1 + self.in_pairs]
+        if fields.shape[1:] != shape:
+            sizes = ", ".join(map(str, ("n", *shape)))
+            raise ValueError(f"fields must be of shape ({sizes}), got {fields.shape}")
+        n_large = int((np.abs(fields) > 1 << self.precision).sum())
+        if n_large:
+            raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
+        # Fields from the highest to the lowest; in a pair the hessian is the lower one.
+        plaintexts, width = [0] * len(fields), self.field_bits
+        for column in fields[:, ::-1].reshape(len(fields), self.n_fields).T:
+            pairs = zip(plaintexts, column.tolist(), strict=True)
+            plaintexts = [(high << width) + low for high, low in pairs]
+        return plaintexts
+
+    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:
+        """Fields of ``n_sums`` sums: lists of ``n_fields`` integers, of a pair the gradient first.
+
+        Raises a ValueError for a sum that ``n_rows`` rows cannot have.
+        """
         wanted, width = self.n_plaintexts(n_sums), self.field_bits
         if len(plaintexts) != wanted:
             raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
         half, mask, limit = 1 << (width - 1), (1 << width) - 1, self.n_rows << self.precision
+        # Lowest sums of the fields, lowest field first; those of hessians are never negative.
+        lowest = ((0, -limit) if self.in_pairs else (-limit,)) * self.n_outputs
         slots: list[list[int]] = []
         for plaintext in plaintexts:
             remainder = plaintext
@@ -155,110 +178,35 @@ class Layout:
                 for low in lowest:
                     field = ((remainder + half) & mask) - half
                     remainder = (remainder - field) >> width
-                    if not low * limit <= field <= limit:
-                        raise ValueError(
-                            f"sums must be of at most {self.n_rows} {rows}, got one beyond"
-                        )
+                    if not low <= field <= limit:
+                        rule = f"at most {self.n_rows} {'rows' if self.in_pairs else 'terms'}"
+                        raise ValueError(f"sums must be of {rule}, got one beyond")
                     slots[-1].append(field)
             if remainder:
                 raise ValueError("plaintexts must be 0 past their last slot, got one that is not")
-        return slots
-
-
-@dataclass(frozen=True, slots=True)
-class PairLayout(Layout):
-    """Layout of gradients and hessians: a pair an output; ``precision`` as of ``FixedPoint``."""
-
-    OUTPUT: ClassVar = "pairs"
-    PER_OUTPUT: ClassVar = PAIR
-    CHECKED: ClassVar[tuple[str, ...]] = ("n_rows", "n_outputs", "precision")
-
-    def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
-        """One plaintext a row, the row's fields in slot 0.
-
-        Expects int64 of shape (n_rows, n_outputs, 2), from ``FixedPoint.encode``; raises a
-        ValueError for another shape, or a field above ``2**precision``.
-        """
-        if fields.shape[1:] != (self.n_outputs, PAIR):
-            shape = f"(n, {self.n_outputs}, {PAIR})"
-            raise ValueError(f"fields must be of shape {shape}, got {fields.shape}")
-        n_large = int((np.abs(fields) > 1 << self.precision).sum())
-        if n_large:
-            raise ValueError(f"fields must be at most 2^{self.precision}, got {n_large} above")
-        # In a pair the hessian is the lower field.
-        columns = fields[:, :, ::-1].reshape(len(fields), self.n_fields).T
-        return _joined(columns, self.field_bits)
-
-    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> list[list[int]]:
-        """Fields of ``n_sums`` sums: lists of ``n_fields`` integers, gradient and hessian of each
-        output.
-
-        Raises a ValueError for a sum that ``n_rows`` rows cannot have.
-        """
-        # Even places are sums of hessians, which are never negative.
-        slots = self._split(plaintexts, n_sums, (0, -1) * self.n_outputs, "rows")
+        if not self.in_pairs:
+            return slots
         return [[fields[index ^ 1] for index in range(self.n_fields)] for fields in slots]
 
 
-@dataclass(frozen=True, slots=True)
-class SumLayout(Layout):
-    """Layout of sums of signed values: a field an output.
-
-    Values are multiples of ``2**(exponent - precision)``, at most ``2**exponent`` in absolute
-    value.
-    """
-
-    exponent: int = 0
-
-    def pack(self, values: Doubles) -> list[int]:
-        """One plaintext a term, in slot 0, of finite float64 values, (n_terms, n_outputs)."""
-        multiples = np.rint(np.ldexp(values, self.precision - self.exponent))
-        if not (np.abs(multiples) <= 2.0**self.precision).all():
-            raise ValueError(f"values must be at most 2^{self.exponent}, got one that is not")
-        return _joined(multiples.astype(np.int64).T, self.field_bits)
-
-    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> Doubles:
-        """Sums in some plaintexts, float64, shape (n_sums, n_outputs), rounded once.
-
-        Raises a ValueError for a sum that ``n_rows`` values cannot have.
-        """
-        slots = self._split(plaintexts, n_sums, (-1,) * self.n_outputs, "terms")
-        sums = np.array([float(field) for fields in slots for field in fields])
-        reals: Doubles = np.ldexp(
-            sums.reshape(n_sums, self.n_outputs), self.exponent - self.precision
-        )
-        return reals
-
-
-def _joined(columns: npt.NDArray[np.int64], width: int) -> list[int]:
-    """A plaintext for each place of the columns, which are fields of this width, lowest first."""
-    plaintexts = [0] * columns.shape[1]
-    for column in columns[::-1]:
-        pairs = zip(plaintexts, column.tolist(), strict=True)
-        plaintexts = [(high << width) + low for high, low in pairs]
-    return plaintexts
-
-
-def integer_layout(key_bits: int, n_terms: int, n_fields: int, bits: int) -> SumLayout:
-    """Layout for ``n_fields`` integers a term up to ``2**bits``; sums are exact below 2^53."""
-    return SumLayout(key_bits, n_terms, n_fields, bits, bits)
+PairLayout = Layout
 
 
 def grouped_layouts(
     key_bits: int, n_rows: int, n_outputs: int, precision: int = PRECISION
-) -> tuple[PairLayout, ...]:
+) -> tuple[Layout, ...]:
     """Layouts of several ciphertexts a row, where one cannot hold the pairs of all outputs.
 
     As few layouts as possible, in the order of the outputs; their sizes differ by one at most.
-    Raises a ValueError as ``PairLayout`` does.
+    Raises a ValueError as ``Layout`` does.
     """
-    single = PairLayout(key_bits, n_rows, 1, precision)
+    single = Layout(key_bits, n_rows, 1, precision)
     n_groups = -(-n_outputs // single.n_slots)
     sizes = [len(group) for group in np.array_split(np.arange(n_outputs), n_groups)]
-    return tuple(PairLayout(key_bits, n_rows, size, precision) for size in sizes)
+    return tuple(Layout(key_bits, n_rows, size, precision) for size in sizes)
 
 
-def readable_rows(layouts: Sequence[PairLayout], max_depth: int, max_leaves: int = 0) -> int:
+def readable_rows(layouts: Sequence[Layout], max_depth: int, max_leaves: int = 0) -> int:
     """Rows whose bins a round of boosting can show to whoever encrypts the numbers and splits.
 
     What is encrypted need not be a gradient. The row i of a node as 2^i makes each sum a list of

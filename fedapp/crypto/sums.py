@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.crypto.lanes import ring_of, run_shared
-from fedapp.crypto.packing import FixedPoint, Layout, PairLayout, SumLayout
+from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import (
     CALLS_PER_WORKER,
     check_ciphertexts,
@@ -38,19 +37,9 @@ from fedapp.crypto.rings import Bytes, Residues, products_by_place
 from fedapp.crypto.workers import Workers
 
 Ints = npt.NDArray[np.int64]
-F = TypeVar("F", covariant=True)  # fields of some sums
 
 # Rows a call: fewer are not worth sending to another process, more would take too much memory.
 FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
-
-
-class SlotLayout(Protocol[F]):
-    """How the fields of sums share plaintexts; see ``fedapp.crypto.packing``."""
-
-    @property
-    def n_slots(self) -> int: ...
-    def n_plaintexts(self, n_sums: int) -> int: ...
-    def unpack(self, plaintexts: Sequence[int], n_sums: int) -> F: ...
 
 
 def sum_rows(
@@ -142,17 +131,17 @@ class SumJob:
 
 def pack_terms(
     key: PublicKey,
-    ciphertexts: Bytes,
+    blocks: Sequence[Bytes],
     jobs: Sequence[SumJob],
-    layout: SumLayout,
+    layout: Layout,
     workers: Workers,
 ) -> Bytes:
     """Sum encrypted rows, and put the sums of each job side by side, under fresh masks.
 
     No ciphertext has sums of two jobs: ``layout.n_plaintexts(n_sums)`` ciphertexts a job.
-    ``ciphertexts``, uint8 of shape (n_rows, ciphertext_bytes), must have been checked.
+    ``blocks`` are those of all rows in order, uint8 of shape (n_rows, ciphertext_bytes), checked.
     """
-    packed: list[Bytes] = []
+    packed, ends = list[Bytes](), np.cumsum([len(block) for block in blocks])
     # A call contains its rows, so few calls are made at a time.
     n_calls = CALLS_PER_WORKER * workers.n_workers
     for first in range(0, len(jobs), n_calls):
@@ -160,7 +149,9 @@ def pack_terms(
         for job in jobs[first : first + n_calls]:
             used, rows = np.unique(job.rows, return_inverse=True)
             terms = replace(job, rows=rows.astype(np.int32), counts=job.counts[used])
-            calls.append((key, ciphertexts[used], terms, layout))
+            parts = zip(blocks, np.split(used, np.searchsorted(used, ends[:-1])), ends, strict=True)
+            taken = [block[rows - end + len(block)] for block, rows, end in parts]
+            calls.append((key, np.concatenate(taken), terms, layout))
         packed += run_shared(workers, _pack_terms, calls)
     return join_ciphertexts(key, packed)
 
@@ -168,10 +159,10 @@ def pack_terms(
 def read_jobs(
     key: PrivateKey,
     ciphertexts: Bytes,
-    jobs: Sequence[tuple[SlotLayout[F], npt.NDArray[np.bool_]]],
+    jobs: Sequence[tuple[Layout, npt.NDArray[np.bool_]]],
     workers: Workers,
-) -> list[F]:
-    """Check, decrypt and unpack sums that were packed job by job; the fields of each.
+) -> list[list[list[int]]]:
+    """Check, decrypt and unpack sums that were packed job by job; of each the fields of its sums.
 
     A job is a layout, and which of its sums to read, bool of shape (n_sums,); ciphertexts without
     such a sum are read as 0. Raises a ValueError for a wrong number of ciphertexts, an invalid one,
@@ -199,7 +190,7 @@ def self_test(key: PrivateKey) -> None:
     """Encrypt, add, pack, re-randomise and decrypt a few rows; a RuntimeError if a sum is wrong."""
     gradients = np.array([[-1, 0.25], [0.5, 0.125], [1, 0]], dtype=np.float32)[:, None]
     scale, workers = FixedPoint((1, 0)), Workers(1)
-    layout = PairLayout(key.public.bits, len(gradients))
+    layout = Layout(key.public.bits, len(gradients))
     rows = encrypt(key, layout.pack(scale.encode(gradients)), workers)
     masked = rerandomise(key.public, rows, workers)
     codes, nodes = np.array([[0], [0], [2]], np.uint8), np.zeros(3, np.int32)
@@ -283,7 +274,7 @@ def _pack(key: PublicKey, sums: Residues, layout: Layout) -> Bytes:
     return n2_ring.write(masked, key.ciphertext_bytes)
 
 
-def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: SumJob, layout: SumLayout) -> Bytes:
+def _pack_terms(key: PublicKey, ciphertexts: Bytes, terms: SumJob, layout: Layout) -> Bytes:
     n2_ring = ring_of(key.n_squared)
     rows, sums = n2_ring.read(ciphertexts), n2_ring.ones(terms.n_sums)
     for count in np.unique(terms.counts):

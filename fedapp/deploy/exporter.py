@@ -22,11 +22,11 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client import Counter as Counts
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from fedapp.crypto.certificates import days_left
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_files import LedgerSums, sums_of_ledger
 from fedapp.run_folder import RunFolder, State, utc_now
+from fedapp.site.certificates import days_left
 from fedapp.site.log import CLOSED, LOG, parts
 
 MOST_RUNS = 20  # only the newest, since each run is a label value

@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 import tomli_w
 
-from fedapp.crypto.certificates import (
-    KeyPair,
+from fedapp.data.datasets import NAME
+from fedapp.deploy import targets
+from fedapp.deploy.certificates import (
     hosts_of,
     key_fingerprint,
     new_authority,
@@ -30,13 +31,12 @@ from fedapp.crypto.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.data.datasets import NAME
-from fedapp.deploy import targets
 from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
 from fedapp.settings import Value, declared
+from fedapp.site.certificates import KeyPair
 from fedapp.site.settings import SiteConfig, is_address, parse_node_config
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")

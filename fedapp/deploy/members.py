@@ -19,8 +19,8 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
 
-from fedapp.crypto.certificates import key_fingerprint, public_key_in
 from fedapp.data.datasets import NAME, NAME_RULE
+from fedapp.deploy.certificates import key_fingerprint, public_key_in
 from fedapp.deploy.folders import NAMES
 from fedapp.deploy.targets import PUBLIC
 from fedapp.errors import ConfigError, did_you_mean

@@ -11,7 +11,7 @@ import sys
 import threading
 from importlib.metadata import entry_points
 
-from fedapp.crypto.certificates import warn_of_expiry
+from fedapp.deploy.certificates import warn_of_expiry
 from fedapp.deploy.warm import SITE, PatchedFunctions
 from fedapp.process import keep_imported, leave_no_core, start_log
 

@@ -121,7 +121,6 @@ GROUPS = {
 }
 COUNTING = "counting values"
 ASSOCIATIONS = ("explained", "iv", "auc", "correlation")  # see ``metrics.tables.association``
-BLOCK_BYTES = 2**25  # of ciphertexts in one message, for all its receivers
 
 
 # The same columns

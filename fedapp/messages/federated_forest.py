@@ -101,6 +101,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fedapp.messages.fields import (
+    AT_ANY_TIME,
     Array,
     Ciphertexts,
     Form,
@@ -167,6 +168,16 @@ class SetupRequest(Request, letters=True):
     labels: Annotated[str, Range(1, 16)]  # ENCODED or PAILLIER
     key_bits: Annotated[int, Range(64, 2**13)]
     insecure_small_key: Annotated[bool, OnlyInTrials()]
+
+
+@request("train.federated_forest_encrypt", "encrypting labels", times=AT_ANY_TIME)
+class EncryptRequest(Request, letters=True):
+    """To the active party, with ``labels=paillier``: send the next block of labels."""
+
+
+@request("train.federated_forest_take", "encrypting labels", times=AT_ANY_TIME)
+class TakeRequest(Request, letters=True):
+    """To a passive party: store a block of labels; others follow."""
 
 
 @request("train.federated_forest_level", "searching for splits", **EACH_DEPTH)
@@ -249,6 +260,13 @@ class EncryptedLabels(Letter):
     n_fields: Annotated[int, Range(1, 1000)]  # numbers of a row: see forest.label_codes.RowFields
     bits: Annotated[int, Range(0, 53)]  # of the largest of them
     weighted: Annotated[Array, Form("uint8", "n_weighted_bytes")]  # bits, a training row each
+    ciphertexts: Ciphertexts  # of the first training rows
+
+
+@message
+class MoreLabels(Letter):
+    """Active to passive: the same of the next training rows, where a message cannot have all."""
+
     ciphertexts: Ciphertexts
 
 

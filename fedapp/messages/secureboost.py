@@ -6,7 +6,7 @@ Source: Cheng et al. 2019, "SecureBoost: A Lossless Federated Learning Framework
 Parties write to each other in letters (the classes of ``Letter``), which the server forwards
 sealed. The active party sends gradients under its key; a passive one sends back their sums by node,
 column and bin, and makes the splits that the active one chooses from these. The encrypted gradients
-of a round take as many messages as they need: none has more of them than ``BLOCK_BYTES``.
+of a round take as many messages as they need: none has more of them than ``vertical.BLOCK_BYTES``.
 
 Reveals, in short:
 
@@ -176,16 +176,8 @@ GROUPS = {
 }
 LONGEST_CONSTRAINTS = 2**20  # characters
 MOST_PAIRS = 1000  # of gradients and hessians of a row
-# Of ciphertexts in one message, for all its receivers. A party and the server have some five copies
-# of a message in memory at once, as it is sealed, laid out and opened.
-BLOCK_BYTES = 2**25
 Scores = Annotated[Array, Form("float64", "n_rounds", "n_scores", nan=True)]
 ValidScores = Annotated[Array, Form("float64", "n_rounds", "n_valid_scores", nan=True)]
-
-
-def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
-    """Most ciphertexts that each of ``n_receivers`` parties receives in one message."""
-    return max(1, BLOCK_BYTES // (ciphertext_bytes * max(1, n_receivers)))
 
 
 @request("train.secureboost_setup", "binning the columns, drawing the key")

@@ -141,6 +141,11 @@ Places = Annotated[Array, Form("int32", "n_splits", low=0)]
 Owners = Annotated[Array, Form("int64", "n_splits", low=0)]  # numbers of parties, by name
 
 
+def block_rows(ciphertext_bytes: int, n_receivers: int) -> int:
+    """Most ciphertexts that each of ``n_receivers`` parties receives in one message."""
+    return max(1, BLOCK_BYTES // (ciphertext_bytes * max(1, n_receivers)))
+
+
 @part
 class RoundScores:
     """Part of a message: scores of the model so far; empty for a subset without rows."""
@@ -386,6 +391,10 @@ def unpack_parcels(packed: Parcels) -> list[Parcel]:
         for peer, start, end in zip(packed.peers, starts, ends, strict=False)
     ]
 
+
+# Of ciphertexts in one message, for all its receivers. A party and the server have some five copies
+# of a message in memory at once, as it is sealed, laid out and opened.
+BLOCK_BYTES = 2**25
 
 GROUPS = {
     "vertical": frozenset({"vertical", "inference"}),

@@ -25,9 +25,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.certificates import WARNED_DAYS, days_left, own_certificate
 from fedapp.errors import DataError
 from fedapp.home import PRIVATE, home, private_folder, sync_folder, write_atomically
+from fedapp.site.certificates import WARNED_DAYS, days_left, own_certificate
 from fedapp.site.table import keyed_order
 
 METHOD = FOLDER = "standing"

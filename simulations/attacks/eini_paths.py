@@ -14,9 +14,8 @@ from clients.eini import Active as Predictor
 from clients.inference import Predicting
 from fedapp.audit.bins import Floats, Ints
 from fedapp.audit.listening import ListeningApp, Transcript, trained
-from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.paillier import decrypt
-from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.datasets import read_source
 from fedapp.messages.eini import Structure, Totals
@@ -58,13 +57,12 @@ class Curious:
 
     def _take(self, site: Site, letter: Totals) -> None:
         party = Predictor.load(site)
-        plan, key = plan_of(party.active_part()), PrivateKey.from_array(party.key)
-        layout = SumLayout(key.public.bits, *party.layout)
+        plan, key = plan_of(party.active_part()), party.owner.private
         plain = decrypt(key, letter.ciphertexts, shared_workers())
-        unit = layout.precision - layout.exponent
-        sums = layout.unpack(plain, letter.n_rows)[:, 0]
-        self.sums = np.concatenate((self.sums, np.ldexp(sums, unit)))
-        self.slack = layout.n_rows
+        unit = PRECISION - party.exponent
+        sums = np.array(party.owner.layouts[0].unpack(plain, letter.n_rows), dtype=np.float64)[:, 0]
+        self.sums = np.concatenate((self.sums, sums))
+        self.slack = party.owner.layouts[0].n_rows
         self._plan, self.open = plan, _open_by_active(plan, party.values)
         self.terms = []
         for tree, is_open in zip(plan.shared, self.open, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,9 +21,8 @@ from pyarrow import csv, table
 from clients import describe as clients_describe
 from clients.describe import Encrypting, Summing
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
-from clients.vertical.growing import SplitList
+from clients.vertical.growing import SplitList, Trees
 from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.rings import product as product_of
 from fedapp.crypto.sums import SumJob, pack_sums, pack_terms
@@ -33,7 +32,6 @@ from fedapp.messages.describe import CellSums, ColumnsReply, FinishRequest, SumR
 from fedapp.messages.federated_forest import ColumnSums
 from fedapp.messages.federated_forest import SumRequest as ForestSumRequest
 from fedapp.messages.fields import fields_of
-from fedapp.messages.vertical import Partition
 from fedapp.metrics.tables import association, count_cells, readable_labels, rounded_figures
 from fedapp.runs.local import site_contexts
 from fedapp.site.mail import Letters, Mail
@@ -74,8 +72,9 @@ class FalseCells:
         self, party: Summing, request: SumRequest, mail: Mail
     ) -> tuple[ColumnsReply, Letters]:
         """In place of the party's handler: sums that add up, of rows that no column has."""
-        key, n_rows = PublicKey.from_array(party.n), party.n_train
-        n_squared, of_rows = key.n_squared, from_bytes_array(np.concatenate(party.blocks))
+        encrypted, n_rows = party.encrypted, party.n_train
+        key, layout = encrypted.public, encrypted.layouts[0]
+        n_squared, of_rows = key.n_squared, from_bytes_array(np.concatenate(encrypted.blocks))
         ring = ring_of(n_squared)
         total, sums = product_of(ring, ring.take(of_rows)), list[mpz]()
         for rows in self.rows.tolist():
@@ -87,7 +86,7 @@ class FalseCells:
             widths=np.full(n_columns, 3),
             is_number=np.ones(n_columns, np.uint8),
             counts=np.tile(cells, n_columns),
-            ciphertexts=pack_sums(key, ring.take(sums), party.layout(), shared_workers()),
+            ciphertexts=pack_sums(key, ring.take(sums), layout, shared_workers()),
         )
         counts, _ = count_cells(party.rows, party.cuts)
         reply = ColumnsReply(**party.described(counts), associations=np.empty((0, 4)))
@@ -220,7 +219,7 @@ class FalseColumns:
 
     def sum_columns(self, party: PaillierPassive, level: ForestSumRequest) -> ColumnSums:
         """Of the roots as described, of other nodes as they are."""
-        if party.structure.level:
+        if party.trees.structure.level:
             return self.honest_sums(party, level)
         trees, n_train = party.open_to(level)[0], party.n_train
         values = party.values[:n_train, self.column]
@@ -231,8 +230,8 @@ class FalseColumns:
         self.lefts = np.repeat(np.tile(below, (2, 1))[None], len(trees), axis=0)
         for tree, row in enumerate(self.rows):
             self.lefts[tree, :, row] = True, False
-        key = PublicKey.from_array(party.n)
-        of_rows = from_bytes_array(party.ciphertexts[self.rows])
+        key, (ciphertexts,) = party.encrypted.public, party.encrypted.blocks
+        of_rows = from_bytes_array(ciphertexts[self.rows])
         inverses = [powmod(of_row, -1, key.n_squared) for of_row in of_rows]
         negatives = to_bytes_array(inverses, key.ciphertext_bytes)
         jobs, sizes, more = list[SumJob](), list[int](), self.n_times - 1
@@ -261,34 +260,29 @@ class FalseColumns:
             np.array(sizes, np.int32),
         )
         party.bounds = np.zeros((2, 4 * n_trees), np.int32)
-        sums = pack_terms(
-            key,
-            np.concatenate((party.ciphertexts, negatives)),
-            jobs,
-            party._layout(key),
-            shared_workers(),
-        )
+        blocks, layout = (ciphertexts, negatives), party.encrypted.layouts[0]
+        sums = pack_terms(key, blocks, jobs, layout, shared_workers())
         return ColumnSums(level=0, **fields_of(party.listing, Listing), ciphertexts=sums)
 
-    def make(self, party: PaillierPassive, level: SplitList, splits: Lookup) -> Partition:
+    def made(self, trees: Trees, level: SplitList, splits: Lookup, values: Any) -> Trees:
         """Note which columns were chosen; send rows left as claimed if that is consistent."""
-        partition = self.honest_make(party, level, splits)
-        if party.structure.level:
-            return partition
-        local = party.local_indices(level)
+        after, local = self.honest_made(trees, level, splits, values), trees.local(level)
+        if trees.structure.level or not trees.number:  # the active party is the first
+            return after
         self.chosen = dict(zip(level.trees[local].tolist(), splits.columns.tolist(), strict=True))
         if self.is_consistent:
-            slots, _ = slots_of(party.nodes, level.trees[local], level.nodes[local])
-            held = np.zeros(len(party.values) - party.n_train, np.bool_)
+            slots, _ = slots_of(trees.nodes, level.trees[local], level.nodes[local])
+            held = np.zeros(len(values) - self.lefts.shape[2], np.bool_)
             sides = [
                 np.append(self.lefts[tree, column], held)[slots[tree] >= 0]
                 for tree, column in self.chosen.items()
             ]
-            party.sides = {**party.sides, party.name: np.packbits(np.concatenate(sides))}
-        return party.local_partition()
+            bits = np.packbits(np.concatenate(sides))
+            after = replace(after, sides={**after.sides, trees.party: bits})
+        return after
 
     honest_sums = staticmethod(PaillierPassive.sum_columns)
-    honest_make = staticmethod(PaillierPassive.make)
+    honest_made = staticmethod(Trees.made)
 
 
 def forest_sums(
@@ -330,7 +324,7 @@ def forest_once(config: Row, attack: FalseColumns, is_checked: bool) -> Row:
     changes: list[Change] = [
         patch.object(PaillierActive, "_send", noted),
         patch.object(PaillierPassive, "sum_columns", lambda *given: attack.sum_columns(*given)),
-        patch.object(PaillierPassive, "make", lambda *given: attack.make(*given)),
+        patch.object(Trees, "made", lambda *given: attack.made(*given)),
     ]
     if not is_checked:
         changes.append(patch.object(LeftClaims, "first_false", lambda claims, lefts: None))

@@ -25,12 +25,12 @@ from unittest.mock import patch
 import psutil
 import pyarrow as pa
 
-from fedapp.crypto import certificates
 from fedapp.data.datasets import source_frame
 from fedapp.deploy.folders import renew_certificates
 from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
+from fedapp.site import certificates
 from simulations.deployment import (
     RUN_SECONDS,
     SUPEREXEC,

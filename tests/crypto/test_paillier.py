@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from phe.paillier import generate_paillier_keypair
 
 from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts, readable_rows
+from fedapp.crypto.packing import FixedPoint, Layout, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import (
     check_ciphertexts,
     decrypt,
@@ -114,7 +114,7 @@ def test_the_scale_covers_the_largest_value_and_keeps_it_exact(largest, precisio
 
 @given(st.integers(1, 4), st.integers(1, 30), st.sampled_from([512, 1024, 2048]))
 def test_slots_come_back_in_their_order(n_outputs, n_sums, key_bits):
-    layout = PairLayout(key_bits, 1, n_outputs, precision=30)
+    layout = Layout(key_bits, 1, n_outputs, precision=30)
     fields = RNG.integers(-(2**30), 2**30, (n_sums, n_outputs, 2), endpoint=True)
     fields[..., 1] = np.abs(fields[..., 1])
     slots, size = layout.pack(fields), layout.n_slots
@@ -126,7 +126,7 @@ def test_slots_come_back_in_their_order(n_outputs, n_sums, key_bits):
 
 @given(st.integers(1, 2**24), st.integers(1, 62), st.sampled_from([-1, 1]))
 def test_the_largest_sums_of_all_rows_fit_in_every_slot(n_rows, precision, sign):
-    layout = PairLayout(2048, n_rows, precision=precision)
+    layout = Layout(2048, n_rows, precision=precision)
     largest = np.array([[[sign << precision, 1 << precision]]])
     slot = layout.pack(largest)[0] * n_rows
     plaintext = side_by_side(layout, [slot] * layout.n_slots)
@@ -137,7 +137,7 @@ def test_the_largest_sums_of_all_rows_fit_in_every_slot(n_rows, precision, sign)
 
 def test_sums_are_the_exact_sums_rounded_once():
     rows = some_rows(1000)
-    scale, layout = FixedPoint.covering(rows), PairLayout(512, 1000)
+    scale, layout = FixedPoint.covering(rows), Layout(512, 1000)
     total = sum(layout.pack(scale.encode(rows)))
     found = scale.decode(layout.unpack([total], 1), 1)[0, 0]
     for place in range(2):
@@ -147,7 +147,7 @@ def test_sums_are_the_exact_sums_rounded_once():
 
 
 def test_a_2048_bit_key_holds_the_sums_of_14_bins_of_20000_rows():
-    layout = PairLayout(2048, 20_000)
+    layout = Layout(2048, 20_000)
     assert (layout.field_bits, layout.slot_bits, layout.n_slots) == (69, 138, 14)
     assert layout.n_plaintexts(29) == 3
 
@@ -156,7 +156,7 @@ def test_rows_out_of_range_and_layouts_that_cannot_be_are_refused():
     def pair(gradient, hessian, dtype=np.float32):
         return np.array([[[gradient, hessian]]], dtype)
 
-    rows, layout = some_rows(3), PairLayout(512, 3, precision=10)
+    rows, layout = some_rows(3), Layout(512, 3, precision=10)
     assert (FixedPoint.covering(0 * rows).encode(0 * rows) == 0).all()
     for bad in (np.nan, np.inf, -np.inf):
         rows[1, 0, 0] = bad
@@ -169,8 +169,8 @@ def test_rows_out_of_range_and_layouts_that_cannot_be_are_refused():
         ("precision must be 1 to 62, got 63", lambda: FixedPoint.covering(some_rows(1), 63)),
         (r"fields must be at most 2\^10, got 1 above", lambda: layout.pack(pair(1025, 0, int))),
         (r"shape \(n, 1, 2\), got \(1, 2, 2\)", lambda: layout.pack(np.zeros((1, 2, 2), int))),
-        ("key-bits must be > 138 for 1 pairs of 69 bits, got 138", lambda: PairLayout(138, 20_000)),
-        ("n_rows must be >= 1, got 0", lambda: PairLayout(2048, 0)),
+        ("key-bits must be > 138 for 1 pairs of 69 bits, got 138", lambda: Layout(138, 20_000)),
+        ("n_rows must be >= 1, got 0", lambda: Layout(2048, 0)),
         ("must be 0 past their last slot", lambda: layout.unpack([1 << layout.slot_bits], 1)),
         ("plaintexts must be 1 in number, got 2", lambda: layout.unpack([0, 0], 1)),
     ):
@@ -180,7 +180,7 @@ def test_rows_out_of_range_and_layouts_that_cannot_be_are_refused():
 
 
 def test_a_sum_that_the_rows_cannot_have_is_refused():
-    layout, most = PairLayout(512, 3, precision=10), 3 * 2**10
+    layout, most = Layout(512, 3, precision=10), 3 * 2**10
     for gradients, hessians in ((most + 1, 0), (-most - 1, 0), (0, most + 1), (0, -1)):
         with pytest.raises(ValueError, match="sums must be of at most 3 rows, got one beyond"):
             layout.unpack([(gradients << layout.field_bits) + hessians], 1)
@@ -409,7 +409,7 @@ def sums_read(key, reply, layout, scale, n_sums, workers):
 def test_sums_equal_the_sums_row_by_row(key, two, n_rows, n_nodes, n_outputs):
     rows, codes = some_rows(n_rows, n_outputs), some_codes(n_rows)
     nodes = RNG.integers(-1, n_nodes, n_rows).astype(np.int32)
-    scale, layout = FixedPoint.covering(rows), PairLayout(512, n_rows, n_outputs=n_outputs)
+    scale, layout = FixedPoint.covering(rows), Layout(512, n_rows, n_outputs=n_outputs)
     fields = scale.encode(rows)
     ciphertexts = encrypt(key, layout.pack(fields), two)
     sums = sum_rows(key.public, ciphertexts, codes, OFFSETS, nodes, n_nodes, two)
@@ -424,7 +424,7 @@ def test_no_rows_make_sums_without_ciphertexts(key, two):
     none, nodes = encrypt(key, [], two), np.zeros(0, np.int32)
     sums = sum_rows(key.public, none, some_codes(0), OFFSETS, nodes, 2, two)
     assert numbers_of(key, sums) == [1] * 80
-    layout, scale = PairLayout(512, 1), FixedPoint((0, 0))
+    layout, scale = Layout(512, 1), FixedPoint((0, 0))
     reply = pack_sums(key.public, sums, layout, two)
     assert (sums_read(key, reply, layout, scale, 80, two) == 0).all()
     assert pack_sums(key.public, sums[:0], layout, two).shape == (0, 128)
@@ -433,7 +433,7 @@ def test_no_rows_make_sums_without_ciphertexts(key, two):
 def test_no_ciphertext_leaves_as_it_came_or_as_one(key):
     """Bins of a single row and without rows, one to a ciphertext."""
     n_rows, public = 3, key.public
-    layout = PairLayout(130, n_rows)
+    layout = Layout(130, n_rows)
     assert layout.n_slots == 1
     ciphertexts = encrypt(key, layout.pack(np.full((n_rows, 1, 2), 7)), HERE)
     codes, nodes = np.array([[0], [2], [4]], np.uint8), np.zeros(n_rows, np.int32)
@@ -459,7 +459,7 @@ def test_rows_that_do_not_fit_together_are_refused(key):
 
 def test_a_reply_under_another_key_is_refused(key):
     other = generate_key(512, insecure_small_key=True)
-    layout, scale = PairLayout(512, 3), FixedPoint((0, 0))
+    layout, scale = Layout(512, 3), FixedPoint((0, 0))
     # Under the smaller key, so that it may pass for a ciphertext under the other.
     small, large = sorted([key, other], key=lambda one: one.public.n)
     reply = pack_sums(small.public, ring_of(small.public.n_squared).ones(1), layout, HERE)

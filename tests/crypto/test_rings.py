@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedapp.crypto import lanes, paillier, paillier_masks, rings
 from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.lanes.ring import LaneRing
-from fedapp.crypto.packing import FixedPoint, PairLayout
+from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.paillier_keys import PrivateKey, generate_key
 from fedapp.crypto.rings import PlainRing, products_by_place
@@ -191,7 +191,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(made, full_masks, mo
     key = PrivateKey(made.p, made.q, full_masks)
     rng, here = np.random.default_rng(0), Workers(1)
     rows = rng.normal(size=(300, 1, 2)).astype(np.float32) ** 2
-    scale, layout = FixedPoint.covering(rows), PairLayout(256, len(rows))
+    scale, layout = FixedPoint.covering(rows), Layout(256, len(rows))
     codes, offsets = rng.integers(0, 4, (300, 2)).astype(np.uint8), np.array([0, 4, 8])
     nodes = rng.integers(-1, 2, 300).astype(np.int32)
     found = []

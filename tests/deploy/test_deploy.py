@@ -29,8 +29,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
 from fedapp.commands.site import federation_app, site_app
-from fedapp.crypto import certificates
-from fedapp.deploy import members
+from fedapp.deploy import certificates, members
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError, FedappError
 from fedapp.home import app_folder
@@ -109,7 +108,7 @@ def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
     federation, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(certificates, "YEARS", 1)
+        patch.setattr("fedapp.site.certificates.YEARS", 1)
         folder, _ = federation()
     old = tmp_path / "old.crt"
     old.write_bytes((folder / "ca.crt").read_bytes())

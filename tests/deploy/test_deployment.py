@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.commands.site import federation_app, site_app
-from fedapp.crypto.certificates import new_authority
+from fedapp.deploy.certificates import new_authority
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text

@@ -28,7 +28,7 @@ from flwr.supercore.error import ApiErrorCode
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.crypto import certificates
+from fedapp.deploy import certificates
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
 from fedapp.run_folder import QUIET, RunFolder, Silent, Stage
 from fedapp.runs import flower as flower_runs

@@ -21,12 +21,12 @@ parser = pytest.importorskip("prometheus_client.parser")
 from starlette.responses import Response  # noqa: E402
 
 from fedapp.commands.site import site_app  # noqa: E402
-from fedapp.crypto.certificates import own_certificate  # noqa: E402
 from fedapp.errors import ConfigError  # noqa: E402
 from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint, peers  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
+from fedapp.site.certificates import own_certificate  # noqa: E402
 from fedapp.site.log import LOG  # noqa: E402
 from fedapp.site.settings import parse_node_config  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402

@@ -12,9 +12,11 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from clients import describe as clients_describe
+from clients.vertical import ciphertexts
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.home import home
+from fedapp.messages import vertical
 from fedapp.messages.describe import CellsRequest, CountRequest
 from fedapp.metrics.tables import (
     association,
@@ -430,7 +432,7 @@ def test_columns_are_described_as_in_one_place_bit_for_bit(by_columns, settings,
 
 def test_labels_that_come_in_blocks_give_the_same(by_columns, monkeypatch):
     whole = run_local(by_columns("multi:softprob"))
-    monkeypatch.setattr(clients_describe, "BLOCK_BYTES", 2**14)  # 64 labels for each of two
+    monkeypatch.setattr(vertical, "BLOCK_BYTES", 2**14)  # 64 labels for each of two
     blocks = run_local(by_columns("multi:softprob"))
     assert document_of(blocks) == document_of(whole)
     assert summary_of(blocks)["exchanges"] == summary_of(whole)["exchanges"] + 2 * 3
@@ -569,12 +571,12 @@ def test_letters_that_do_not_fit_are_refused_by_name(
 
 
 def test_sums_that_leave_out_a_row_are_refused(by_columns, monkeypatch):
-    honest = clients_describe.sum_rows
+    honest = ciphertexts.sum_rows
 
     def without_first(key, rows, cells, starts, nodes, *rest):
         return honest(key, rows, cells, starts, np.where(np.arange(len(nodes)), nodes, -1), *rest)
 
-    monkeypatch.setattr(clients_describe, "sum_rows", without_first)
+    monkeypatch.setattr(ciphertexts, "sum_rows", without_first)
     refused = r"^party-2 .*CellSums.ciphertexts sums must add up to all labels in every column"
     with pytest.raises(FedappError, match=refused):
         run_local(by_columns(parties=2))

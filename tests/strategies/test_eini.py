@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from clients import eini as client
+from clients.vertical.ciphertexts import EncryptedRows
 from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import select_ciphertexts
@@ -69,14 +70,14 @@ def test_no_ciphertext_comes_twice_or_unchanged(train, settings):
 
 def test_the_sum_of_a_row_does_not_repeat_under_the_same_key(train, settings, monkeypatch):
     trained, _ = train()
-    real, found = client.Passive._totals, list[tuple[bytes, ...]]()
+    real, found = EncryptedRows.sums, list[tuple[bytes, ...]]()
 
-    def totals_twice(party, letter, key, chosen):
-        letters = [real(party, letter, key, chosen) for _ in range(2)]
-        found.extend(tuple(map(bytes, each.ciphertexts)) for each in letters)
-        return letters[0]
+    def sums_twice(*given):
+        twice = [real(*given) for _ in range(2)]
+        found.extend(tuple(map(bytes, each)) for each in twice)
+        return twice[0]
 
-    monkeypatch.setattr(client.Passive, "_totals", totals_twice)
+    monkeypatch.setattr(EncryptedRows, "sums", sums_twice)
     run_local(encrypted(settings, trained, eini__batch_rows=25))
     assert len(found) == 2 * 3
     every = [sums for letter in found for sums in letter]

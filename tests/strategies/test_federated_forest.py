@@ -11,12 +11,12 @@ from sklearn.metrics import accuracy_score
 
 from clients.federated_forest import paillier
 from clients.federated_forest.paillier import PaillierPassive
-from fedapp.crypto.packing import integer_layout
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, PartyError
 from fedapp.messages import federated_forest as messages
+from fedapp.messages import vertical
 from fedapp.messages.vertical import Partition
 from fedapp.records.document import to_text
 from fedapp.runs.local import run_local
@@ -33,13 +33,19 @@ from tests.tampering import keep_letters_back, refuses, rewrite_all_letters
 from tests.transcript import arrays_of, listen, predicted_rows, scalars_of
 
 BINARY, CLASSES, NUMBERS = "binary:logistic", "multi:softprob", "reg:squarederror"
-ACTIVE = "clients.federated_forest.paillier"
+BLOCK_ROWS = 41  # of a single receiver; does not divide the rows
 
 
 @pytest.fixture
 def made(settings, tmp_path):
     """``made(objective, parties, **more)``: see ``forests.encrypted_forest``."""
     return encrypted_forest(settings, tmp_path)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Messages that carry few ciphertexts."""
+    monkeypatch.setattr(vertical, "BLOCK_BYTES", BLOCK_ROWS * 64)  # of a key of 256 bits
 
 
 @pytest.fixture
@@ -268,12 +274,22 @@ def test_a_site_that_wants_its_labels_encrypted_refuses_codes(settings, sites, w
     assert summary_of(run(hidden, contexts))["trees"] == 2
 
 
-def test_more_rows_than_a_letter_carries_are_refused_before_they_are_encrypted(made, monkeypatch):
-    monkeypatch.setattr(f"{ACTIVE}.LARGEST_CONTENT", 2**24 + 6400)
-    monkeypatch.setattr(f"{ACTIVE}.encrypt", None)
-    rule = "rows must be <= 100 with labels=paillier and key-bits=256, got more: they travel in"
-    with pytest.raises(PartyError, match=rf"^party-1 \(step 5\): {rule} one letter; secureboost "):
-        run(made())
+@pytest.mark.parametrize(("objective", "parties"), [(BINARY, 2), (CLASSES, 3)])
+def test_labels_in_several_messages_make_the_same_forest(
+    made, tmp_path, request, objective, parties
+):
+    data = write_rows(tmp_path / "rows.csv", with_weights(objective))
+    given = {"data": str(data), "weight": "w", "own_max_depth": 4}
+    whole = run_local(made(objective, parties, **given))
+    request.getfixturevalue("small_blocks")
+    blocks = run_local(made(objective, parties, **given))
+    assert parts_of(blocks) == parts_of(whole)
+    n_blocks = -(-summary_of(whole)["matched_rows"]["train"] // (BLOCK_ROWS // (parties - 1)))
+    for folder, n_more in ((whole, 0), (blocks, n_blocks - 1)):
+        lines = lines_of(folder.ledger)
+        for kind in ("encrypt", "take"):  # one is encrypted while another is taken
+            steps = {one["step"] for one in lines if one["type"].endswith(f"forest_{kind}")}
+            assert len(steps) == n_more
 
 
 # What is refused
@@ -296,9 +312,8 @@ def plus(added):
     """Adds to the plaintext of the first ciphertext; given the bits of a sum."""
 
     def change(rows, party):
-        n, changed = int.from_bytes(party.n.tobytes(), "big"), rows.copy()
-        bits = paillier.PublicKey.from_array(party.n).bits
-        layout = integer_layout(bits, party.n_train, party.n_fields, party.bits)
+        n, changed = party.encrypted.public.n, rows.copy()
+        layout = party.encrypted.layouts[0]
         value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
         changed[0] = to_bytes_array([value], rows.shape[1])[0]
         return changed
@@ -361,14 +376,31 @@ def test_columns_past_the_last_one_stop_the_run_by_the_partys_name(made, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("receiver", "letter"), [("party-1", "ColumnSums"), ("party-2", "EncryptedLabels")]
+    ("receiver", "letter"),
+    [("party-1", "ColumnSums"), ("party-2", "EncryptedLabels"), ("party-2", "MoreLabels")],
 )
 def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
-    made, monkeypatch, receiver, letter
+    made, monkeypatch, request, receiver, letter
 ):
+    if letter == "MoreLabels":
+        request.getfixturevalue("small_blocks")
     kept = {"party-1": messages.SplitRequest, "party-2": messages.SumRequest}[receiver]
     keep_letters_back(monkeypatch, kept, receiver)
     refuses(f"^party-[12].*: {letter}.letter must reach {receiver}", made())
+
+
+@pytest.mark.parametrize(
+    ("block_rows", "match"),
+    [
+        (BLOCK_ROWS // 2, "^party-1.*: EncryptRequest.step must come once a block of labels, got"),
+        (2 * BLOCK_ROWS, r"^party-1.*: MoreLabels.ciphertexts must be \d+, got 82$"),
+    ],
+)
+def test_a_server_that_asks_for_other_blocks_than_there_are_is_refused(
+    made, small_blocks, monkeypatch, block_rows, match
+):
+    monkeypatch.setattr("strategies.vertical.block_rows", lambda *given: block_rows)
+    refuses(match, made())
 
 
 def test_a_server_that_tells_other_splits_than_were_chosen_is_found_out(made, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedapp.crypto.packing import SumLayout
+from fedapp.crypto.packing import Layout
 from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.errors import PartyError
 from fedapp.messages.eini import Structure, Totals
@@ -196,7 +196,7 @@ def test_a_structure_that_was_not_trained_is_refused(model, monkeypatch):
 def shifted(letter, structure, by):
     """Totals of which every row's sum is larger by so many units of the fixed point."""
     key = PublicKey.from_array(structure.n)
-    layout = SumLayout(key.bits, structure.n_terms, structure.n_outputs)
+    layout = Layout(key.bits, structure.n_terms, structure.n_outputs, in_pairs=False)
     width, n_squared = letter.ciphertexts.shape[1], key.n**2
     changed, n_left = letter.ciphertexts.copy(), letter.n_rows
     for place, ciphertext in enumerate(changed):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto.packing import integer_layout
+from fedapp.crypto.packing import Layout
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.paillier_keys import generate_key
 from fedapp.crypto.sums import SumJob, pack_terms, read_jobs
@@ -95,11 +95,11 @@ def test_weights_of_one_take_a_bit_and_what_is_tiny_stays_above_nothing():
 
 def test_sums_of_too_few_ciphertexts_are_not_read():
     key, rows = generate_key(256, insecure_small_key=True), np.zeros(30, np.int32)
-    layout = integer_layout(key.public.bits, 9, 2, 10)
+    layout = Layout(key.public.bits, 9, 2, 10, in_pairs=False)
     job = SumJob(rows, np.arange(30, dtype=np.int32), np.ones(1, np.uint8), 30)
     with Workers(1) as workers:
-        one = encrypt(key, layout.pack(np.array([[3.0, -5.0]])), workers)
-        packed = pack_terms(key.public, one, [job], layout, workers)
+        one = encrypt(key, layout.pack(np.array([[3, -5]])), workers)
+        packed = pack_terms(key.public, [one], [job], layout, workers)
         wanted = [(layout, np.ones(30, dtype=bool))]
         np.testing.assert_array_equal(read_jobs(key, packed, wanted, workers)[0], [[3, -5]] * 30)
         rule = f"ciphertexts must be {len(packed)}, got {len(packed) - 1}"

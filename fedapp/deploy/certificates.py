@@ -1,7 +1,7 @@
-"""Certificates and keys in the forms that Flower 1.41 reads, and those of standing processes.
+"""Certificates and keys of a federation, in the forms that Flower 1.41 reads.
 
-TLS: PEM, one CA and one server certificate; or a certificate that signs itself and is pinned.
-SuperNodes authenticate with an EC key on P-384 in OpenSSH format.
+TLS: PEM, one CA and one server certificate. SuperNodes authenticate with an EC key on P-384 in
+OpenSSH format.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,23 +26,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_ssh_public_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedapp.errors import ConfigError
+from fedapp.site.certificates import WARNED_DAYS, KeyPair, builder, days_left, named, pem
 
 log = logging.getLogger("fedapp")
-
-YEARS = 5
-WARNED_DAYS = 30  # before a certificate ends
-CLOCK_SKEW = timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """File contents of a secret key and its public counterpart."""
-
-    secret: bytes = field(repr=False)
-    public: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +43,12 @@ class Authority:
 
     def files(self) -> KeyPair:
         """Key and certificate, PEM."""
-        return _pem(self.key, self.certificate)
+        return pem(self.key, self.certificate)
 
 
 def new_authority(name: str) -> Authority:
     """Generate a federation's self-signed certificate authority."""
-    return _signed_by_itself(ec.generate_private_key(ec.SECP384R1()), _name(f"{name} CA"))
+    return _signed_by_itself(ec.generate_private_key(ec.SECP384R1()), named(f"{name} CA"))
 
 
 def renewed_authority(files: KeyPair) -> Authority:
@@ -92,16 +80,6 @@ def hosts_of(certificate: bytes) -> tuple[str, ...]:
     return tuple(str(name.value) for name in names)
 
 
-def days_left(path: Path) -> float:
-    """Days until the first certificate of a PEM file ends; negative if it has."""
-    try:
-        certificates = x509.load_pem_x509_certificates(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path.name} must be a PEM certificate: {error}") from None
-    first = min(certificate.not_valid_after_utc for certificate in certificates)
-    return (first - datetime.now(UTC)) / timedelta(days=1)
-
-
 def validity(path: Path) -> str:
     """How long a certificate is valid, in words, with advice if that is short."""
     days = days_left(path)
@@ -119,7 +97,7 @@ def warn_of_expiry(arguments: Iterable[str]) -> None:
 def _signed_by_itself(key: ec.EllipticCurvePrivateKey, subject: x509.Name) -> Authority:
     usage = _usage(key_cert_sign=True, crl_sign=True)
     certificate = (
-        _builder(subject, subject, key)
+        builder(subject, subject, key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(key, SHA384())
@@ -133,7 +111,7 @@ def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
     issuer = authority.certificate.subject
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     certificate = (
-        _builder(_name(hosts[0]), issuer, key)
+        builder(named(hosts[0]), issuer, key)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -141,34 +119,7 @@ def server_certificate(authority: Authority, hosts: Sequence[str]) -> KeyPair:
         .add_extension(x509.SubjectAlternativeName([_san(host) for host in hosts]), critical=False)
         .sign(authority.key, SHA384())
     )
-    return _pem(key, certificate)
-
-
-def own_certificate(name: str) -> KeyPair:
-    """Generate a key and a certificate that it signs itself, PEM, to be pinned as a whole."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    # OpenSSL looks for a pinned certificate by its name; key ids tell a renewed one from the other.
-    certificate = (
-        _builder(_name(name), _name(name), key)
-        .add_extension(authority, critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
-        .sign(key, SHA384())
-    )
-    return _pem(key, certificate)
-
-
-def check_own_certificate(content: bytes) -> None:
-    """Check that bytes are a single certificate, PEM, and nothing else; raises ValueError."""
-    rule = "must be one certificate in PEM, and nothing else"
-    try:
-        certificate = x509.load_pem_x509_certificate(content)
-    except ValueError as error:
-        raise ValueError(f"{rule}, got: {error}") from None
-    if certificate.public_bytes(Encoding.PEM) != content:
-        raise ValueError(f"{rule}, got more")
+    return pem(key, certificate)
 
 
 def supernode_keys(name: str) -> KeyPair:
@@ -196,22 +147,6 @@ def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     return f"SHA256:{b64encode(sha256(blob).digest()).decode().rstrip('=')}"
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + timedelta(days=365 * YEARS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
 def _usage(**uses: bool) -> x509.KeyUsage:
     """A KeyUsage with only the given uses."""
     names = (
@@ -221,18 +156,8 @@ def _usage(**uses: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**{**dict.fromkeys(names, False), **uses})
 
 
-def _name(common: str) -> x509.Name:
-    # X.509 limits a common name to 64 characters.
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
-
-
 def _san(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> KeyPair:
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return KeyPair(secret, certificate.public_bytes(Encoding.PEM))

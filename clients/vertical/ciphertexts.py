@@ -1,0 +1,148 @@
+"""Ciphertexts of rows between the parties of a vertical run: one way, whatever the method.
+
+The active party encrypts the numbers of its rows, several packed into a plaintext, and sends them
+block by block. A passive party multiplies ciphertexts, which it cannot read, into those of sums,
+and packs these into few. What comes from another party is checked before it is used::
+
+    active    KeyOwner.encrypted    numbers of rows        -> a block of ciphertexts
+    passive   EncryptedRows.plus    a block                -> checked and kept
+              EncryptedRows.sums    the rows' cells        -> packed sums
+    active    KeyOwner.read         packed sums, checked   -> sums of numbers
+
+Whether rows can have such sums beyond a layout's limits is for the method to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.vertical.party import Bytes, Ints
+from fedapp.crypto.lanes import ring_of
+from fedapp.crypto.packing import Layout
+from fedapp.crypto.paillier import check_ciphertexts, encrypt
+from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
+from fedapp.crypto.sums import SumJob, pack_sums, pack_terms, read_jobs, sum_rows
+from fedapp.crypto.workers import shared_workers
+from fedapp.errors import as_protocol_error
+from fedapp.messages.fields import Array
+
+ROWS_AT_ONCE = 1 << 15  # whose plaintexts are in memory together
+Bools = npt.NDArray[np.bool_]
+
+
+class Sent(Protocol):
+    """A letter with ciphertexts."""
+
+    @property
+    def ciphertexts(self) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyOwner:
+    """The active party's key, and how the numbers of a row are packed under it.
+
+    With several layouts a row has a ciphertext under each, for the outputs in order.
+    """
+
+    key: Bytes  # the private one
+    layouts: tuple[Layout, ...]
+
+    @property
+    def private(self) -> PrivateKey:
+        """The private key."""
+        return PrivateKey.from_array(self.key)
+
+    def encrypted(self, fields: Ints, start: int = 0, stop: int | None = None) -> Bytes:
+        """Ciphertexts ``start`` to ``stop`` of rows, all under one layout before the next.
+
+        ``fields`` are as ``Layout.pack`` expects them, with the outputs of all layouts.
+        """
+        key, firsts = self.private, [0, *accumulate(layout.n_outputs for layout in self.layouts)]
+        blocks = [np.empty((0, key.public.ciphertext_bytes), dtype=np.uint8)]
+        stop = len(self.layouts) * len(fields) if stop is None else stop
+        while start < stop:
+            group, row = divmod(start, len(fields))
+            end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
+            of_group = fields[row:end, firsts[group] : firsts[group + 1]]
+            blocks.append(encrypt(key, self.layouts[group].pack(of_group), shared_workers()))
+            start += end - row
+        return np.concatenate(blocks)
+
+    def read(
+        self, party: str, letter: Sent, jobs: Sequence[tuple[int, Bools]]
+    ) -> list[list[list[int]]]:
+        """Check, decrypt and unpack a party's sums: the fields of each, job by job.
+
+        A job is the number of a layout, and which of its sums to read; see ``read_jobs``.
+        """
+        of_layouts = [(self.layouts[group], wanted) for group, wanted in jobs]
+        with as_protocol_error(party, type(letter).__name__, "ciphertexts"):
+            return read_jobs(self.private, letter.ciphertexts, of_layouts, shared_workers())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncryptedRows:
+    """The active party's rows at another one, which can add them up, and not read them."""
+
+    n: Bytes  # the public key's, big-endian
+    layouts: tuple[Layout, ...]  # of a row's ciphertexts; those of the first come first
+    blocks: tuple[Bytes, ...] = ()  # each is a file of the site's state: no array holds all rows
+
+    def __len__(self) -> int:
+        return sum(map(len, self.blocks))
+
+    @property
+    def public(self) -> PublicKey:
+        """The public key."""
+        return PublicKey.from_array(self.n)
+
+    def plus(self, party: str, letter: Sent) -> EncryptedRows:
+        """With one more block, after checking that each number can be a ciphertext."""
+        with as_protocol_error(party, type(letter).__name__, "ciphertexts"):
+            check_ciphertexts(self.public, letter.ciphertexts)
+        return replace(self, blocks=(*self.blocks, letter.ciphertexts))
+
+    def between(self, first: int, last: int) -> Iterator[Bytes]:
+        """Ciphertexts ``first`` to ``last``, block by block."""
+        start = 0
+        for block in self.blocks:
+            low, high = max(first - start, 0), min(last - start, len(block))
+            if low < high:
+                yield block[low:high]
+            start += len(block)
+
+    def sums(
+        self,
+        codes: npt.NDArray[np.uint8 | np.uint16],
+        offsets: Ints,
+        nodes: npt.NDArray[np.int32],
+        n_nodes: int,
+        group: int = 0,
+        sent: Bools | None = None,
+    ) -> Bytes:
+        """Packed sums under one layout by tree node, column and bin; see ``sum_rows``.
+
+        ``sent`` selects the bins whose sums are packed, shape (offsets[-1],); None for all.
+        """
+        key, workers, n_rows = self.public, shared_workers(), len(nodes)
+        products, first = ring_of(key.n_squared), 0
+        sums = products.ones(n_nodes * int(offsets[-1]))
+        # The product of two ciphertexts encrypts the sum.
+        for block in self.between(group * n_rows, (group + 1) * n_rows):
+            rows = slice(first, first + len(block))
+            of_block = sum_rows(key, block, codes[rows], offsets, nodes[rows], n_nodes, workers)
+            sums = products.multiply(sums, of_block)
+            first += len(block)
+        if sent is not None:
+            sums = sums[np.tile(sent, n_nodes)]
+        return pack_sums(key, sums, self.layouts[group], workers)
+
+    def sums_of(self, jobs: Sequence[SumJob]) -> Bytes:
+        """Packed sums of any rows, under the first layout; see ``pack_terms``."""
+        return pack_terms(self.public, self.blocks, jobs, self.layouts[0], shared_workers())
