@@ -56,13 +56,12 @@ from fedapp.report.summary import (
     times_text,
     warning_lines,
 )
-from fedapp.report.template import HTML
+from fedapp.report.template import HTML, TEMPLATES
 from fedapp.run_files import RunFiles, Summary
 from fedapp.settings import flatten
 from fedapp.site.store import KEEP_DAYS
 from fedapp.trees.divided import DividedModel
 
-TEMPLATES = Path(__file__).parent / "templates"
 DOCUMENTS = "threat-model", "dpia", "validation-report"
 NAMES_STAY = "Names and gains of columns stay with the parties, each of which attaches its own."
 TITLES = "Threat model", "Data protection impact assessment", "Validation report"
