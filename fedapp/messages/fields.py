@@ -473,10 +473,10 @@ def check_sizes(party: str, received: Message, **sizes: int) -> None:
 FieldRule = tuple[str, object, str]  # field, whether the rule holds, and the rule: "must be ..."
 
 
-def check_fields(party: str, received: Message | type[Message] | str, *rules: FieldRule) -> None:
+def check_fields(party: str, received: object, *rules: FieldRule) -> None:
     """Check what only its receiver knows of a message; a ProtocolError of the first broken rule.
 
-    `received` may be a name, as of a parcel, that no class of messages has.
+    `received` is a message, its class, or a name that no class has, as that of a parcel.
     """
     for field, holds, rule in rules:
         if not holds:
