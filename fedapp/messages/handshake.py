@@ -299,8 +299,20 @@ class Plan:
     fingerprints: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of their keys; "" if simulated
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeldBack:
+    """Part of a message: which rows are held back, beside their shares and seed."""
+
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
+    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
+    valid_from: Times = ""
+
+
 @request("query.hello", "reading the tables", leaves="nothing")
-class HelloRequest(Plan, Request):
+class HelloRequest(HeldBack, Plan, Request):
     """Open a run with its plan: read the table and describe it."""
 
     objective: Objective
@@ -308,12 +320,6 @@ class HelloRequest(Plan, Request):
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
     rounded: bool  # send the range of the labels to powers of two, and no warnings
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
-    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
-    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
-    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
-    valid_from: Times = ""
     columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
 

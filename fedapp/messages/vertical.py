@@ -106,7 +106,6 @@ import numpy as np
 
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import (
-    MOST_FOLDS,
     Array,
     Form,
     Introduction,
@@ -124,10 +123,10 @@ from fedapp.messages.handshake import (
     ColumnName,
     Counts,
     Few,
+    HeldBack,
     Kinds,
     Names,
     Plan,
-    Times,
     read_categories,
 )
 from fedapp.trees.categories import Categories
@@ -209,7 +208,7 @@ def read_splits(
 
 
 @request("query.vertical_hello", "reading the tables", leaves="nothing")
-class VerticalHelloRequest(Plan, Request):
+class VerticalHelloRequest(HeldBack, Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
     needs_ids: bool
@@ -220,12 +219,6 @@ class VerticalHelloRequest(Plan, Request):
     asks_objective: bool  # whether to report which objective the labels suggest
     test_fraction: Annotated[float, Range(0, 1)] = 0.0
     valid_fraction: Annotated[float, Range(0, 1)] = 0.0
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
-    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
-    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
-    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
-    valid_from: Times = ""
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
     join: Join = INNER
     refreshes: bool = False  # whether the rows are those that the standing version does not have
@@ -257,7 +250,7 @@ Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
 
 @request("query.alignment_open", "aligning the rows")
-class OpenRequest(Request):
+class OpenRequest(HeldBack, Request):
     """Start the alignment with the names and keys of all parties."""
 
     names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
@@ -269,12 +262,6 @@ class OpenRequest(Request):
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
-    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
-    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
-    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
-    valid_from: Times = ""
     join: Join = INNER
 
 
