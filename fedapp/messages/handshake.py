@@ -121,7 +121,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import (
     MOST_FOLDS,
     Array,
@@ -133,6 +133,7 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    check_fields,
     check_sizes,
     message,
     part,
@@ -251,9 +252,8 @@ def check_coded(
     check_sizes(party, reply, n_coded_columns=n_coded_columns, n_label_sums=n_label_sums)
     sums = reply.label_sums
     highest = reply.weight_sum * (1 + (1e-6 if n_label_sums == 1 else CLASS_ROUNDING))
-    if n_classes and not ((sums >= 0) & (sums <= highest)).all():
-        rule = f"must be 0 to {reply.weight_sum:g}"
-        raise ProtocolError(party, type(reply).__name__, "label_sums", rule)
+    fits = not n_classes or ((sums >= 0) & (sums <= highest)).all()
+    check_fields(party, reply, ("label_sums", fits, f"must be 0 to {reply.weight_sum:g}"))
 
 
 @request("query.greet", "meeting the parties", leaves="nothing", is_step=False)

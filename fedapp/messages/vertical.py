@@ -104,7 +104,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import (
     Array,
     Form,
@@ -115,6 +115,7 @@ from fedapp.messages.fields import (
     ReadAs,
     Reply,
     Request,
+    check_fields,
     message,
     part,
     request,
@@ -197,12 +198,12 @@ def read_splits(
 
     Raises a ProtocolError, with this rule for ``widths``.
     """
-    name, categories = type(message).__name__, read_categories(party, message, n_columns)
+    categories = read_categories(party, message, n_columns)
     columns, widths = message.columns, message.widths
     fits = len(widths) == len(columns) and bool((columns < n_columns).all())
-    if not fits or (widths != category_counts(categories, n_columns)[columns]).any():
-        raise ProtocolError(party, name, "widths", rule)
-    with as_protocol_error(party, name, "set_bits"):
+    fits = fits and (widths == category_counts(categories, n_columns)[columns]).all()
+    check_fields(party, message, ("widths", fits, rule))
+    with as_protocol_error(party, type(message).__name__, "set_bits"):
         sets = CategorySets(message.set_bits, widths[widths > 0])
     return Lookup(columns, message.thresholds, message.defaults, widths, sets.bits), categories
 
