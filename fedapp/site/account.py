@@ -206,8 +206,7 @@ def check_within(
 ) -> None:
     """Check a value derived from a message against a limit of the plan; raises ProtocolError."""
     if not config.simulated and got > (most := planned(store)[limit]):
-        rule = f"must be <= {most} by the plan that opened the run, got {got}"
-        raise ProtocolError(config.name, message, field, rule)
+        _refuse(config.name, message, field, f"must be <= {most}", got)
 
 
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
@@ -256,9 +255,9 @@ def check(
             _refuse(config.name, request, field, f"must be {due}", asked.id)
 
 
-def _refuse(party: str, message: Message, field: str, rule: str, got: Any) -> None:
+def _refuse(party: str, message: Message | str, field: str, rule: str, got: Any) -> None:
     rule = f"{rule} by the plan that opened the run, got {got}"
-    raise ProtocolError(party, type(message).__name__, field, rule)
+    check_fields(party, message, (field, False, rule))
 
 
 def is_question(request: Request) -> bool:

@@ -223,9 +223,8 @@ def answered(
     with admitted if begins else nullcontext(), _locked(stores, folder, begins):
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
-        _check_numbers(store, envelope, config.name, content.name)
         # 1. A restarted server continues from its checkpoint, and so does the site.
-        store = _resumed(store, envelope)
+        store = _resumed(store, envelope, config.name, content.name)
         marks = 0 < store.step <= envelope.checkpoint and not store.finished
         number = position_of(store).number
         # 2. A step takes effect once.
@@ -281,29 +280,25 @@ def _locked(stores: Stores, folder: Path, begins: bool) -> Iterator[None]:
             raise
 
 
-def _check_numbers(store: Store, envelope: Envelope, party: str, message: str) -> None:
-    for name, got, least, most in (
-        ("step", envelope.step, 1, LARGEST_STEP),
-        ("attempt", envelope.attempt, store.attempt, LARGEST_ATTEMPT),
-    ):
-        check_fields(
-            party,
-            message,
-            (name, got >= least, f"must be {least} or more, got {got}"),
-            (name, got <= most, f"must be <= {most}, got {got}"),
-        )
-
-
-def _resumed(store: Store, envelope: Envelope) -> Store:
+def _resumed(store: Store, envelope: Envelope, party: str, message: str) -> Store:
     """The state from which a message of this attempt of the server is answered."""
-    if envelope.attempt == store.attempt:
+    step, attempt, least = envelope.step, envelope.attempt, store.attempt
+    check_fields(
+        party,
+        message,
+        ("step", step >= 1, f"must be 1 or more, got {step}"),
+        ("step", step <= LARGEST_STEP, f"must be <= {LARGEST_STEP}, got {step}"),
+        ("attempt", attempt >= least, f"must be {least} or more, got {attempt}"),
+        ("attempt", attempt <= LARGEST_ATTEMPT, f"must be <= {LARGEST_ATTEMPT}, got {attempt}"),
+    )
+    if attempt == least:
         return store
-    starts = (*account_of(store).starts, (envelope.attempt, envelope.checkpoint))
+    starts = (*account_of(store).starts, (attempt, envelope.checkpoint))
     if store.step > envelope.checkpoint:
         store = store.roll_back(envelope.checkpoint) or store
         if store.finished:
             # The run has ended: its kept reply answers.
-            store.step = envelope.step - max(envelope.gap, 1)
+            store.step = step - max(envelope.gap, 1)
     forget_pending(store)
     note(store, starts=starts)
     return store
