@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from clients.scoring import Scored
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError
 from fedapp.messages.fedavg_linear import (
     AverageReply,
     AverageRequest,
@@ -12,6 +11,7 @@ from fedapp.messages.fedavg_linear import (
     MomentsRequest,
     ScoreRequest,
 )
+from fedapp.messages.fields import check_fields
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.roles import Order, handlers, role
@@ -46,9 +46,6 @@ class Averager(Scored):
 
     def train(self, request: AverageRequest) -> AverageReply:
         """Algorithm 1, lines 5 to 10: local epochs in mini-batches."""
-        if request.classes != self.classes:
-            rule = "must be those of the run"
-            raise ProtocolError(self.name, "AverageRequest", "classes", rule)
         model = LinearModel(
             self.objective,
             self.columns,
@@ -59,12 +56,14 @@ class Averager(Scored):
             request.bias,
             self.categories,
         )
-        shape = len(model.inputs), model.n_outputs
-        if request.weights.shape != shape:
-            rule = f"must be of shape {shape}, got {request.weights.shape}"
-            raise ProtocolError(self.name, "AverageRequest", "weights", rule)
-        if not (request.scales > 0).all():
-            raise ProtocolError(self.name, "AverageRequest", "scales", "must be > 0")
+        due, got = (model.n_inputs, model.n_outputs), request.weights.shape
+        check_fields(
+            self.name,
+            request,
+            ("classes", request.classes == self.classes, "must be those of the run"),
+            ("weights", got == due, f"must be of shape {due}, got {got}"),
+            ("scales", (request.scales > 0).all(), "must be > 0"),
+        )
         descent = GradientDescent(
             request.epochs, request.batch_size, request.learning_rate, request.decay, request.l2
         )

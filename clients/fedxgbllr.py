@@ -16,7 +16,7 @@ from clients.handshake import Floats
 from clients.scoring import Scored
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, as_protocol_error
 from fedapp.home import write_atomically
 from fedapp.messages.fedxgbllr import (
     AverageReply,
@@ -28,7 +28,7 @@ from fedapp.messages.fedxgbllr import (
     ShareReply,
     ShareRequest,
 )
-from fedapp.messages.fields import Array, parameters_of
+from fedapp.messages.fields import Array, check_fields, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.scoring import arrays_of
 from fedapp.records.document import to_text
@@ -74,8 +74,8 @@ class Stacker(Scored):
         weights = self.weights["train"]
         if not weights.any():
             raise DataError("weight must be > 0 in some training row")
-        if request.n_outputs != self.n_outputs:
-            raise ProtocolError(self.name, "FitRequest", "n_outputs", "must be those of the run")
+        fits = request.n_outputs == self.n_outputs
+        check_fields(self.name, request, ("n_outputs", fits, "must be those of the run"))
         self._check_base_score(request)
         with as_protocol_error(self.name, "FitRequest", "parameters"):
             grown = self._fit_trees(request)
@@ -236,9 +236,8 @@ class Stacker(Scored):
             check_base_score(self.objective, request.base_score)
 
     def _check_weights(self, request: AverageRequest | FinalRequest) -> None:
-        if len(request.weights) != (n_weights := self.shape.n_weights):
-            rule = f"must be {n_weights}, got {len(request.weights)}"
-            raise ProtocolError(self.name, type(request).__name__, "weights", rule)
+        due, got = self.shape.n_weights, len(request.weights)
+        check_fields(self.name, request, ("weights", got == due, f"must be {due}, got {got}"))
 
 
 HANDLERS = handlers(Stacker)

@@ -29,10 +29,10 @@ from fedapp.data.labels import (
 from fedapp.data.partition import Holdout
 from fedapp.data.schema import listed
 from fedapp.data.table import Table, notes_on_leaks
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import LONGEST, UNPRINTABLE, Array, fields_of
+from fedapp.messages.fields import LONGEST, UNPRINTABLE, Array, check_fields, fields_of
 from fedapp.messages.handshake import (
     GreetReply,
     GreetRequest,
@@ -279,10 +279,9 @@ def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[st
 def _subsets(config: SiteConfig, request: HelloRequest) -> dict[str, Table]:
     subsets = read_subsets(config, Holdout(**fields_of(request, Holdout)))
     site_columns = subsets["train"].columns
-    if request.columns and sorted(request.columns) != sorted(site_columns):
-        rule = "must be the site's, in any order"
-        raise ProtocolError(config.name, "HelloRequest", "columns", rule)
     order = request.columns or site_columns
+    are_same = sorted(order) == sorted(site_columns)
+    check_fields(config.name, request, ("columns", are_same, "must be the site's, in any order"))
     return {name: table.in_order(order) for name, table in subsets.items()}
 
 

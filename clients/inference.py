@@ -20,9 +20,9 @@ from clients.scoring import prediction_scores
 from clients.vertical.growing import rows_after
 from clients.vertical.party import Aligned
 from fedapp.data.predictions import named_predictions, unmatched_note, write_predictions
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, check_fields
 from fedapp.messages.inference import (
     AnswerReply,
     AnswerRequest,
@@ -413,8 +413,8 @@ def answers(
     values, active = party.values, party.active
     n_records = len(part.lookup.columns)
     fits = (asked.rows < len(values)).all() and (asked.records < n_records).all()
-    if not fits or not len(asked.rows):
-        raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
+    rule = "must be of this table and these splits"
+    check_fields(active, asked, ("rows", fits and len(asked.rows), rule))
     records = np.repeat(asked.records, asked.sizes)
     with as_protocol_error(active, "Questions", "rows"):
         slots, last = way_down(part.nesting, last, len(values), records, asked.rows)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clients.scoring import Scored
-from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, parameters_of
+from fedapp.errors import as_protocol_error
+from fedapp.messages.fields import Array, check_fields, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.scoring import BoostOrder
@@ -37,9 +37,8 @@ class Booster(Scored):
 
     def _boost(self, request: BoostOrder) -> dict[str, Array]:
         """Add the new trees, score, and grow ``n_rounds``; the fields of a ``BoostReport``."""
-        message = type(request).__name__
-        if request.n_classes != len(self.classes):
-            raise ProtocolError(self.name, message, "n_classes", "must be the run's")
+        fits = request.n_classes == len(self.classes)
+        check_fields(self.name, request, ("n_classes", fits, "must be the run's"))
         new = self.read_trees(request)
         self.check_outputs(request, "base_margin")
         if not self.margins:
@@ -59,7 +58,7 @@ class Booster(Scored):
             "subsample": check_share(self.config, rows[2], request.subsample),
             "seed": int(seeds.generate_state(1)[0] >> 1),  # XGBoost wants 31 bits
         }
-        with as_protocol_error(self.name, message, "parameters"):
+        with as_protocol_error(self.name, type(request).__name__, "parameters"):
             grown = grow_trees(
                 self.objective,
                 request.n_classes,

@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 from clients.vertical.party import Aligned
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, as_protocol_error
+from fedapp.messages.fields import check_fields
 from fedapp.messages.standing import (
     Address,
     PrepareReply,
@@ -79,20 +80,18 @@ class Agreeing(Aligned):
         part: ActivePart | None = self.active_part() if self.is_active else None
         drawn = {**addresses, self.name: self.address}
         for name, letter in addresses.items():
-            if not is_address(letter.address):
-                rule = f"must be HOST:PORT, got {letter.address[:80]!r}"
-                raise ProtocolError(name, "Address", "address", rule)
+            rule = f"must be HOST:PORT, got {letter.address[:80]!r}"
+            check_fields(name, letter, ("address", is_address(letter.address), rule))
             with as_protocol_error(name, "Address", "certificate"):
                 check_own_certificate(letter.certificate.tobytes())
             if part is not None:
                 part.check(name, letter.part)
-            if letter.refreshed != (due := self.address.refreshed):
-                rule = f"must be {due or 'none'}, which {self.name} refreshes, got "
-                rule += letter.refreshed or "none"
-                raise ProtocolError(name, "Address", "refreshed", f"{rule}: activate without it")
-        if len({letter.certificate.tobytes() for letter in drawn.values()}) < len(drawn):
-            rule = "must be of one party, got one that another party sent too"
-            raise ProtocolError(name, "Address", "certificate", rule)
+            due, got = self.address.refreshed, letter.refreshed
+            rule = f"must be {due or 'none'}, which {self.name} refreshes, got {got or 'none'}"
+            check_fields(name, letter, ("refreshed", got == due, f"{rule}: activate without it"))
+        is_one = len({letter.certificate.tobytes() for letter in drawn.values()}) == len(drawn)
+        rule = "must be of one party, got one that another party sent too"
+        check_fields(name, Address, ("certificate", is_one, rule))
         # Each party draws a part of the key, so none chooses the order.
         keys = [drawn[name].drawn.tobytes() for name in sorted(drawn)]
         ids = numbered(self.ids, keys, ids_of(self.name, self.address.refreshed))

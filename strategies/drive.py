@@ -23,8 +23,8 @@ from fedapp.conversation import (
     SavedModel,
     ask,
 )
-from fedapp.errors import DivergedError, FedappError, PartyError, ProtocolError, as_protocol_error
-from fedapp.messages.fields import Introduction, Reply
+from fedapp.errors import DivergedError, FedappError, PartyError, as_protocol_error
+from fedapp.messages.fields import Introduction, Reply, check_fields
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.messages.vertical import Parcel
 from fedapp.run_files import RoundInfo
@@ -253,9 +253,9 @@ class Driver(Generic[I]):
         replies = yield from ask(openings, protocol.introduction, may_fail=n_lost)
         check_texts(replies.values())
         for node, reply in replies.items():
-            if reply.name != (name := greeted[node].name):
-                rule = f"must be {name}, as it was when the party was greeted, got {reply.name}"
-                raise ProtocolError(name, type(reply).__name__, "name", rule)
+            name = greeted[node].name
+            rule = f"must be {name}, as it was when the party was greeted, got {reply.name}"
+            check_fields(name, reply, ("name", reply.name == name, rule))
         names = {node: reply.name for node, reply in replies.items()}
         last_steps = self._state.asked
         self._note(asked=dict.fromkeys(names.values(), self._state.step))

@@ -15,16 +15,9 @@ import numpy as np
 from fedapp.conversation import Parties
 from fedapp.data.datasets import NAME, NAME_RULE, party_sources
 from fedapp.data.notes import is_plain
-from fedapp.errors import (
-    LONGEST,
-    ConfigError,
-    DataError,
-    PartyError,
-    ProtocolError,
-    did_you_mean_path,
-)
+from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, did_you_mean_path
 from fedapp.home import RUNS
-from fedapp.messages.fields import Introduction
+from fedapp.messages.fields import Introduction, check_fields
 from fedapp.messages.handshake import GreetReply, HelloReply
 from fedapp.run_files import SUMMARY, RunFiles
 from fedapp.run_folder import RunState
@@ -121,14 +114,12 @@ def parties_by_name(replies: Iterable[I]) -> Parties[I]:
 def check_texts(replies: Iterable[Introduction | GreetReply]) -> None:
     """Check that the parties' names and notes are safe to print."""
     for reply in replies:
-        message = type(reply).__name__
-        if not NAME.fullmatch(reply.name):
-            raise ProtocolError(ascii(reply.name), message, "name", f"must be {NAME_RULE}")
-        fields = ("notes", "facts") if isinstance(reply, Introduction) else ()
-        for field in fields:
-            if not all(map(is_plain, getattr(reply, field))):
-                rule = f"must be printable, each {LONGEST} letters at most"
-                raise ProtocolError(reply.name, message, field, rule)
+        is_name = NAME.fullmatch(reply.name)
+        check_fields(ascii(reply.name), reply, ("name", is_name, f"must be {NAME_RULE}"))
+        rule = f"must be printable, each {LONGEST} letters at most"
+        for field in ("notes", "facts") if isinstance(reply, Introduction) else ():
+            are_plain = all(map(is_plain, getattr(reply, field)))
+            check_fields(reply.name, reply, (field, are_plain, rule))
 
 
 def check_tables(parties: Mapping[str, Introduction], state: RunState) -> None:

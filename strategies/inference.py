@@ -54,7 +54,7 @@ class InferenceStrategy(VerticalStrategy):
 
     @classmethod
     def section_settings(cls, settings: Settings) -> Any:
-        """Check that there is a model, and that rows to be explained have ids."""
+        """As usual; and there must be a model, and ids of the rows to be explained."""
         ids = _explained_rows(settings)
         rule = f"be ids of up to {MOST_ROWS} rows, separated by commas"
         got = f"{len(ids)}, {ids.count('')} of them empty"
@@ -62,6 +62,7 @@ class InferenceStrategy(VerticalStrategy):
             ("model", settings.model, "be the id of a trained model", "''"),
             ("explain", all(ids) and len(ids) <= MOST_ROWS, rule, got),
         )
+        return super().section_settings(settings)
 
     def align_all(self, parties: Hellos) -> Conversation[tuple[Mailbox, dict[str, int]]]:
         """Match the rows, all to be predicted; name those to be explained."""
@@ -132,13 +133,8 @@ class Interactive(InferenceStrategy):
     """Interactive inference: relays questions and answers until every row is at a leaf."""
 
     method = "interactive"
+    section_class = InteractiveSettings
     section: InteractiveSettings
-
-    @classmethod
-    def section_settings(cls, settings: Settings) -> InteractiveSettings:
-        """``[interactive]``, checked; and there must be a model."""
-        super().section_settings(settings)
-        return InteractiveSettings.of(settings)
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         mailbox, rows = yield from self.align_all(parties)

@@ -13,8 +13,8 @@ from fedapp.conversation import Check, Conversation, Parties, SavedModel, ask
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.data.labels import SUGGESTED
 from fedapp.data.partition import SUBSETS, Holdout
-from fedapp.errors import ConfigError, DataError, ProtocolError, check_rules
-from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, fields_of
+from fedapp.errors import ConfigError, DataError, check_rules
+from fedapp.messages.fields import MOST_DEPTH, Array, Reply, Request, check_fields, fields_of
 from fedapp.messages.vertical import (
     INNER,
     LEFT,
@@ -104,9 +104,8 @@ class VerticalStrategy(TreeStrategy[VerticalHelloReply]):
     def suggested_objective(self) -> tuple[Objective, str]:
         active = active_party(self.parties)
         objective = cast(Objective, self.parties[active].objective)
-        if objective not in SUGGESTED:
-            rule = f"must be one of {', '.join(SUGGESTED)}"
-            raise ProtocolError(active, self.introduction.__name__, "objective", rule)
+        is_one, rule = objective in SUGGESTED, f"must be one of {', '.join(SUGGESTED)}"
+        check_fields(active, self.introduction, ("objective", is_one, rule))
         return objective, f"the label at {active} has {SUGGESTED[objective]}"
 
     def match_rows(self, parties: Hellos) -> Conversation[tuple[Mailbox, dict[str, int]]]:
@@ -200,8 +199,7 @@ class Mailbox:
         ``given`` are the fields of the requests, of class ``kind``; for the other arguments see
         ``fedapp.conversation.Exchange``.
         """
-        requests = {party: kind(**given) for party in to}
-        return (yield from self.relay_each(requests, reply, check))
+        return (yield from self.relay_each(dict.fromkeys(to, kind(**given)), reply, check))
 
     def relay_each(
         self,
@@ -326,9 +324,8 @@ def align(
 
 def _matching(parties: Hellos, active: str, reply: MatchReply) -> dict[str, dict[str, int]]:
     counts = reply.n_matched.tolist()
-    if len(counts) not in (0, len(parties)):
-        rule = f"must be {len(parties)}, one a party, got {len(counts)}"
-        raise ProtocolError(active, "MatchReply", "n_matched", rule)
+    rule = f"must be {len(parties)}, one a party, got {len(counts)}"
+    check_fields(active, reply, ("n_matched", len(counts) in (0, len(parties)), rule))
     return {
         name: {"rows": hello.n_table, "matched": count}
         | ({"read": hello.n_read} if hello.n_read else {})

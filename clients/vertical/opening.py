@@ -29,7 +29,7 @@ from fedapp.data.partition import (
 )
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import WITHHELD, ConfigError, DataError, ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import Array, check_fields, fields_of
 from fedapp.messages.methods import method_of
 from fedapp.messages.vertical import (
     ABSENT,
@@ -135,10 +135,10 @@ class Opening(Aligned):
     def _introduce(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         store = self.site.store
         method = method_of(account_of(store).method)
-        if method is None or bool(request.model) != method.uses_model:
-            rule = "must name a model to predict, and none to train"
-            raise ProtocolError(self.name, "VerticalHelloRequest", "model", rule)
-        if method.stands and not self.config.standing_address:
+        fits = method is not None and bool(request.model) == method.uses_model
+        rule = "must name a model to predict, and none to train"
+        check_fields(self.name, request, ("model", fits, rule))
+        if method and method.stands and not self.config.standing_address:
             rule = f"must be set in the node config of {self.name}: where its standing process"
             raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
@@ -185,15 +185,16 @@ class Opening(Aligned):
         """Store the other parties' keys, and pass on the local ids, masked."""
         keys, names = (request.box_keys, request.run_keys), request.names
         store_peers(self.config, self.site.store, names, keys, request)
-        if request.active not in names:
-            raise ProtocolError(self.name, "OpenRequest", "active", "must be among the names")
-        if request.n_rows[names.index(self.name)] != len(self.ids):
-            rule = "must be the number of local ids"
-            raise ProtocolError(self.name, "OpenRequest", "n_rows", rule)
+        has_all = request.n_rows[names.index(self.name)] == len(self.ids)
+        joins = request.join == INNER or (request.join == LEFT and not request.ordered)
+        check_fields(
+            self.name,
+            request,
+            ("active", request.active in names, "must be among the names"),
+            ("n_rows", has_all, "must be the number of local ids"),
+            ("join", joins, f"must be {INNER}, or {LEFT} where rows are not ordered"),
+        )
         self.active, self.ordered = request.active, request.ordered
-        if request.join not in (INNER, LEFT) or (request.join == LEFT and request.ordered):
-            rule = f"must be {INNER}, or {LEFT} where rows are not ordered"
-            raise ProtocolError(self.name, "OpenRequest", "join", rule)
         # Parties that share a table have the same rows.
         self.join = INNER if self.config.is_share else request.join
         if self.model:  # else a server could make any party the one that learns
@@ -307,14 +308,12 @@ class Opening(Aligned):
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
         asked = self.others
         if self.join == LEFT:  # the others may not have these rows
-            rows, asked = self._entries(letter.places), [self.active]
+            rows, asked = self._entries(letter), [self.active]
         elif not self.ordered:
             is_common = sent_bits(self.active, "CommonRows", "common", letter.common, len(rows))
             rows = self.shuffle[is_common]
-        has_subsets = len(letter.subsets) > 0
-        if has_subsets and len(letter.subsets) != len(rows):
-            rule = "must be of all rows, or empty"
-            raise ProtocolError(self.active, "CommonRows", "subsets", rule)
+        fits, has_subsets = len(letter.subsets) in (0, len(rows)), len(letter.subsets) > 0
+        check_fields(self.active, letter, ("subsets", fits, "must be of all rows, or empty"))
         if not self.ordered:
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
         split = None
@@ -336,13 +335,14 @@ class Opening(Aligned):
     def _in_order(self, rows: Ints) -> Ints:
         return rows[common_order(self.ids[rows].tolist(), self.holdout.seed)] if len(rows) else rows
 
-    def _entries(self, entries: Array) -> Ints:
+    def _entries(self, letter: CommonRows) -> Ints:
         """Rows of this party's table, or ABSENT, by their places in its list."""
-        n_rows, present = self.sizes[self.active], entries[entries != ABSENT]
+        entries, n_rows = letter.places, self.sizes[self.active]
+        present = entries[entries != ABSENT]
         is_once = len(np.unique(present)) == len(present)
-        if len(entries) != n_rows or not is_once or (present >= len(self.shuffle)).any():
-            rule = f"must be of the {n_rows} rows of {self.active}, each of the list at most once"
-            raise ProtocolError(self.active, "CommonRows", "places", rule)
+        fits = len(entries) == n_rows and is_once and (present < len(self.shuffle)).all()
+        rule = f"must be of the {n_rows} rows of {self.active}, each of the list at most once"
+        check_fields(self.active, letter, ("places", fits, rule))
         return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
 
     def _keep(self, rows: Ints, split: Split | None = None) -> None:
@@ -363,14 +363,11 @@ class Opening(Aligned):
         subsets = {subset: getattr(split, subset) for subset in SUBSETS}
         counts = {name: int((rows != ABSENT).sum()) for name, rows in subsets.items()}
         fewest = 0 if self.model else self.config.min_rows
-        rule = (
-            f"ids must have {{}} {{}} rows in common at least (min-rows of {self.name}), got {{}}"
-        )
-        check_subsets(fewest, counts, rule)
+        rule = "ids must have {} {}rows in common at least ({} of {}), got {}"
+        limit = "min-rows", self.name
+        check_subsets(fewest, counts, rule.format("{}", "{} ", *limit, "{}"))
         if self.model and n_common < (fewest := self.config.predict_min_rows):
-            limit = f"predict-min-rows of {self.name}"
-            rule = f"ids must have {fewest} rows in common at least ({limit}), got {n_common}"
-            raise DataError(rule)
+            raise DataError(rule.format(fewest, "", "predict-min-rows", self.name, n_common))
         self.n_rows = Subsets(*map(len, subsets.values()))
         rows = np.concatenate(list(subsets.values()))
         is_absent = rows == ABSENT
@@ -417,18 +414,19 @@ class Opening(Aligned):
                 )
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
-        route = self._route(letter.owner)
         # All parties before this one on the list's route have masked it, each once.
-        masked_by = route[: letter.n_masks]
-        if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [self.name]:
-            rule = "must be of all parties before this one, the sender the last of them"
-            raise ProtocolError(sender, "MaskedList", "n_masks", rule)
-        if letter.owner in self.lists:
-            rule = "must be one that had no list yet"
-            raise ProtocolError(sender, "MaskedList", "owner", rule)
-        if (got := len(letter.points)) != (n_rows := self.sizes[letter.owner]):
-            rule = f"must be {n_rows}, as the opening has it of {letter.owner}, got {got}"
-            raise ProtocolError(sender, "MaskedList", "points", rule)
+        last, to = letter.n_masks - 1, self._route(letter.owner)
+        rule = "must be of all parties before this one, the sender the last of them"
+        check_fields(sender, letter, ("n_masks", to[last : last + 2] == [sender, self.name], rule))
+        got, n_rows = len(letter.points), self.sizes[letter.owner]
+        rule = f"must be {n_rows}, as the opening has it of {letter.owner}, got {got}"
+        is_first = letter.owner not in self.lists
+        check_fields(
+            sender,
+            letter,
+            ("owner", is_first, "must be one that had no list yet"),
+            ("points", got == n_rows, rule),
+        )
         if self._is_asked:
             count_ids(self.config, self.folder.name, letter.owner, got, self.n_table)
         self.lists = (*self.lists, letter.owner)
@@ -515,8 +513,8 @@ def _table(config: SiteConfig, request: VerticalHelloRequest) -> tuple[Table, bo
     if not request.model:
         table = read_columns(config.naming(request.least_rows_per_name), request.seed)
         return table, table.labels is not None, 0
-    if not MODEL_ID.fullmatch(request.model):
-        raise ProtocolError(config.name, "VerticalHelloRequest", "model", "must be 16 hex digits")
+    is_id = MODEL_ID.fullmatch(request.model)
+    check_fields(config.name, request, ("model", is_id, "must be 16 hex digits"))
     part, table = read_to_predict(config, request.model)
     trained = part.quantiles
     unlike: list[int] = []

@@ -32,7 +32,6 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapp.errors import ProtocolError
 from fedapp.messages import scoring
 from fedapp.messages.fields import (
     EACH_ROUND,
@@ -44,6 +43,7 @@ from fedapp.messages.fields import (
     Request,
     RoundId,
     SiteLimit,
+    check_fields,
     check_sizes,
     message,
     request,
@@ -98,15 +98,11 @@ class AverageRequest(Request):
 
 
 @message
-class AverageReply(Reply):
+class AverageReply(scoring.RoundSums, Reply):
     """The party's trained model, and the scores of the one it received."""
 
     weights: Weights
     bias: Bias
-    train_sums: scoring.Sums
-    train_scores: scoring.Scores
-    valid_sums: scoring.Sums
-    valid_scores: scoring.Scores
 
 
 @request("evaluate.fedavg_linear_scores", "scoring")
@@ -127,10 +123,8 @@ def check_moments(
     ``n_inputs`` are columns of numbers, and categories of all others.
     """
     check_sizes(party, reply, n_inputs=n_inputs)
-    if (np.abs(reply.means) > np.finfo(np.float32).max).any():
-        raise ProtocolError(
-            party, "MomentsReply", "means", "must be within float32, as columns are"
-        )
+    fits = (np.abs(reply.means) <= np.finfo(np.float32).max).all()
+    check_fields(party, reply, ("means", fits, "must be within float32, as columns are"))
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
 
 

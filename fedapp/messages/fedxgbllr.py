@@ -49,7 +49,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.methods import Method
-from fedapp.messages.scoring import GETS, EvaluateReply, RatedTrees, Scores, Sums, Trees
+from fedapp.messages.scoring import GETS, EvaluateReply, RatedTrees, RoundSums, Trees
 
 GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch")}
 
@@ -112,16 +112,12 @@ class AverageRequest(Request):
 
 
 @message
-class AverageReply(Reply):
+class AverageReply(RoundSums, Reply):
     """The party's trained head, and the scores of the one it received."""
 
     weights: Weights
     n_rows: Annotated[int, Range(1, 2**40)]
     loss: float  # mean of the last epoch; 0 without one
-    train_sums: Sums
-    train_scores: Scores
-    valid_sums: Sums
-    valid_scores: Scores
 
 
 @request("evaluate.fedxgbllr_final", "scoring")

@@ -476,12 +476,16 @@ def check_sizes(party: str, received: Message, **sizes: int) -> None:
 FieldRule = tuple[str, object, str]  # field, whether the rule holds, and the rule: "must be ..."
 
 
-def check_fields(party: str, received: Message | type[Message], *rules: FieldRule) -> None:
-    """Check what only its receiver knows of a message; a ProtocolError of the first broken rule."""
-    kind = received if isinstance(received, type) else type(received)
+def check_fields(party: str, received: object, *rules: FieldRule) -> None:
+    """Check what only its receiver knows of a message; a ProtocolError of the first broken rule.
+
+    `received` is a message, its class, or a name that no class has, as that of a parcel.
+    """
     for field, holds, rule in rules:
         if not holds:
-            raise ProtocolError(party, kind.__name__, field, rule)
+            kind = received if isinstance(received, type | str) else type(received)
+            name = kind if isinstance(kind, str) else kind.__name__
+            raise ProtocolError(party, name, field, rule)
 
 
 @once

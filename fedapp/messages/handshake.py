@@ -121,7 +121,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import (
     MOST_FOLDS,
     Array,
@@ -133,6 +133,7 @@ from fedapp.messages.fields import (
     Reply,
     Request,
     SiteLimit,
+    check_fields,
     check_sizes,
     message,
     part,
@@ -251,9 +252,8 @@ def check_coded(
     check_sizes(party, reply, n_coded_columns=n_coded_columns, n_label_sums=n_label_sums)
     sums = reply.label_sums
     highest = reply.weight_sum * (1 + (1e-6 if n_label_sums == 1 else CLASS_ROUNDING))
-    if n_classes and not ((sums >= 0) & (sums <= highest)).all():
-        rule = f"must be 0 to {reply.weight_sum:g}"
-        raise ProtocolError(party, type(reply).__name__, "label_sums", rule)
+    fits = not n_classes or ((sums >= 0) & (sums <= highest)).all()
+    check_fields(party, reply, ("label_sums", fits, f"must be 0 to {reply.weight_sum:g}"))
 
 
 @request("query.greet", "meeting the parties", leaves="nothing", is_step=False)
@@ -299,8 +299,20 @@ class Plan:
     fingerprints: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of their keys; "" if simulated
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeldBack:
+    """Part of a message: which rows are held back, beside their shares and seed."""
+
+    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
+    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
+    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
+    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
+    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
+    valid_from: Times = ""
+
+
 @request("query.hello", "reading the tables", leaves="nothing")
-class HelloRequest(Plan, Request):
+class HelloRequest(HeldBack, Plan, Request):
     """Open a run with its plan: read the table and describe it."""
 
     objective: Objective
@@ -308,12 +320,6 @@ class HelloRequest(Plan, Request):
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
     rounded: bool  # send the range of the labels to powers of two, and no warnings
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
-    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
-    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
-    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
-    valid_from: Times = ""
     columns: Annotated[tuple[str, ...], Range(0, 10**6)] = ()  # their order; empty: the table's
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
 

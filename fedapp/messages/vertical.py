@@ -104,9 +104,8 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import (
-    MOST_FOLDS,
     Array,
     Form,
     Introduction,
@@ -116,6 +115,7 @@ from fedapp.messages.fields import (
     ReadAs,
     Reply,
     Request,
+    check_fields,
     message,
     part,
     request,
@@ -124,10 +124,10 @@ from fedapp.messages.handshake import (
     ColumnName,
     Counts,
     Few,
+    HeldBack,
     Kinds,
     Names,
     Plan,
-    Times,
     read_categories,
 )
 from fedapp.trees.categories import Categories
@@ -203,18 +203,18 @@ def read_splits(
 
     Raises a ProtocolError, with this rule for ``widths``.
     """
-    name, categories = type(message).__name__, read_categories(party, message, n_columns)
+    categories = read_categories(party, message, n_columns)
     columns, widths = message.columns, message.widths
     fits = len(widths) == len(columns) and bool((columns < n_columns).all())
-    if not fits or (widths != category_counts(categories, n_columns)[columns]).any():
-        raise ProtocolError(party, name, "widths", rule)
-    with as_protocol_error(party, name, "set_bits"):
+    fits = fits and (widths == category_counts(categories, n_columns)[columns]).all()
+    check_fields(party, message, ("widths", fits, rule))
+    with as_protocol_error(party, type(message).__name__, "set_bits"):
         sets = CategorySets(message.set_bits, widths[widths > 0])
     return Lookup(columns, message.thresholds, message.defaults, widths, sets.bits), categories
 
 
 @request("query.vertical_hello", "reading the tables", leaves="nothing")
-class VerticalHelloRequest(Plan, Request):
+class VerticalHelloRequest(HeldBack, Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
     needs_ids: bool
@@ -225,12 +225,6 @@ class VerticalHelloRequest(Plan, Request):
     asks_objective: bool  # whether to report which objective the labels suggest
     test_fraction: Annotated[float, Range(0, 1)] = 0.0
     valid_fraction: Annotated[float, Range(0, 1)] = 0.0
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
-    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
-    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
-    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
-    valid_from: Times = ""
     least_rows_per_name: Annotated[int, Range(0, 10**9)] = 0  # of a category; 0: as the site says
     join: Join = INNER
     refreshes: bool = False  # whether the rows are those that the standing version does not have
@@ -262,7 +256,7 @@ Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
 
 @request("query.alignment_open", "aligning the rows")
-class OpenRequest(Request):
+class OpenRequest(HeldBack, Request):
     """Start the alignment with the names and keys of all parties."""
 
     names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
@@ -274,12 +268,6 @@ class OpenRequest(Request):
     test_fraction: Annotated[float, Range(0, 1)]
     valid_fraction: Annotated[float, Range(0, 1)]
     seed: Annotated[int, Range(0, 2**63 - 1)]
-    fold: Annotated[int, Range(0, MOST_FOLDS)] = 0  # test fold, from 1; 0: use test_fraction
-    folds: Annotated[int, Range(0, MOST_FOLDS)] = 0
-    score_test: bool = True  # False: test rows are left out, and nothing about them is sent
-    group: ColumnName = ""  # whose rows are in one subset; empty: as the site says
-    test_from: Times = ""  # COLUMN:TIME; empty: test rows are drawn
-    valid_from: Times = ""
     join: Join = INNER
 
 

@@ -39,7 +39,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Array, Declared, Form, Message, check_values
+from fedapp.messages.fields import Array, Declared, Form, Message, check_values, fields_of
 from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
 
 M = TypeVar("M", bound=Message)
@@ -184,17 +184,8 @@ def records_of(data: bytes, envelope: Envelope) -> RecordDict:
 
 @lru_cache(maxsize=8)
 def _head(envelope: Envelope) -> ConfigRecord:
-    return ConfigRecord(
-        {
-            "format": WIRE_FORMAT,
-            "model-id": envelope.model_id,
-            "step": envelope.step,
-            "checkpoint": envelope.checkpoint,
-            "attempt": envelope.attempt,
-            "gap": envelope.gap,
-            "method": envelope.method,
-        }
-    )
+    facts = {name.replace("_", "-"): value for name, value in fields_of(envelope).items()}
+    return ConfigRecord({"format": WIRE_FORMAT, **facts})
 
 
 def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:

@@ -14,7 +14,7 @@ been assigned.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -129,22 +129,16 @@ def unless_none(convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tuple(args: tuple[Any, ...]) -> Codec:
-    if args[1:] == (...,):
-        item_codec = codec_of(args[0])
-        if item_codec is PLAIN:
-            return Codec(lambda value, _: list(value), lambda tree, _: tuple(tree))
-        return Codec(
-            lambda value, arrays: [item_codec.encode(item, arrays) for item in value],
-            lambda tree, arrays: tuple(item_codec.decode(item, arrays) for item in tree),
-        )
-    codecs = [codec_of(arg) for arg in args]
+    codecs = [codec_of(arg) for arg in args if arg is not ...]
+    if codecs == [PLAIN] and ... in args:
+        return Codec(lambda value, _: list(value), lambda tree, _: tuple(tree))
+
+    def pairs(items: Sequence[Any]) -> Iterable[tuple[Codec, Any]]:
+        return zip(codecs * len(items) if ... in args else codecs, items, strict=True)
+
     return Codec(
-        lambda value, arrays: [
-            codec.encode(item, arrays) for codec, item in zip(codecs, value, strict=True)
-        ],
-        lambda tree, arrays: tuple(
-            codec.decode(item, arrays) for codec, item in zip(codecs, tree, strict=True)
-        ),
+        lambda value, arrays: [codec.encode(item, arrays) for codec, item in pairs(value)],
+        lambda tree, arrays: tuple(codec.decode(item, arrays) for codec, item in pairs(tree)),
     )
 
 

@@ -154,9 +154,8 @@ NAMED = "model"  # kind of a text that only names a model
 
 def name_of_model(model_id: str) -> str:
     """Text of a run that predicts: which model it uses."""
-    return (
-        json.dumps({"format": FORMAT, "kind": NAMED, "id": model_id}, separators=(",", ":")) + "\n"
-    )
+    named = {"format": FORMAT, "kind": NAMED, "id": model_id}
+    return json.dumps(named, separators=(",", ":")) + "\n"
 
 
 # The forms of declared types
@@ -262,14 +261,8 @@ def _array(dtype: np.dtype[Any], rules: Sequence[Any], ndim: int = 1) -> Form:
         if dtype.kind != "f":
             return value.tolist()
         # The shortest digits that read back to the same bits.
-        numbers = (
-            value.tolist() if dtype == np.float64 else [float(str(number)) for number in value]
-        )
-        return (
-            [None if number != number else number for number in numbers]
-            if may_be_missing
-            else numbers
-        )
+        numbers = value.tolist() if dtype == np.float64 else [*map(float, map(str, value))]
+        return [None if n != n else n for n in numbers] if may_be_missing else numbers
 
     def read(tree: Json, path: str) -> Any:
         flat = [tree]
@@ -384,10 +377,7 @@ def _record(kind: type[DataclassInstance]) -> Form:
         for name, dimensions in shapes.items():
             got = getattr(value, name).shape if dimensions else ()
             sizes = zip(dimensions, got, strict=True)
-            due = tuple(
-                operator.attrgetter(dimension)(value) if dimension else size
-                for dimension, size in sizes
-            )
+            due = tuple(operator.attrgetter(of)(value) if of else size for of, size in sizes)
             if got != due:
                 raise ValueError(f"{before}{name} must be of shape {due}, got {got}")
         return value.completed() if hasattr(value, "completed") else value

@@ -113,11 +113,6 @@ class Journal:
     _size: int = 0
     _least: int = 0  # size of the file when it was last replaced
 
-    @property
-    def is_written(self) -> bool:
-        """Whether the last state is on disk."""
-        return self._written is self.now
-
     def refresh(self) -> None:
         """Read what another process has written."""
         try:
@@ -184,10 +179,9 @@ class Journal:
             offset = _aligned(offset + array.nbytes)
         if header["mark"] is not None:
             self.base, self.mark = self.now, header["mark"]
-        before = self.now.values
-        if header["kept"] is not None:
-            before = self.since_base(header["kept"]).values
-        values = {name: value for name, value in before.items() if name not in header["dropped"]}
+        before = self.now if header["kept"] is None else self.since_base(header["kept"])
+        dropped = header["dropped"]
+        values = {name: value for name, value in before.values.items() if name not in dropped}
         for name, (tree, numbers) in header["values"].items():
             arrays = [self._arrays[number] for number in numbers]
             values[name] = Stored(tree=tree, arrays=arrays, numbers=numbers)
@@ -252,7 +246,7 @@ class Journal:
 
     def write(self) -> None:
         """Write the last state, unless it is on disk."""
-        if not self.is_written:
+        if self._written is not self.now:
             self._write(self._written)
 
     def _write(

@@ -47,7 +47,7 @@ from typing import Any
 from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import OWN_OR_SUMS, Message, Request, Round
+from fedapp.messages.fields import OWN_OR_SUMS, Message, Request, Round, check_fields
 from fedapp.messages.handshake import MOST_RESTARTS, Plan
 from fedapp.messages.methods import method_of
 from fedapp.site.settings import SiteConfig
@@ -151,37 +151,38 @@ def open_account(config: SiteConfig, store: Store, request: Plan) -> None:
         order = prefixed(*(column.encode() for column in opening[COLUMNS]))
         store.put(Position(chain=hashlib.sha256(order).hexdigest()))
     if not config.simulated:
-        _check_parties(name, request, message)
-        _check_rounds(config, account.method, request, message)
+        _check_parties(name, request)
+        _check_rounds(config, account.method, request)
 
 
-def _check_parties(name: str, request: Plan, message: str) -> None:
+def _check_parties(name: str, request: Plan) -> None:
     parties, fingerprints = request.parties, request.fingerprints
-    if len(set(parties)) < len(parties) or not all(map(NAME.fullmatch, parties)):
-        raise ProtocolError(name, message, "parties", f"must be {NAME_RULE}, each once")
-    if len(fingerprints) != len(parties):
-        raise ProtocolError(name, message, "fingerprints", "must be one a party")
-    if dict(zip(parties, fingerprints, strict=True)).get(name) != site_fingerprint(name):
-        rule = f"must have {name} with the fingerprint of its key"
-        raise ProtocolError(name, message, "parties", rule)
+    are_names = len(set(parties)) == len(parties) and all(map(NAME.fullmatch, parties))
+    pinned = dict(zip(parties, fingerprints, strict=False)).get(name)
+    rule = f"must have {name} with the fingerprint of its key"
+    check_fields(
+        name,
+        request,
+        ("parties", are_names, f"must be {NAME_RULE}, each once"),
+        ("fingerprints", len(fingerprints) == len(parties), "must be one a party"),
+        ("parties", pinned == site_fingerprint(name), rule),
+    )
 
 
-def _check_rounds(config: SiteConfig, method: str, request: Plan, message: str) -> None:
+def _check_rounds(config: SiteConfig, method: str, request: Plan) -> None:
     """Check that a plan has only rounds and restarts that a run of its kind can have."""
     declared = method_of(method)
     # A party that is lost in the clear makes a round begin again, twice if it comes back. Whether
     # there are more parties nobody can check: their names and keys are the coordinator's.
     is_plain = request.aggregation == "plain" and declared and declared.family == "horizontal"
-    limits = {
-        "rounds": (request.rounds, config.limits["most-rounds"] - request.restarts),
-        "restarts": (request.restarts, MOST_RESTARTS * bool(is_plain)),
-    }
-    if declared and not declared.trains:
-        limits["rounds"] = request.rounds, 0
-    for name, (got, most) in limits.items():
-        if got > most:
-            rule = f"must be <= {most} in such a run (most-rounds includes restarts), got {got}"
-            raise ProtocolError(config.name, message, name, rule)
+    trains = declared is None or declared.trains
+    for name, most in (
+        ("rounds", config.limits["most-rounds"] - request.restarts if trains else 0),
+        ("restarts", MOST_RESTARTS * bool(is_plain)),
+    ):
+        rule = f"must be <= {most} in such a run (most-rounds includes restarts)"
+        got = getattr(request, name)
+        check_fields(config.name, request, (name, got <= most, f"{rule}, got {got}"))
 
 
 def opening_of(request: Any) -> dict[str, Any]:
@@ -205,8 +206,7 @@ def check_within(
 ) -> None:
     """Check a value derived from a message against a limit of the plan; raises ProtocolError."""
     if not config.simulated and got > (most := planned(store)[limit]):
-        rule = f"must be <= {most} by the plan that opened the run, got {got}"
-        raise ProtocolError(config.name, message, field, rule)
+        _refuse(config.name, message, field, f"must be <= {most}", got)
 
 
 def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
@@ -268,9 +268,9 @@ def check(
             _refuse(config.name, request, field, f"must be {due}", asked.id)
 
 
-def _refuse(party: str, message: Message, field: str, rule: str, got: Any) -> None:
+def _refuse(party: str, message: Message | str, field: str, rule: str, got: Any) -> None:
     rule = f"{rule} by the plan that opened the run, got {got}"
-    raise ProtocolError(party, type(message).__name__, field, rule)
+    check_fields(party, message, (field, False, rule))
 
 
 def is_question(request: Request) -> bool:

@@ -32,7 +32,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
@@ -43,7 +43,7 @@ import numpy as np
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, as_plain
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import Reply, Request
+from fedapp.messages.fields import Reply, Request, check_fields
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
@@ -139,6 +139,17 @@ class Site:
         return np.random.default_rng(self.seeds(seed, round_id, share))
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A message that the site's policy allows, as received and as read."""
+
+    request: Request
+    handler: Handler
+    envelope: Envelope
+    content: Content
+    began: float  # when it was received, on the clock of ``time.perf_counter``
+
+
 ON_DISK = Stores()
 
 
@@ -154,37 +165,36 @@ class TableRows:
 # A run is one conversation. The server numbers its exchanges 1, 2, 3, ...; the number is a
 # message's *step*. A message may be lost or come twice, and the server and any site may die at any
 # moment. The model must be the same, and a site must not disclose more than in a run without
-# faults. Four rules ensure both.
+# faults. Four rules ensure both, and ``answered`` follows them in this order.
 #
-# 1. A step takes effect once. What a step has changed and the reply are stored together, in one
+# 1. A restarted server continues from its checkpoint, and so does every site. Each message names
+#    the step of the server's last *checkpoint*. A site whose own last step is not later has not
+#    changed since: it marks its state before this message as the state of the checkpoint. Each
+#    start of the server is an *attempt*. The first message of a later attempt makes a site return
+#    to the marked state if it has gone beyond it (``_resumed``):
+#
+#        attempt 0   1    2    3 | 4    5  (the server dies; its checkpoint was after step 3)
+#        attempt 1               | 4    5    6
+#
+#    A rollback does not undo the account of what the site has disclosed (``SURVIVES``): a server
+#    could otherwise ask one question twice and compare two answers. A repeated question gets the
+#    same answer, with the same random letters (``_as_before``); another one in its place is
+#    refused, unless the plan of the run allows ``restarts`` (``account.take``).
+#
+# 2. A step takes effect once. What a step has changed and the reply are stored together, in one
 #    entry of the site's journal (``Store.commit``). If the message comes again, the stored reply
 #    is the answer; no handler runs.
 #
-# 2. No step is skipped. Not every party is asked in every exchange, so the steps of a site have
+# 3. No step is skipped. Not every party is asked in every exchange, so the steps of a site have
 #    gaps. The *gap* of a message is the number of steps since the server last asked this party:
 #
 #        step     1    2    3    4    5    6
 #        bank     x    x    x              x     gap at step 6: 3, so its last step must be 3
 #        shop     x    x         x         x     gap at step 6: 2, so its last step must be 4
 #
-#    If the site's last step is another one, either side has lost a state. The message is refused.
-#
-# 3. A restarted server continues from its checkpoint, and so does every site. Each message names
-#    the step of the server's last *checkpoint*. A site whose own last step is not later has not
-#    changed since: it marks its state before this message as the state of the checkpoint. Each
-#    start of the server is an *attempt*. The first message of a later attempt makes a site return
-#    to the marked state if it has gone beyond it:
-#
-#        attempt 0   1    2    3 | 4    5  (the server dies; its checkpoint was after step 3)
-#        attempt 1               | 4    5    6
-#
-#    The restarted server does not know which sites have seen its steps 4 and 5, so the gaps of its
-#    first messages are 0: any earlier step may be the site's last.
-#
-#    A rollback does not undo the account of what the site has disclosed (``SURVIVES``): a server
-#    could otherwise ask one question twice and compare two answers. A repeated question gets the
-#    same answer, with the same random letters (``_as_before``); another one in its place is
-#    refused, unless the plan of the run allows ``restarts`` (``account.take``).
+#    If the site's last step is another one, either side has lost a state. The message is refused
+#    (``_check_in_order``). A restarted server does not know which sites have seen its steps 4 and
+#    5, so the gaps of its first messages are 0: any earlier step may be the site's last.
 #
 # 4. A run ends once. With its last step, a site deletes its rows, keys and marked state. It keeps
 #    the reply, which may have been lost, for a server that asks again in a later attempt
@@ -207,6 +217,44 @@ def answered(
     any other step out of order is a ProtocolError. Raises ConfigError for what the site does not
     allow, and WaitingError for what it does not allow yet.
     """
+    asked = _allowed(config, kind, envelope, content)
+    folder = _folder_of(home(), config.name, envelope.model_id)
+    if not asked.request.is_step:
+        return _new_answer(Site(config, Store(folder)), asked)
+    begins = not config.simulated and not has_begun(folder)
+    admitted = opening(config, envelope.model_id, envelope.method, asked.request)
+    with admitted if begins else nullcontext(), _locked(stores, folder, begins):
+        # A simulated site dies with its coordinator: syncing to disk would only cost time.
+        store = stores.open(folder, lasting=not config.simulated)
+        # 1. A restarted server continues from its checkpoint, and so does the site.
+        store = _resumed(store, envelope, config.name, content.name)
+        marks = 0 < store.step <= envelope.checkpoint and not store.finished
+        number = position_of(store).number
+        # 2. A step takes effect once.
+        if store.step == envelope.step:
+            reply = _stored_reply(store, asked, config, REPLY)
+        else:
+            # 3. No step is skipped.
+            _check_in_order(store, envelope, config.name, content.name)
+            note(store, method=envelope.method)
+            store.may_roll_back |= marks
+            # 4. A run ends once.
+            site = Site(config, store)
+            reply = _last_answer(site, asked) or _new_answer(site, asked, begins)
+            if store.finished:
+                end_session(store)
+            # Until the answer is there, a checkpoint is not written either.
+            if marks:
+                begin_checkpoint(store, number)
+            mark = envelope.checkpoint if marks else None
+            store.commit(envelope.step, envelope.attempt, reply, mark, stores.defers)
+        if store.finished:
+            stores.ended(folder)
+    return reply
+
+
+def _allowed(config: SiteConfig, kind: str, envelope: Envelope, content: Content) -> Asked:
+    """Read a message; raises ConfigError or ProtocolError if the site's policy forbids it."""
     request_class, handler = find_handler(kind, config.name)
     check_policy(config, kind, envelope.method)
     check_extra(envelope.method)
@@ -215,63 +263,7 @@ def answered(
     check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
-    folder = _folder_of(home(), config.name, envelope.model_id)
-    log_reply = partial(_log_reply, config, request, envelope, content, time.perf_counter())
-    if not request.is_step:
-        stateless = Site(config, Store(folder))
-        content = _handled(stateless, handler, request, envelope, content)
-        log_reply(stateless.store, laid_out := to_bytes(content), content)
-        return laid_out
-    begins = not config.simulated and not has_begun(folder)
-    with (
-        opening(config, envelope.model_id, envelope.method, request) if begins else nullcontext(),
-        _locked(stores, folder, begins),
-    ):
-        # A simulated site dies with its coordinator: syncing to disk would only cost time.
-        store = stores.open(folder, lasting=not config.simulated)
-        store = _at_step(store, envelope, config.name, content.name)
-        if store.step == envelope.step:
-            if store.finished:
-                stores.ended(folder)
-            laid_out = store.read_bytes(REPLY)
-            log_reply(store, laid_out)
-            return laid_out
-        had_finished = store.finished
-        # Until the answer is there, a checkpoint is not written either.
-        is_new = 0 < store.step <= envelope.checkpoint and not store.finished
-        number = position_of(store).number
-        store.may_roll_back |= is_new
-        # All messages of a run are of one method.
-        if (method := account_of(store).method or envelope.method) != envelope.method:
-            rule = f"must be {method}, which has begun this run"
-            raise ProtocolError(config.name, content.name, "method", rule)
-        note(store, method=method)
-        reply = _last_answer(store, kind, envelope, content, config.name)
-        if reply is None:
-            reply = _handled(Site(config, store), handler, request, envelope, content)
-            if letters := parcels_of(reply):
-                reply = with_parcels(reply, seal_mail(config.name, store, envelope, letters))
-            laid_out = to_bytes(reply)
-            if store.finished and envelope.checkpoint:
-                _keep(store, request, envelope, content, laid_out)
-            if begins:
-                store.put(TableRows(record_opened(config.name, envelope.model_id)))
-                drop_old(folder.parent, config.log_days)
-            log_reply(store, laid_out, reply)
-            if store.finished and not (had_finished or config.simulated):
-                record_ended(config.name, envelope.model_id, position_of(store).number)
-        else:
-            laid_out = to_bytes(reply)
-            log_reply(store, laid_out)
-        if store.finished:
-            end_session(store)
-        if is_new:
-            begin_checkpoint(store, number)
-        mark = envelope.checkpoint if is_new else None
-        store.commit(envelope.step, envelope.attempt, laid_out, mark, stores.defers)
-        if store.finished:
-            stores.ended(folder)
-    return laid_out
+    return Asked(request, handler, envelope, content, time.perf_counter())
 
 
 @lru_cache
@@ -289,6 +281,71 @@ def _locked(stores: Stores, folder: Path, begins: bool) -> Iterator[None]:
             if begins and not has_begun(folder):
                 rmtree(folder, ignore_errors=True)
             raise
+
+
+def _resumed(store: Store, envelope: Envelope, party: str, message: str) -> Store:
+    """The state from which a message of this attempt of the server is answered."""
+    step, attempt, least = envelope.step, envelope.attempt, store.attempt
+    check_fields(
+        party,
+        message,
+        ("step", step >= 1, f"must be 1 or more, got {step}"),
+        ("step", step <= LARGEST_STEP, f"must be <= {LARGEST_STEP}, got {step}"),
+        ("attempt", attempt >= least, f"must be {least} or more, got {attempt}"),
+        ("attempt", attempt <= LARGEST_ATTEMPT, f"must be <= {LARGEST_ATTEMPT}, got {attempt}"),
+    )
+    if attempt == least:
+        return store
+    starts = (*account_of(store).starts, (attempt, envelope.checkpoint))
+    if store.step > envelope.checkpoint:
+        store = store.roll_back(envelope.checkpoint) or store
+        if store.finished:
+            # The run has ended: its kept reply answers.
+            store.step = step - max(envelope.gap, 1)
+    forget_pending(store)
+    note(store, starts=starts)
+    return store
+
+
+def _check_in_order(store: Store, envelope: Envelope, party: str, message: str) -> None:
+    """Check that a message follows the site's last step, and is of the run's method."""
+    due = f"must be {store.step + envelope.gap}, got {envelope.step}"
+    if not store.step:
+        due = "must be 1: the site has no state of this model, or has lost it"
+    # A restarted server does not know yet when it last asked this site: its gap is 0.
+    is_later = not envelope.gap and 0 < store.step < envelope.step
+    method = account_of(store).method or envelope.method
+    check_fields(
+        party,
+        message,
+        ("step", is_later or store.step == envelope.step - envelope.gap, due),
+        ("method", method == envelope.method, f"must be {method}, which has begun this run"),
+    )
+
+
+def _stored_reply(store: Store, asked: Asked, config: SiteConfig, name: str) -> bytes:
+    reply = store.read_bytes(name)
+    _log_reply(store, asked, config, reply)
+    return reply
+
+
+def _new_answer(site: Site, asked: Asked, begins: bool = False) -> bytes:
+    """Answer a message for the first time, or again after a rollback; `begins`: it opens a run."""
+    config, store, model_id = site.config, site.store, asked.envelope.model_id
+    had_finished = store.finished
+    reply = _handled(site, asked)
+    if letters := parcels_of(reply):
+        reply = with_parcels(reply, seal_mail(config.name, store, asked.envelope, letters))
+    laid_out = to_bytes(reply)
+    if store.finished and asked.envelope.checkpoint:
+        _keep(store, asked, laid_out)
+    if begins:
+        store.put(TableRows(record_opened(config.name, model_id)))
+        drop_old(store.folder.parent, config.log_days)
+    _log_reply(store, asked, config, laid_out, reply)
+    if store.finished and not (had_finished or config.simulated):
+        record_ended(config.name, model_id, position_of(store).number)
+    return laid_out
 
 
 @contextmanager
@@ -311,11 +368,10 @@ def _in_bounds(config: SiteConfig, kind: str) -> Iterator[None]:
         raise ConfigError(f"{kind} must be answered within {most}, got more to do") from None
 
 
-def _handled(
-    site: Site, handler: Handler, request: Request, envelope: Envelope, content: Content
-) -> Content:
+def _handled(site: Site, asked: Asked) -> Content:
     """Check the request and call its handler; the letters of the reply are not sealed yet."""
     config, store = site.config, site.store
+    request, envelope, content = asked.request, asked.envelope, asked.content
     mail: list[Mail] = []
     check_leaves(site.name, store, request)
     try:
@@ -335,7 +391,7 @@ def _handled(
             digest = _digest(content, mail)
             is_known = take(config, store, request, digest, letters)
         with nullcontext() if config.simulated else _in_bounds(config, request.kind):
-            result = handler(site, request, *mail)
+            result = asked.handler(site, request, *mail)
         reply, sent = _leaving(site, request, leaves, envelope, digest, result)
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
@@ -381,26 +437,23 @@ def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parc
     return written
 
 
-def _keep(store: Store, asked: Request, envelope: Envelope, request: Content, reply: bytes) -> None:
+def _keep(store: Store, asked: Asked, reply: bytes) -> None:
     """Keep the reply that ended the run, with its letters sealed; the rows are deleted now."""
-    name = ENDED_MASKS if asked.leaves == "masks" else ENDED
+    name = ENDED_MASKS if asked.request.leaves == "masks" else ENDED
     if name not in (endings := account_of(store).endings):
-        ending = Ending(asked.kind, envelope.attempt, _digest(request))
+        ending = Ending(asked.request.kind, asked.envelope.attempt, _digest(asked.content))
         note(store, endings={**endings, name: ending})
         store.write_bytes(name, reply)
 
 
-def _last_answer(
-    store: Store, kind: str, envelope: Envelope, request: Content, party: str
-) -> Content | None:
+def _last_answer(site: Site, asked: Asked) -> bytes | None:
     """The kept reply, if a restarted server asks for it again; otherwise None."""
-    for name, ending in account_of(store).endings.items():
-        if ending.kind != kind or envelope.attempt <= ending.attempt:
-            continue
-        if ending.digest != _digest(request):
+    for name, ending in account_of(site.store).endings.items():
+        if ending.kind == asked.request.kind and ending.attempt < asked.envelope.attempt:
             rule = "must be what it was when the run ended"
-            raise ProtocolError(party, request.name, "content", rule)
-        return from_bytes(store.read_bytes(name), party)
+            is_same = ending.digest == _digest(asked.content)
+            check_fields(site.name, asked.content.name, ("content", is_same, rule))
+            return _stored_reply(site.store, asked, site.config, name)
     return None
 
 
@@ -425,49 +478,13 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
     raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
 
 
-def _at_step(store: Store, envelope: Envelope, party: str, message: str) -> Store:
-    """The state to answer from: just before the step, or just after it."""
-    for name, got, least, most in (
-        ("step", envelope.step, 1, LARGEST_STEP),
-        ("attempt", envelope.attempt, store.attempt, LARGEST_ATTEMPT),
-    ):
-        if got < least:
-            raise ProtocolError(party, message, name, f"must be {least} or more, got {got}")
-        if got > most:
-            raise ProtocolError(party, message, name, f"must be <= {most}, got {got}")
-    before = envelope.step - envelope.gap
-    if envelope.attempt > store.attempt:
-        starts = (*account_of(store).starts, (envelope.attempt, envelope.checkpoint))
-        if store.step > envelope.checkpoint:
-            store = store.roll_back(envelope.checkpoint) or store
-            if store.finished:
-                # The run has ended: its kept reply answers.
-                store.step = envelope.step - max(envelope.gap, 1)
-        forget_pending(store)
-        note(store, starts=starts)
-    # A restarted server does not know yet when it last asked this site: its gap is 0.
-    in_order = store.step == before or (not envelope.gap and 0 < store.step < envelope.step)
-    if store.step != envelope.step and not in_order:
-        rule = f"must be {store.step + envelope.gap}, got {envelope.step}"
-        if not store.step:
-            rule = "must be 1: the site has no state of this model, or has lost it"
-        raise ProtocolError(party, message, "step", rule)
-    return store
-
-
 def _log_reply(
-    config: SiteConfig,
-    request: Request,
-    envelope: Envelope,
-    content: Content,
-    began: float,
-    store: Store,
-    laid_out: bytes,
-    reply: Content | None = None,
+    store: Store, asked: Asked, config: SiteConfig, laid_out: bytes, reply: Content | None = None
 ) -> None:
     """Write a line of a reply that is about to be stored and sent; without `reply`, sent again."""
     if config.simulated:
         return
+    request, envelope = asked.request, asked.envelope
     line: dict[str, Any] = {"run": envelope.model_id, "kind": request.kind, "step": envelope.step}
     if reply is not None:
         values = {**reply.scalars, **reply.arrays}
@@ -481,8 +498,8 @@ def _log_reply(
             "letters_to": reply.scalars.get("peers", []),
             "fields": {name: list(np.shape(value)) for name, value in values.items()},
         }
-    event, seconds = "repeated" if reply is None else "answered", _since(began)
-    sizes = {"received": content.size, "sent": len(laid_out)}
+    event, seconds = "repeated" if reply is None else "answered", _since(asked.began)
+    sizes = {"received": asked.content.size, "sent": len(laid_out)}
     append(home() / "sites" / config.name, event, **line, **sizes, seconds=seconds)
 
 

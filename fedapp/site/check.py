@@ -267,10 +267,5 @@ def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
 
 
 def _gets(config: SiteConfig, method: Method) -> str:
-    values = {
-        "least-bin-rows": config.least_bin_rows,
-        "least-parties": config.least_parties,
-        "run-epsilon": config.run_epsilon,
-        "encrypted-labels": config.encrypts_labels,
-    }
-    return method.gets_with({setting for setting, value in values.items() if value})
+    keys = "least-bin-rows", "least-parties", "run-epsilon", "encrypted-labels"
+    return method.gets_with({key for key in keys if getattr(config, NODE_KEYS[key])})

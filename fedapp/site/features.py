@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +20,6 @@ from fedapp.trees.divided import Part
 Ints = npt.NDArray[np.int64]
 
 
-class Features(Protocol):
-    """Where a version's rows come from."""
-
-    source: Hashable  # see ``source_of``
-    is_in_memory: bool
-
-    def read(self, rows: Ints) -> Table:
-        """Some rows, by their numbers; raises DataError if one is not there any more."""
-
-
 class InTable:
     """Rows of a table, which is in memory."""
 
@@ -43,6 +32,7 @@ class InTable:
         self._table_rows = np.array([row_of.get(name, -1) for name in ids.tolist()], dtype=np.int64)
 
     def read(self, rows: Ints) -> Table:
+        """Some rows, by their numbers; raises DataError if one is not there any more."""
         table_rows = self._table_rows[rows]
         _check_there(int((table_rows < 0).sum()))
         return self._table.take(table_rows)
@@ -62,6 +52,7 @@ class InDatabase:
         self._columns = Columns.of_model(part.columns, part.categories, config.reader, part.kinds)
 
     def read(self, rows: Ints) -> Table:
+        """The same of rows of the database."""
         names = self._ids[rows].tolist()
         bound = [self._bound[name] for name in names if name in self._bound]
         frame = self._query.rows(bound)
@@ -70,6 +61,9 @@ class InDatabase:
         row_of = {name: row for row, name in enumerate(row_ids(table, self._config, True))}
         _check_there(sum(name not in row_of for name in names))
         return table.take(np.array([row_of[name] for name in names], dtype=np.int64))
+
+
+Features = InTable | InDatabase  # where a version's rows come from
 
 
 def features_of(config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> Features:

@@ -40,7 +40,7 @@ from fedapp.crypto.sealed import (
 )
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Array, Letter, Request
+from fedapp.messages.fields import Array, Letter, Request, check_fields
 from fedapp.messages.methods import modules_of_method
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import Content, Envelope, from_bytes, from_content, to_bytes, to_content
@@ -121,8 +121,7 @@ class Mail:
     def one(self, kind: type[L], sender: str) -> L:
         """The letter of one sender; raises ProtocolError if there is none."""
         letters = self.all(kind)
-        if sender not in letters:
-            raise ProtocolError(sender, kind.__name__, "letter", f"must reach {self._name}")
+        check_fields(sender, kind, ("letter", sender in letters, f"must reach {self._name}"))
         return letters[sender]
 
 
@@ -168,23 +167,20 @@ def store_peers(
     keys : long-lived keys and those of the run, each uint8, shape (n_parties, 32).
     opening : the request that contains them; all session keys are derived from it.
     """
-    name = config.name
-    if name not in names or len(set(names)) < len(names):
-        raise ProtocolError(name, "parcel", "names", "must be distinct and include the site's")
-    if any(len(array) != len(names) for array in keys):
-        raise ProtocolError(name, "parcel", "key", "must be one a name")
-    if not all(map(NAME.fullmatch, names)):
-        raise ProtocolError(name, "parcel", "names", f"must be {NAME_RULE}")
-    session = store.get(Session)
-    if session.peers:
-        raise ProtocolError(name, "parcel", "names", "must be sent once")
-    peers = {
-        peer: (key.tobytes(), of_run.tobytes())
-        for peer, key, of_run in zip(names, *keys, strict=True)
-    }
-    if peers[name] != (box_key(name).tobytes(), run_key(store).tobytes()):
-        rule = "must be the one that the site sent, got another"
-        raise ProtocolError(name, "parcel", "key", rule)
+    name, session = config.name, store.get(Session)
+    pairs = [(key.tobytes(), of_run.tobytes()) for key, of_run in zip(*keys, strict=False)]
+    peers = dict(zip(names, pairs, strict=False))
+    local = box_key(name).tobytes(), run_key(store).tobytes()
+    is_whole = name in names and len(set(names)) == len(names)
+    check_fields(
+        name,
+        "parcel",
+        ("names", is_whole, "must be distinct and include the site's"),
+        ("key", all(len(array) == len(names) for array in keys), "must be one a name"),
+        ("names", all(map(NAME.fullmatch, names)), f"must be {NAME_RULE}"),
+        ("names", not session.peers, "must be sent once"),
+        ("key", peers.get(name) == local, "must be the one that the site sent, got another"),
+    )
     check_trusted(config, {peer: key for peer, (key, _) in peers.items() if peer != name})
     if not config.simulated:
         check_roster(store, name, {peer: fingerprint_of(key) for peer, (key, _) in peers.items()})
@@ -202,10 +198,10 @@ def session_secret(name: str, store: Store, envelope: Envelope, peer: str) -> by
     the run.
     """
     session = store.get(Session)
-    if peer not in session.peers or peer == name:
-        raise ProtocolError(peer, "parcel", "sender", "must be another party of the run")
-    if not session.private_key:
-        raise ProtocolError(name, "parcel", "key", "must be there, the site has ended the run")
+    is_other = peer in session.peers and peer != name
+    check_fields(peer, "parcel", ("sender", is_other, "must be another party of the run"))
+    rule = "must be there, the site has ended the run"
+    check_fields(name, "parcel", ("key", session.private_key, rule))
     private = Keys(identity(name), session.private_key)
     context = (envelope.model_id, envelope.method, session.opening)
     with as_protocol_error(peer, "parcel", "key"):
@@ -237,16 +233,18 @@ def open_mail(name: str, store: Store, envelope: Envelope, parcels: Iterable[Par
     letters = []
     for sender, parcel in parcels:
         address, content = _open(name, store, envelope, sender, parcel)
-        if address.step <= before.get(sender, 0) or parcel in seen:
-            raise ProtocolError(sender, "parcel", "step", "must be a new one, got one seen before")
-        # Whether a later attempt of the server went back to before the letter.
-        is_over = any(
+        is_new = address.step > before.get(sender, 0) and parcel not in seen
+        # Whether no later attempt of the server went back to before the letter.
+        is_of_now = address.last or not any(
             attempt > address.attempt and address.step > checkpoint
             for attempt, checkpoint in starts
         )
-        if not address.last and is_over:
-            rule = "must be a new one, got one of an earlier attempt"
-            raise ProtocolError(sender, "parcel", "step", rule)
+        check_fields(
+            sender,
+            "parcel",
+            ("step", is_new, "must be a new one, got one seen before"),
+            ("step", is_of_now, "must be a new one, got one of an earlier attempt"),
+        )
         newest[sender] = max(address.step, newest.get(sender, 0))
         seen.add(parcel)
         letters.append((sender, from_bytes(content, sender)))

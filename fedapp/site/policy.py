@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError, DataError, check_rules
 from fedapp.messages.fields import OWN_OR_SUMS, Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of, senders_of
@@ -85,22 +85,15 @@ def check_message(config: SiteConfig, message: Message, sender: str, method: str
     if config.simulated:
         return
     of = "" if sender == config.name else f" of {sender}"
-    for name, rule in message.for_trials.items():
-        if not config.allows_insecure and rule.covers(value := getattr(message, name)):
-            setting = name.replace("_", "-")
-            got = str(value).lower()
-            raise ConfigError(
-                f"{setting}{of} must be {rule.safe}, or allow-insecure true in the node config, "
-                f"got {got}"
-            )
+    for name, trials in message.for_trials.items():
+        value, rule = getattr(message, name), f"be {trials.safe}, or allow-insecure true in the"
+        fits = config.allows_insecure or not trials.covers(value)
+        setting = f"{name.replace('_', '-')}{of}"
+        check_rules((setting, fits, f"{rule} node config", str(value).lower()))
     for name, limit in message.limits.items():
-        if (value := getattr(message, name)) > config.limits[limit.setting]:
-            setting = name.replace("_", "-")
-            most = config.limits[limit.setting]
-            raise ConfigError(
-                f"{setting}{of} must be <= {most} ({limit.setting} in the node config of "
-                f"{config.name}), got {value}"
-            )
+        value, most = getattr(message, name), config.limits[limit.setting]
+        rule = f"be <= {most} ({limit.setting} in the node config of {config.name})"
+        check_rules((f"{name.replace('_', '-')}{of}", value <= most, rule, value))
 
 
 def _check_quantiles(config: SiteConfig, objective: str, method: str) -> None:

@@ -105,7 +105,7 @@ class Role:
     title: ClassVar[str] = "a party"
     order: ClassVar[Order] = Order({})
     site: Site
-    _last: str  # name of the last request's class
+    _last: str  # the last request's class, as ``name_of`` names it
     _ends: bool
     _read: dict[str, object]  # fields as they were read
 
@@ -148,7 +148,7 @@ class Role:
 
     def follows(self, request: Kind) -> bool:
         """Whether the last request was of this class."""
-        return self._last == request.__name__
+        return self._last == name_of(request)
 
     def end(self) -> None:
         """Delete all arrays after the handler: the run has ended here."""
@@ -181,8 +181,8 @@ def handlers(*roles: type[Role]) -> Handlers:
         answering.save()
         if is_in_order:
             store.role = name_of(role_class)
-            store.last = kind.__name__
-        store.last = store.last or kind.__name__
+            store.last = name_of(kind)
+        store.last = store.last or name_of(kind)
         if answering._ends:
             store.forget()
         return reply
@@ -195,9 +195,9 @@ def _own(role_class: type[Role]) -> set[Kind]:
     return {*role_class.order.any_time}.union(*role_class.order.follow.values())
 
 
-def name_of(role_class: type[Role]) -> str:
-    """A role as the store names it."""
-    return f"{role_class.__module__}.{role_class.__name__}"
+def name_of(kind: type[Any]) -> str:
+    """A class of roles or requests as the store names it: several methods have a SetupRequest."""
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def _role_for(
@@ -216,12 +216,13 @@ def _role_for(
     for role_class in stored or roles:
         if last in _before(role_class, kind) and (stored or role_class.fits(request)):
             return role_class, True
-    names = (name for role_class in stored or roles for name in _before(role_class, kind))
+    names = [name for role_class in stored or roles for name in _before(role_class, kind).values()]
     before = " or ".join(dict.fromkeys(names))
     at = stored[0].title if stored else "this party"
     rule = f"must follow {before}"
     rule = f"{rule} at {at}" if before else f"must not come to {at}"
-    raise ProtocolError(site.name, kind.__name__, "step", f"{rule}, got it after {last}")
+    rule = f"{rule}, got it after {last.rpartition('.')[2]}"
+    raise ProtocolError(site.name, kind.__name__, "step", rule)
 
 
 @once
@@ -230,14 +231,14 @@ def _orders(role_class: type[Any]) -> list[Order]:
 
 
 @once
-def _before(role_class: type[Any], kind: Kind) -> list[str]:
-    """Names of the requests that a request may follow at a role."""
-    return [
-        before.__name__
+def _before(role_class: type[Any], kind: Kind) -> dict[str, str]:
+    """Names of the requests that a request may follow at a role, by ``name_of``."""
+    return {
+        name_of(before): before.__name__
         for order in _orders(role_class)
         for before, after in order.follow.items()
         if kind in after
-    ]
+    }
 
 
 @once

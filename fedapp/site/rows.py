@@ -75,13 +75,12 @@ def compare(first: RowHashes, second: RowHashes, with_ids: bool) -> tuple[int, i
     label makes another content, and a new column changes all contents but no id: so the second
     number is the smaller one that is not 0, of contents and ids that are shared at all.
     """
-    shared = [n_common(first.contents, second.contents)]
-    differing = [len(first.contents) + len(second.contents) - 2 * shared[0]]
+    pairs = [(first.contents, second.contents)]
     if with_ids and len(first.ids) and len(second.ids):
-        shared.append(n_common(first.ids, second.ids))
-        differing.append(len(first.ids) + len(second.ids) - 2 * shared[1])
-    counts = [count for count, n in zip(differing, shared, strict=True) if count and n]
-    return max(shared), min(counts, default=0)
+        pairs.append((first.ids, second.ids))
+    shared = [n_common(*pair) for pair in pairs]
+    differing = [sum(map(len, pair)) - 2 * n for pair, n in zip(pairs, shared, strict=True) if n]
+    return max(shared), min(filter(None, differing), default=0)
 
 
 def n_common(first: Hashes, second: Hashes) -> int:

@@ -79,7 +79,7 @@ class Store:
     attempt: int = 0  # start of the server that sent this step
     finished: bool = False  # the run has ended: the rows are deleted, and only its result is left
     role: str = ""  # that answered last in its order
-    last: str = ""  # name of the last request's class
+    last: str = ""  # the last request's class, as ``roles.name_of`` names it
     may_roll_back: bool = False  # whether there is a checkpoint, or this step makes one
     _values: dict[str, Stored] = field(default_factory=dict)
     _kept: Sequence[str] | None = None  # what a rollback has left as it was

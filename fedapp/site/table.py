@@ -64,7 +64,7 @@ from fedapp.home import home
 from fedapp.messages.methods import Method
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
-from fedapp.trees.categories import Categories, chosen, in_secret_order, recoded, without_rare
+from fedapp.trees.categories import Categories, in_secret_order, recoded, without_rare
 from fedapp.trees.divided import PARTS, ActivePart, Part
 from fedapp.trees.queries import queries_of
 
@@ -91,22 +91,11 @@ def read_columns(config: SiteConfig, seed: int) -> Table:
     table = read_table(config)
     rng = np.random.default_rng(seed)
     shares = partition_columns(config.columns, len(table.columns), config.n_shares, rng)
-    share = shares[config.share]
-    is_first = config.share == 0
-    taken = Table(
-        tuple(table.columns[column] for column in share),
-        np.ascontiguousarray(table.values[:, share]),
-        labels=table.labels if is_first else None,
-        weights=table.weights if is_first else None,
-        base_margins=table.base_margins if is_first else None,
-        is_ranked=is_first and table.is_ranked,
-        groups=table.groups if is_first else None,
-        times=table.times if is_first else None,
-        ids=table.ids,
-        notes=table.notes,
-        categories=chosen(table.categories, share),
-        kinds=tuple(table.kinds[column] for column in share),
-    )
+    taken = table.in_order([table.columns[column] for column in shares[config.share]])
+    taken = replace(taken, given=frozenset(), partitions=None, n_read=0)
+    if config.share:
+        taken = replace(taken, labels=None, weights=None, base_margins=None)
+        taken = replace(taken, is_ranked=False, groups=None, times=None)
     return _shuffled(_exportable(taken, config), seed)
 
 
@@ -177,24 +166,18 @@ def read_rows_to_predict(
     and if the table has them in every row.
     """
     data = config.predict_data or config.data
-    roles = Roles(
-        config.label,
-        config.id_column,
-        config.weight,
-        base_margin=base_margin,
-        event=config.event,
-        qid=config.qid,
-    )
-    foreign = ""
-    if not with_labels:
-        roles = Roles(id_column=config.id_column)
+    roles, foreign = Roles(id_column=config.id_column), ""
+    if with_labels:
+        roles = replace(roles, label=config.label, weight=config.weight, base_margin=base_margin)
+        roles = replace(roles, event=config.event, qid=config.qid)
+    elif config.simulated and not config.is_share:
         # Among simulated parties with one table each, only the active one has the label.
-        foreign = config.label if config.simulated and not config.is_share else ""
+        foreign = config.label
+    model = Columns.of_model(columns, categories, config.reader, kinds)
     if config.frame is not None:
-        model = Columns.of_model(columns, categories, config.reader, kinds)
         table = columns_of_frame(config.frame(), model, roles)
     elif is_database(data):
-        query, model = query_of(config), Columns.of_model(columns, categories, config.reader, kinds)
+        query = query_of(config)
         frame = query.rows(list(query.bound_ids(config.id_column, config.reader).values()))
         table = columns_of_frame(frame, model, roles)
     else:

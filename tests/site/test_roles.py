@@ -28,11 +28,13 @@ from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Round, Unsent
 from fedapp.errors import ProtocolError
+from fedapp.messages import describe
 from fedapp.messages.handshake import GreetRequest, HelloRequest
 from fedapp.messages.inference import ExplainRequest
 from fedapp.messages.secureboost import (
     BeginRequest,
     EncryptRequest,
+    FinishRequest,
     SetupRequest,
     SplitRequest,
     WalkRequest,
@@ -107,6 +109,12 @@ def test_only_what_was_replaced_is_written(tmp_path):
     assert opened(tmp_path)[0].other is None
 
 
+def test_a_request_follows_no_request_of_another_method_that_has_its_name(tmp_path):
+    party, _ = opened(tmp_path, Store(tmp_path, last=name_of(SetupRequest)))
+    assert party.follows(SetupRequest)
+    assert not party.follows(describe.SetupRequest)
+
+
 def test_a_field_that_was_never_set_has_its_default_or_says_so(tmp_path):
     party, store = opened(tmp_path)
     assert party.numbers.tolist() == [0, 0]
@@ -141,15 +149,15 @@ ANY_TIME = {ExplainRequest, VerticalHelloRequest, HelloRequest, GreetRequest}
 
 
 def table_of(role_class):
-    """Request -> requests that may follow it."""
+    """Request -> requests that may follow it; none follow another method's of the same name."""
     follow = role_class.order.follow
-    return {before.__name__: {*after} for before, after in follow.items()}
+    elsewhere = {f"elsewhere.{before.__name__}": set() for before in (*follow, FinishRequest)}
+    return {name_of(before): {*after} for before, after in follow.items()} | elsewhere
 
 
 def out_of_order(role_class):
-    table = table_of(role_class)
-    for last in (*table, "FinishRequest"):
-        for request in ROLES[role_class].keys() - table.get(last, set()) - ANY_TIME:
+    for last, after in table_of(role_class).items():
+        for request in ROLES[role_class].keys() - after - ANY_TIME:
             yield last, request
 
 
@@ -165,9 +173,15 @@ def test_a_request_out_of_order_is_refused_with_those_it_may_follow(tmp_path, ro
     for last, request in wrong:
         store = Store(tmp_path, role=name_of(role_class), last=last)
         site = Site(SiteConfig("bank", "rows.csv"), store)
-        before = [name for name, after in table_of(role_class).items() if request in after]
-        rule = f"follow {' or '.join(before)} at" if before else "not come to"
-        match = f"bank: {request.__name__}.step must {rule} {role_class.title}, got it after {last}"
+        follow = role_class.order.follow.items()
+        before = " or ".join(kind.__name__ for kind, after in follow if request in after)
+        rule = (
+            f"follow {before} at {role_class.title}"
+            if before
+            else f"not come to {role_class.title}"
+        )
+        got = last.rpartition(".")[2]
+        match = f"bank: {request.__name__}.step must {rule}, got it after {got}"
         with pytest.raises(ProtocolError, match=f"^{re.escape(match)}$"):
             ROLES[role_class][request](site, object.__new__(request))
         assert (store.role, store.last) == (name_of(role_class), last)
@@ -187,7 +201,7 @@ def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
     monkeypatch.setattr(Store, "commit", commit)
     run(encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels))
     due = {
-        (name_of(each), request.__name__)
+        (name_of(each), name_of(request))
         for each in ROLES
         if labels in each.title
         for after in each.order.follow.values()
@@ -216,7 +230,7 @@ UNSENT = replace(STARTED, unsent=Unsent(np.zeros((2, 1, 2), np.int64)))
     ],
 )
 def test_a_request_that_is_in_order_but_not_due_is_refused(tmp_path, last, request_class, state):
-    store = Store(tmp_path, role=name_of(Active), last=last.__name__)
+    store = Store(tmp_path, role=name_of(Active), last=name_of(last))
     site = Site(SiteConfig("bank", "rows.csv"), store)
     party = Active.load(site)
     for name, value in state.items():
@@ -225,4 +239,4 @@ def test_a_request_that_is_in_order_but_not_due_is_refused(tmp_path, last, reque
     rule = f"^bank: {request_class.__name__}.step must be due: blocks of gradients and levels of "
     with pytest.raises(ProtocolError, match=rule):
         secureboost.HANDLERS[request_class](site, object.__new__(request_class), Mail("bank", []))
-    assert site.store.last == last.__name__
+    assert site.store.last == name_of(last)
