@@ -7,12 +7,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import click
 import typer
@@ -196,7 +196,9 @@ def print_interrupted(text: str = "") -> None:
 
 
 class Command(TyperCommand):
-    """A command whose help describes its arguments."""
+    """A command whose help describes its arguments, and lists the methods of its families."""
+
+    families: ClassVar[Mapping[str, str]] = {}  # each with its title
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
@@ -207,6 +209,12 @@ class Command(TyperCommand):
             if isinstance(parameter, TyperArgument) and not parameter.help:
                 (info,) = hints[str(parameter.name)].__metadata__
                 parameter.help = info.help
+
+    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Format the help, and append the methods."""
+        super().format_help(context, formatter)
+        for family, title in self.families.items():
+            _print_methods(title, family)
 
 
 class Group(TyperGroup):
@@ -319,20 +327,16 @@ class SettingsCommand(Command):
 class TrainingCommand(SettingsCommand):
     """A command for methods that train, which its help lists."""
 
-    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Format the help, and append the methods."""
-        super().format_help(context, formatter)
-        _print_methods("Methods for the same columns, different rows", "horizontal")
-        _print_methods("Methods for the same rows, different columns", "vertical")
+    families: ClassVar = {
+        "horizontal": "Methods for the same columns, different rows",
+        "vertical": "Methods for the same rows, different columns",
+    }
 
 
 class PredictingCommand(Command):
     """A command whose help lists the ways to predict with a divided model."""
 
-    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Format the help, and append the ways."""
-        super().format_help(context, formatter)
-        _print_methods("Ways to predict with a model that is divided among parties", "inference")
+    families: ClassVar = {"inference": "Ways to predict with a model that is divided among parties"}
 
 
 def _print_methods(title: str, family: str) -> None:

@@ -156,6 +156,8 @@ def compare(
         orders = _orders(boosted[0].model_copy(update=draws[0]), series, metric, watcher)
     stated = VARIED | {"data", "fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
+    read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
+    unread = {name: tuple(each for each in changed if each not in read[name]) for name in read}
     methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
     for strategy in strategies:
         split_by = baselines_of(strategy).split_by
@@ -171,7 +173,7 @@ def compare(
         n_rows,
         methods,
         changed,
-        unread_settings(changed, runs),
+        unread,
         first.folds,
         orders,
         paired,
@@ -244,19 +246,14 @@ def _baselines(scored: ScoredKinds, metric: str) -> list[Line]:
     for kind, of_draws in scored.items():
         by_draw = [_by_line(kind, trained) for trained in of_draws]
         scores |= {name: [named[name] for named in by_draw] for name in by_draw[0]}
-        alone |= {name: _what_alone(kind) for name in by_draw[0] if name != kind.pooled}
+        alone |= {name: kind.alone for name in by_draw[0] if name != kind.pooled}
     lines = (_scored_line(name, tests, metric) for name, tests in scores.items())
     return [replace(line, alone=alone.get(line.name, "")) for line in lines]
 
 
-def _what_alone(kind: BaselineKind) -> str:
-    """What a party has alone, and the model."""
-    return f"{kind.split_by} alone, {kind.short}"
-
-
 def _by_line(kind: BaselineKind, trained: Mapping[str, Any]) -> dict[str, Any]:
     """What is of the pooled model and of each party alone, by the names of their lines."""
-    alone = {f"{party}'s {_what_alone(kind)}": value for party, value in trained["alone"].items()}
+    alone = {f"{party}'s {kind.alone}": value for party, value in trained["alone"].items()}
     return {kind.pooled: trained["pooled"], **alone}
 
 
@@ -391,11 +388,3 @@ def without_unread(run: Settings) -> Settings:
     """Reset the settings that the method does not read to their defaults."""
     read = {*load_strategy(run.strategy).settings_read(run), *ALL_READ}
     return load_settings({name: value for name, value in run.changed.items() if name in read})
-
-
-def unread_settings(
-    changed: Mapping[str, Value], runs: Sequence[Settings]
-) -> dict[str, tuple[str, ...]]:
-    """Changed settings that each method does not read, by method."""
-    read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
-    return {method: tuple(name for name in changed if name not in read[method]) for method in read}

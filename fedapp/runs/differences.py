@@ -14,8 +14,7 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.runs.baselines import Floats, Pooled, baseline_rows, decoded, values_of
-from fedapp.runs.joined import joined_model
-from fedapp.runs.predict import load_model, parts_of, with_prediction
+from fedapp.runs.predict import joined_model, load_model, parts_of, with_prediction
 from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import margins_of

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedapp.data.datasets import named_frames, write_tables
-from fedapp.data.predictions import named_predictions, read_columns_of
+from fedapp.data.predictions import named_predictions, read_columns_of, score_names
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, StoppedError, as_plain, check_package, without_passwords
 from fedapp.home import display_path, private_folder
@@ -316,11 +316,8 @@ def _log_model(path: Path) -> None:
     anything = AnyType()  # type: ignore[no-untyped-call]
     # AnyType, since MLflow refuses integers and booleans for a column of doubles.
     inputs = Schema([ColSpec(anything, name) for name in model.columns])
-    names = model.classes if model.n_outputs > 1 else model.classes[1:]
-    outputs = [f"probability_{name}" for name in names] or ["prediction"]
-    signature = ModelSignature(
-        inputs, Schema([ColSpec(DataType.double, output) for output in outputs])
-    )
+    names = score_names(model.classes, model.n_outputs)
+    outputs = Schema([ColSpec(DataType.double, name) for name in names])
     with warnings.catch_warnings():
         # An input example would disclose rows.
         warnings.filterwarnings("ignore", ".*An input example was not provided")
@@ -328,6 +325,6 @@ def _log_model(path: Path) -> None:
             name=MODEL,
             loader_module="fedapp.runs.logs",
             data_path=str(path),
-            signature=signature,
+            signature=ModelSignature(inputs, outputs),
             pip_requirements=[f"fedapp=={versions(('fedapp',))['fedapp']}"],
         )

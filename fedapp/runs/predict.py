@@ -32,7 +32,7 @@ from fedapp.data.predictions import (
 from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
-from fedapp.home import display_path
+from fedapp.home import display_path, home
 from fedapp.messages.vertical import INNER
 from fedapp.outputs import check_output
 from fedapp.records.document import from_text, kind_of, model_text
@@ -41,10 +41,11 @@ from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
 from fedapp.site.joined import read_joined
 from fedapp.site.settings import table_settings
-from fedapp.trees.divided import DividedModel
+from fedapp.site.store import read_part
+from fedapp.trees.divided import PARTS, ActivePart, DividedModel, joint_names, whole_model
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
-from fedapp.trees.model import Ensemble
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import Floats, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
@@ -304,3 +305,55 @@ def model_of_text(text: str) -> tuple[Model, Predict]:
 def with_prediction(model: Model) -> tuple[Model, Predict]:
     """A whole model and its prediction function."""
     return model, _PREDICTIONS[type(model)]
+
+
+def joined_model(run_dir: Path) -> Ensemble | BaggedForest | None:
+    """The whole of a run's divided model; None if it is not divided, or a part is elsewhere.
+
+    All parts are on one machine only after a simulation.
+    """
+    if (divided := parts_of(run_dir)) is None:
+        return None
+    active = _part(divided.model_id, divided.active)
+    if not isinstance(active, ActivePart):
+        return None
+    parts = {name: _part(divided.model_id, name) for name in active.n_columns}
+    if None in parts.values():
+        return None
+    numbers = {name: number for number, name in enumerate(parts)}
+    owners = [
+        np.array([numbers[name] for name in active.owners(tree)], np.int64)
+        for tree in range(len(active.records))
+    ]
+    return whole_model(
+        cast(Ensemble, active.model),  # or a forest
+        active.records,
+        owners,
+        [(part.lookup, part.categories) for part in parts.values()],
+        [len(part.columns) for part in parts.values()],
+        joint_names({name: part.columns for name, part in parts.items()}),
+    )
+
+
+def gains_by_party(run_dir: Path) -> dict[str, float]:
+    """Share of the total gain that the splits of each party have; {} if nobody here knows it."""
+    divided = parts_of(run_dir)
+    active = divided and _part(divided.model_id, divided.active)
+    if not isinstance(active, ActivePart) or not isinstance(active.model, Ensemble):
+        return {}
+    gains = dict.fromkeys(active.n_columns, 0.0)
+    for number, tree in enumerate(active.model.trees):
+        names = np.array(active.owners(number))
+        for name in gains:
+            splits = (names == name) & (tree["left"] != LEAF)
+            gains[name] += float(tree["gain"][splits].sum(dtype=np.float64))
+    total = sum(gains.values())
+    return {name: gain / total for name, gain in gains.items()} if total else {}
+
+
+def _part(model_id: str, name: str) -> Any:
+    """A party's part of a model; None if it is not here."""
+    try:
+        return read_part(home() / "sites" / name / model_id, *PARTS)
+    except DataError:
+        return None

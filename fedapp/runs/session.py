@@ -32,7 +32,12 @@ from fedapp.run_folder import (
 from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import MLflowLog, check_packages
-from fedapp.runs.predict import Predicted, check_predictions, trained_settings
+from fedapp.runs.predict import (
+    Predicted,
+    check_predictions,
+    gains_by_party,
+    trained_settings,
+)
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
@@ -152,7 +157,6 @@ class Training:
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED and not self.describes:
             from fedapp.runs.baselines import table_facts
-            from fedapp.runs.joined import gains_by_party
 
             self.watcher.begin("explaining the model on test rows")
             resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
