@@ -118,11 +118,6 @@ class Pooled:
     base_margins: Floats | None = None  # (n_rows,)
     is_weighted: bool = True  # by a column
 
-    def of_rows(self, rows: Rows) -> dict[str, Any]:
-        """Arguments of XGBoost's matrices for some rows, beside values and labels."""
-        margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
-        return {"weight": self.weights[rows], **margins, **self.types}
-
     @property
     def widest(self) -> float:
         """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
@@ -131,14 +126,15 @@ class Pooled:
     def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
         """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
         rows = rows[self.in_order_of(objective, rows)]
-        labels = self.labels[rows]
-        of_rows = self.of_rows(rows) | more
-        if is_ranking(objective):
+        labels, of_rows = self.labels[rows], self.types | more
+        if self.base_margins is not None:
+            of_rows["base_margin"] = self.base_margins[rows]
+        if is_ranking(objective):  # whose weights are of queries
             of_rows["qid"] = queries_of(labels)
             labels = grades_of(labels).astype(np.float32)
-            del of_rows["weight"]  # XGBoost's are of queries
-        if has_quantile_leaves(objective) and not self.is_weighted:
-            del of_rows["weight"]  # quantiles of unweighted rows are interpolated
+        # Quantiles of unweighted rows are interpolated.
+        elif self.is_weighted or not has_quantile_leaves(objective):
+            of_rows["weight"] = self.weights[rows]
         matrix = kind(self.values[rows], labels, **of_rows)
         return with_bounds(matrix, labels, objective)
 
@@ -429,7 +425,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     weights = weights_of(parse_weights(settings.feature_weights), rows.columns)
     if len(weights):
         binned.set_info(feature_weights=weights.astype(np.float32))
-    stop = settings.early_stopping_rounds
+    patience = settings.early_stopping_rounds if len(valid) else 0
 
     class Interruptible(xgboost.callback.TrainingCallback):
         def after_iteration(self, *_: object) -> bool:
@@ -440,12 +436,12 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
         parameters,
         binned,
         settings.num_boost_round,
-        evals=[(matrix(valid), "valid")] if stop and len(valid) else [],
-        early_stopping_rounds=stop if stop and len(valid) else None,
+        evals=[(matrix(valid), "valid")] if patience else [],
+        early_stopping_rounds=patience or None,
         verbose_eval=False,
         callbacks=[Interruptible()],
     )
-    n_trees = booster.best_iteration + 1 if stop and len(valid) else 0
+    n_trees = booster.best_iteration + 1 if patience else 0
 
     def margins(of: Rows) -> Floats:
         predicted = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
@@ -476,16 +472,14 @@ def train_forest(settings: Settings, rows: Pooled) -> Trained:
     section: Any = load_strategy(settings.strategy).section_settings(settings)
     is_regression = settings.objective == REGRESSION
     kind = RandomForestRegressor if is_regression else RandomForestClassifier
+    limits = ("max_depth", "min_samples_split", "min_samples_leaf", "min_impurity_decrease")
     forest = kind(
         section.trees,
         criterion="squared_error" if is_regression else section.criterion_for(settings.objective),
-        max_depth=section.max_depth,
-        min_samples_split=section.min_samples_split,
-        min_samples_leaf=section.min_samples_leaf,
-        min_impurity_decrease=section.min_impurity_decrease,
         max_features=None if section.max_features == "all" else section.max_features,
         bootstrap=section.bootstrap,
         random_state=settings.seed % 2**32,
+        **{name: getattr(section, name) for name in limits},
     )
     train = rows.split.train
     forest.fit(rows.values[train], rows.labels[train], sample_weight=rows.weights[train])

@@ -33,7 +33,7 @@ from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
 from fedapp.run_files import RoundInfo, Scores, Summary
 from fedapp.run_folder import OnRound, RunFolder, Tell
-from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
+from fedapp.runs.predict import check_predicted, load_model, parts_of, predict, warnings_on
 from fedapp.settings import Settings, flatten
 
 log = logging.getLogger("fedapp")
@@ -279,7 +279,7 @@ class LoadedModel:
     """A model of any method, from its model.json."""
 
     def __init__(self, path: Path) -> None:
-        self._model, self._predict = load_model(path)
+        self._model = load_model(path)
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
         """Predictions for a frame's rows as a pandas.DataFrame, with the columns that ``fedapp
@@ -294,7 +294,7 @@ class LoadedModel:
             )
         values = table.values
         check_predicted((), warnings_on(model, [table], values))
-        predictions = np.asarray(self._predict(model, values, None))
+        predictions = np.asarray(predict(model, values))
         named = named_predictions(model.classes, model.n_outputs, predictions.astype(float))
         return pandas.DataFrame(named, index=getattr(model_input, "index", None))
 
@@ -312,7 +312,7 @@ def _log_model(path: Path) -> None:
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import AnyType
 
-    model, _ = load_model(path)
+    model = load_model(path)
     anything = AnyType()  # type: ignore[no-untyped-call]
     # AnyType, since MLflow refuses integers and booleans for a column of doubles.
     inputs = Schema([ColSpec(anything, name) for name in model.columns])

@@ -6,11 +6,11 @@ A divided model predicts in a run of its own: see ``fedapp.runs.session``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,6 @@ from fedapp.trees.sets import NO_SET
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel
-# (model, rows with NaN for missing, base margins or None) -> predictions
-Predict = Callable[[Any, Floats, Floats | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ def predicted_rows(
 
     With ``label=None`` the rows are read without labels and weights.
     """
-    model, predict = load_model(run_dir / "model.json")
+    model = load_model(run_dir / "model.json")
     summary = summary_of(run_dir) or cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
     id_column = composed(id_column)
@@ -278,33 +276,29 @@ def parts_of(run_dir: Path) -> DividedModel | None:
     return from_text(text, DividedModel) if kind_of(text) == DividedModel.KIND else None
 
 
-def _by_margins(margins: Callable[[Any, Floats], Floats]) -> Predict:
-    return lambda model, values, _: transform(model.objective, margins(model, values))
-
-
-_PREDICTIONS: dict[type[Model], Predict] = {
-    Ensemble: lambda model, values, margins: transform(
-        model.objective, model.calibrated(predict_margins(model, values, margins))
-    ),
-    BaggedForest: lambda forest, values, _: forest.predictions(forest.leaves(values)),
-    StackedModel: _by_margins(StackedModel.predict_margins),
-    LinearModel: _by_margins(predict_linear),
-}
-
-
-def load_model(path: Path) -> tuple[Model, Predict]:
-    """Read a whole model and its prediction function."""
+def load_model(path: Path) -> Model:
+    """Read a whole model."""
     return model_of_text(model_text(path))
 
 
-def model_of_text(text: str) -> tuple[Model, Predict]:
+def model_of_text(text: str) -> Model:
     """Like ``load_model``, from the model's text."""
-    return with_prediction(from_text(text, *_PREDICTIONS))
+    kinds: Sequence[type[Model]] = get_args(Model)
+    return from_text(text, *kinds)
 
 
-def with_prediction(model: Model) -> tuple[Model, Predict]:
-    """A whole model and its prediction function."""
-    return model, _PREDICTIONS[type(model)]
+def predict(model: Model, values: Floats, base_margins: Floats | None = None) -> Any:
+    """Probabilities, or numbers, of rows with NaN for missing; shape (n_rows, n_outputs)."""
+    match model:
+        case BaggedForest():
+            return model.predictions(model.leaves(values))
+        case Ensemble():
+            margins = model.calibrated(predict_margins(model, values, base_margins))
+        case StackedModel():
+            margins = model.predict_margins(values)
+        case LinearModel():
+            margins = predict_linear(model, values)
+    return transform(model.objective, margins)
 
 
 def joined_model(run_dir: Path) -> Ensemble | BaggedForest | None:

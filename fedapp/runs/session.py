@@ -16,7 +16,7 @@ from typing import Any
 
 from fedapp.data.datasets import drop_frames, named_frames, party_sources, sources_to_predict
 from fedapp.errors import ConfigError, FedappError
-from fedapp.home import RUNS, check_free, display_path, home, private_folder, replacing
+from fedapp.home import RUNS, check_free, display_path, home, private_folder, write_atomically
 from fedapp.messages.methods import all_methods, check_extra
 from fedapp.outputs import check_output_folder
 from fedapp.report.summary import worse_than_alone
@@ -204,19 +204,6 @@ def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
     return str(run_dir)
 
 
-@contextmanager
-def delete_when_done(run_dir: str, stays: bool) -> Iterator[None]:
-    """Delete a run's folder after a successful block unless ``stays``; errors name it."""
-    try:
-        yield
-    except FedappError as error:
-        if run_dir:
-            error.add_note(f"the run that failed is kept in {display_path(Path(run_dir))}")
-        raise
-    if run_dir and not stays:
-        shutil.rmtree(run_dir)
-
-
 def check_method(
     settings: Settings, engine: str, given: Collection[str] = (), describes: bool = False
 ) -> None:
@@ -362,12 +349,18 @@ def predict_jointly(
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
     check_tables(settings, engine, watcher, tells=False)
     path = run_dir_of(settings, engine, predictions_folder())
-    with delete_when_done(path, stays=bool(settings.run_dir)):
-        run = settings.model_copy(update={"run_dir": path})
-        folder = carry_out(run, engine, watcher)
-        if folder is None or engine not in SIMULATED:
-            return None, {}
-        return _collected(folder, parts, settings, Path(output))
+    predicted: JointPrediction = None, {}
+    try:
+        folder = carry_out(settings.model_copy(update={"run_dir": path}), engine, watcher)
+        if folder and engine in SIMULATED:
+            predicted = _collected(folder, parts, settings, Path(output))
+    except FedappError as error:
+        if path:
+            error.add_note(f"the run that failed is kept in {display_path(Path(path))}")
+        raise
+    if path and not settings.run_dir:
+        shutil.rmtree(path)
+    return predicted
 
 
 def activate(
@@ -409,8 +402,7 @@ def _collected(
     summary = folder.summary
     sites, active = home() / "sites", parts.active
     site = sites / active / summary["model_id"]
-    with replacing(output) as file:
-        file.write((site / f"predictions{settings.output}").read_bytes())
+    write_atomically(output.resolve(), (site / f"predictions{settings.output}").read_bytes())
     facts = json.loads((site / "predictions.json").read_text())
     explained = {}
     if settings.explain:

@@ -32,7 +32,14 @@ from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, did_you_mean_path
 from fedapp.home import RUNS, display_path
 from fedapp.run_files import summary_of, threshold_of
-from fedapp.runs.predict import load_model, parts_of, read_as_trained, thresholds, warnings_on
+from fedapp.runs.predict import (
+    load_model,
+    parts_of,
+    predict,
+    read_as_trained,
+    thresholds,
+    warnings_on,
+)
 from fedapp.serve.http import RefusedError, RowError
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
@@ -54,7 +61,7 @@ class Scorer:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self.model, self._predict = load_model(run_dir / "model.json")
+        self.model = load_model(run_dir / "model.json")
         self._reader = read_as_trained(run_dir, "rows.parquet")["reader"]
         model, self._turns = self.model, Semaphore(SCORED_AT_ONCE)
         self._features = Columns.of_model(
@@ -136,7 +143,7 @@ class Scorer:
         kinds = dict(self._kinds) | ({self.margin: "number"} if self.margin else {})
         frame = as_frame(columns, kinds)
         table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
-        predictions = np.asarray(self._predict(self.model, table.values, table.base_margins))
+        predictions = np.asarray(predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         notes = warnings_on(self.model, [table], table.values)
         return named, most_probable(self.model.classes, predictions), {"warnings": notes}
