@@ -99,8 +99,7 @@ def run(
     """
     named, functions = functions_of(settings)
     check_functions(functions, engine, baselines)
-    named = {**named, "label": _column(label)}
-    overrides: dict[str, Any] = settings_of(strategy, {**named, "parties": parties})
+    overrides = _settings(strategy, named, label, parties)
     with ExitStack() as stack:
         watcher = stack.enter_context(following(progress))
         stack.enter_context(naming_python_keywords())
@@ -165,12 +164,7 @@ def tune(
     """
     from fedapp.runs.tune import Tuning
 
-    for name in ("exchanges", "bytes"):
-        if name in settings:
-            rule = "must be omitted, as runs= limits a search"
-            raise ConfigError(f"{name} {rule}, got {settings[name]}")
-    more = {"label": _column(label), "parties": parties}
-    overrides: dict[str, Any] = settings_of(strategy, {**settings, **more})
+    overrides = _settings(strategy, settings, label, parties)
     with naming_python_keywords():
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}
         folder = _folder(f"tune-{strategy}", data, output)
@@ -220,8 +214,7 @@ def compare(
     """
     from fedapp.runs.compare import carry_out
 
-    more = {"label": _column(label), "parties": parties}
-    overrides: dict[str, Any] = settings_of("", {**settings, **more})
+    overrides = _settings("", settings, label, parties)
     folder = _folder("compare", data, output)
     placing = _placing("compare", data, overrides, folder)
     with following(progress) as watcher, naming_python_keywords(), placing:
@@ -229,12 +222,14 @@ def compare(
         return Compared(path)
 
 
-def _column(label: str | int) -> str | int | None:
-    """The setting ``label``; ConfigError if it is no column's name."""
+def _settings(
+    strategy: str, given: Mapping[str, Any], label: str | int, parties: int | None
+) -> dict[str, Any]:
+    """Settings by their full names; ConfigError also for a label that is no column's name."""
     if not isinstance(label, str | int):
         got = f"label must be the name of a column of data, got {type(label).__name__}"
         raise ConfigError(f"{got}: data=X.assign(target=y), label='target' is such a table")
-    return label or None
+    return {**settings_of(strategy, {**given, "label": label or None, "parties": parties})}
 
 
 @contextmanager

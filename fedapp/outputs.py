@@ -15,18 +15,14 @@ from pathlib import Path
 from fedapp.errors import ConfigError
 
 
-def none_is(path: Path) -> bool:
-    """For a kind whose files look like anybody's: none may be replaced."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of files that fedapp writes where people say."""
 
     what: str  # as in "a new file or ..."
     suffixes: tuple[str, ...]
-    is_ours: Callable[[Path], bool] = none_is  # whether fedapp wrote a file, which may be replaced
+    # Whether fedapp wrote a file, which may be replaced; by default they look like anybody's.
+    is_ours: Callable[[Path], bool] = lambda _: False
 
 
 def check_output(

@@ -294,16 +294,6 @@ class RunFolder:
         """Why the run has failed: ``error``, ``message``, ``ended``, ``rounds``; else empty."""
         return json_object(self.path / "failure.json")
 
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the run ended on request."""
-        return self.error == StoppedError.__name__
-
-    @property
-    def diverged_after(self) -> int:
-        """Finished rounds of a run that has diverged; else 0."""
-        return int(self.failure.get("rounds", 0))
-
     def finish(self) -> None:
         """Delete files that only an unfinished run needs."""
         for path in (*self.path.glob(f"*{CHECKPOINT}*"), self.path / "progress.json"):
@@ -367,7 +357,7 @@ def resumed_settings(settings: Settings) -> Settings:
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
     RunFolder(path.parent).check_unfinished()
     stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
-    if rounds := RunFolder(path.parent).diverged_after:  # resumed, it ends before that
+    if rounds := RunFolder(path.parent).failure.get("rounds", 0):  # after which it has diverged
         stored["num-boost-round"] = rounds
     run_paths = {"run-dir": str(path.parent), "resume": str(path.parent)}
     overrides = {name: value for name, value in settings.changed.items() if name not in run_paths}

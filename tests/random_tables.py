@@ -164,9 +164,7 @@ def differences(settings, folder):
             last, final = of_rounds[subset][name], scores[subset][name]
             if last != final and not np.isclose(last, final, rtol=1e-6):  # NaN is null in JSON
                 found.append(f"{subset} {name} is {last} in the last round, {final} in the end")
-    split_by = "columns" if settings.strategy == "secureboost" else "rows"
-    pooled = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
-    for name, score in pooled.items():
+    for name, score in trained.scores().items():
         ours, theirs = np.float64(scores["test"][name]), np.float64(score)
         # Times of either model are divided where its margins are.
         most = folder.summary.get("binning_errors", {}).get("c-index", 1e-9)

@@ -22,7 +22,7 @@ from fedapp.runs.baselines import (
     train_boosted,
     train_forest,
 )
-from fedapp.runs.predict import model_of_text
+from fedapp.runs.predict import model_of_text, predict
 from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.categories import chosen, recoded
 from fedapp.trees.model import Ensemble
@@ -141,7 +141,7 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
 
 def predictions(text: str, rows: Pooled | Table, row_ids: Ints) -> npt.NDArray[Any]:
     """Predictions of a whole model for some rows of a table, shape (n_rows, n_outputs)."""
-    model, predict = model_of_text(text)
+    model = model_of_text(text)
     if isinstance(model, Ensemble):
         model = replace(model, curve=None)  # an attacker undoes a calibration, shadows have none
     column_ids = [rows.columns.index(name) for name in model.columns]

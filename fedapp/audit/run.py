@@ -118,7 +118,7 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
     settings = _settings_of(run_dir, summary)
     site = site_config(parse_node_config(node_config), {})
     subsets, text = read_subsets(site, settings.holdout), model_text(run_dir / "model.json")
-    classes, certain = getattr(model_of_text(text)[0], "classes", ()), []
+    classes, certain = getattr(model_of_text(text), "classes", ()), []
     for table in (subsets["train"], subsets["test"]):
         if table.labels is None or not table.n_rows:
             rule = "site must have labelled rows that trained and others that were held back"

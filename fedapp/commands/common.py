@@ -7,12 +7,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import click
 import typer
@@ -36,29 +36,6 @@ ENGINES = (
 )
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Terminal() if sys.stdout.isatty() else Terminal(width=120)
-
-# Commands and options of earlier versions, and what took their place.
-RENAMED = {
-    "fedapp standing": "fedapp serve --site FOLDER",
-    "fedapp metrics": "fedapp serve --metrics",
-    "fedapp activate": "fedapp federation activate",
-    "fedapp federation user": "fedapp federation add FOLDER --user NAME",
-    "fedapp clean": "fedapp runs clean",
-    "fedapp retrain": "fedapp runs retrain",
-    "fedapp key": "fedapp site key",
-    "fedapp trust": "fedapp site trust",
-    "fedapp site rekey": "fedapp site key --new supernode",
-    "fedapp app": "fedapp site hash",
-    "fedapp app copy": "python -m fedapp.site.bundle copy",
-    "fedapp app sign": "python -m fedapp.site.bundle sign",
-    "fedapp sbom": "fedapp documents",
-    "fedapp run --folds": "fedapp compare --folds",
-    "fedapp compare --baselines": "fedapp compare, which always has baselines",
-    "fedapp tune --exchanges": "fedapp tune --runs",
-    "fedapp tune --bytes": "fedapp tune --runs",
-    "fedapp site check --config": "fedapp site check --site",
-    "fedapp site check --node-config": "fedapp site check --site",
-}
 
 # Short options of settings.
 SHORT = ("data", "label", "id", "parties")
@@ -196,7 +173,9 @@ def print_interrupted(text: str = "") -> None:
 
 
 class Command(TyperCommand):
-    """A command whose help describes its arguments."""
+    """A command whose help describes its arguments, and lists the methods of its families."""
+
+    families: ClassVar[Mapping[str, str]] = {}  # each with its title
 
     def __init__(self, *words: Any, **named: Any) -> None:
         super().__init__(*words, **named)
@@ -208,28 +187,27 @@ class Command(TyperCommand):
                 (info,) = hints[str(parameter.name)].__metadata__
                 parameter.help = info.help
 
+    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Format the help, and append the methods."""
+        super().format_help(context, formatter)
+        for family, title in self.families.items():
+            _print_methods(title, family)
+
 
 class Group(TyperGroup):
-    """Commands; those of earlier versions, and their options, name the new ones."""
+    """Commands; an unknown one is refused with what is meant."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command; exit with status 2 and the new name for one of an earlier version."""
-        groups = [str(context.info_name)] if context.parent else []
-        command, *more = args
-        group = " ".join(["fedapp", *groups])
-        path = f"{group} {command}"
-        written = [f"{path} {word.partition('=')[0]}" for word in more]
-        for old in written if command in self.commands else [*written, path]:
-            if old in RENAMED:
-                print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
-                raise typer.Exit(2)
+        """Find a command; exit with status 2 and a hint for an unknown one."""
+        command = args[0]
         if command not in self.commands and not command.startswith("-"):
             from fedapp.messages.methods import all_methods
 
+            group = f"fedapp {context.info_name}" if context.parent else "fedapp"
             hint = command_hint(command, group, self.commands, all_methods())
-            print(f"error: {path} is not a command{hint}", file=sys.stderr)
+            print(f"error: {group} {command} is not a command{hint}", file=sys.stderr)
             raise typer.Exit(2)
         return super().resolve_command(context, args)
 
@@ -319,20 +297,16 @@ class SettingsCommand(Command):
 class TrainingCommand(SettingsCommand):
     """A command for methods that train, which its help lists."""
 
-    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Format the help, and append the methods."""
-        super().format_help(context, formatter)
-        _print_methods("Methods for the same columns, different rows", "horizontal")
-        _print_methods("Methods for the same rows, different columns", "vertical")
+    families: ClassVar = {
+        "horizontal": "Methods for the same columns, different rows",
+        "vertical": "Methods for the same rows, different columns",
+    }
 
 
 class PredictingCommand(Command):
     """A command whose help lists the ways to predict with a divided model."""
 
-    def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Format the help, and append the ways."""
-        super().format_help(context, formatter)
-        _print_methods("Ways to predict with a model that is divided among parties", "inference")
+    families: ClassVar = {"inference": "Ways to predict with a model that is divided among parties"}
 
 
 def _print_methods(title: str, family: str) -> None:

@@ -95,7 +95,7 @@ def describe_command(
     """Describe a table: what each column holds, what a run would do with it, and its label."""
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
-    from fedapp.home import replacing
+    from fedapp.home import write_atomically
     from fedapp.outputs import Kind, check_output
     from fedapp.site.settings import SiteConfig, table_settings
 
@@ -125,8 +125,7 @@ def describe_command(
         console.print(_columns(description.columns))
     print_notes(console, description.facts, description.warnings)
     if schema is not None and not is_read:
-        with replacing(schema) as file:
-            file.write(schema_text(description).encode())
+        write_atomically(schema.resolve(), schema_text(description).encode())
         console.print(f"schema written to {schema}", markup=False, highlight=False, soft_wrap=True)
     has_refused = any(column.refused for column in description.columns)
     refused = "see the columns, and --schema" if has_refused else description.refused

@@ -6,6 +6,7 @@ A field's comment is its line on the page of JSON documents. ``comparison.json``
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NotRequired
 
 from pydantic import ConfigDict, with_config
@@ -147,12 +148,15 @@ class DescriptionDocument(TypedDict):
     facts: list[str]  # how the tables were read
 
 
-class Setting(TypedDict):
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting in words."""
+
     name: str  # as in files, with its section
     default: Given  # value where none is given
     values: str  # type and range, or the values in backquotes
     text: str  # what it does
-    methods: list[str]  # that read it
+    methods: tuple[str, ...]  # that read it
 
 
 class SettingsDocument(TypedDict):

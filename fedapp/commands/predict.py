@@ -30,7 +30,7 @@ from fedapp.commands.common import (
     site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
-from fedapp.home import open_private, replacing
+from fedapp.home import open_private, write_atomically
 from fedapp.outputs import Kind, begins_with, check_output
 from fedapp.process import listening_socket, start_log
 from fedapp.report.summary import print_warning
@@ -266,8 +266,7 @@ def export(
     else:
         run.to_xgboost()
         content = (run.path / FILES[to]).read_bytes()
-    with replacing(file) as opened:
-        opened.write(content)
+    write_atomically(file.resolve(), content)
     note = ": without the calibration" if run.summary.get("calibration") else ""
     console.print(f"{file}{note}", soft_wrap=True, highlight=False)
 

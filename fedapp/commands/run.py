@@ -6,7 +6,7 @@ import inspect
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ from fedapp.commands.common import (
     print_json,
     say,
 )
+from fedapp.commands.json_documents import Setting
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import alias, setting_hint, setting_of
@@ -46,7 +47,6 @@ from fedapp.run_folder import RunFolder
 from fedapp.settings import (
     Section,
     Settings,
-    Value,
     about_settings,
     declared,
     defaults,
@@ -307,7 +307,7 @@ def settings(
             say(f"each method has more: fedapp settings METHOD, one of {', '.join(methods)}")
 
 
-def _settings_called(name: str, listed: Mapping[str, Listed], methods: list[str]) -> list[Listed]:
+def _settings_called(name: str, listed: Mapping[str, Setting], methods: list[str]) -> list[Setting]:
     """The settings of a name: with and without a section, or what other libraries call so."""
     kebab = setting_of(name.lower(), listed)
     meant = kebab if kebab in listed else alias(kebab.replace("_", "-"), listed, "")
@@ -322,9 +322,9 @@ def _settings_called(name: str, listed: Mapping[str, Listed], methods: list[str]
     return settings
 
 
-def _print_settings(shown: list[Listed], n_methods: int, method: str) -> None:
+def _print_settings(shown: list[Setting], n_methods: int, method: str) -> None:
     """Print settings under headings: common ones, those of the method, and the rest."""
-    groups = dict[str, list[Listed]]({"Common": [], f"Of {method}": []})
+    groups = dict[str, list[Setting]]({"Common": [], f"Of {method}": []})
     general = {
         about.name: inspect.cleandoc(section.__doc__ or "").partition(".")[0].partition(";")[0]
         for section in Settings.__mro__
@@ -350,17 +350,6 @@ def _print_settings(shown: list[Listed], n_methods: int, method: str) -> None:
     console.print(grid)
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A setting in words."""
-
-    name: str  # as in files, with its section
-    default: Value
-    values: str  # type and range, or the values in backquotes
-    text: str
-    methods: tuple[str, ...]  # that read it
-
-
 def in_words(value: Any) -> str:
     """A default as text: digits in groups, none for an empty text."""
     if isinstance(value, bool):
@@ -368,7 +357,7 @@ def in_words(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str("none" if value == "" else value)
 
 
-def list_settings() -> dict[str, Listed]:
+def list_settings() -> dict[str, Setting]:
     """Every setting by its name, section by section."""
     from strategies.run import all_strategies
 
@@ -380,7 +369,7 @@ def list_settings() -> dict[str, Listed]:
         table, _, key = name.rpartition(".")
         methods = tuple(method for method, strategy in strategies.items() if strategy.takes(name))
         rule = _rule(schemas[table][key])
-        listed[name] = Listed(name, defaults()[name], rule, about.text, methods)
+        listed[name] = Setting(name, defaults()[name], rule, about.text, methods)
     return listed
 
 

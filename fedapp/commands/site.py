@@ -488,11 +488,6 @@ federation_app = typer.Typer(
 )
 
 
-@federation_app.callback()
-def _group() -> None:
-    """A coordinator."""
-
-
 @federation_app.command("init", cls=Command)
 def federation_init_command(
     folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],

@@ -128,23 +128,29 @@ def columns_of_frame(
     return replace(table, n_read=len(groups.rows)) if groups else table
 
 
+def score_names(classes: Sequence[str], n_outputs: int) -> list[str]:
+    """Names of the columns of predictions: one per class, one for two classes or a regression."""
+    names = classes if n_outputs > 1 else classes[1:]
+    return [f"probability_{name}" for name in names] if classes else ["prediction"]
+
+
 def named_predictions(
     classes: Sequence[str], n_outputs: int, predictions: Array
 ) -> dict[str, Array]:
-    """One column per class, one for two classes, or one for regression.
-
-    `predictions` is float32, shape (n_rows, n_outputs).
-    """
-    if not classes:
-        return {"prediction": predictions[:, 0]}
-    names = classes if n_outputs > 1 else classes[1:]
-    return {f"probability_{name}": predictions[:, k] for k, name in enumerate(names)}
+    """Columns of float32 predictions, shape (n_rows, n_outputs), by their `score_names`."""
+    return dict(zip(score_names(classes, n_outputs), predictions.T, strict=True))
 
 
 def by_class(predictions: Array) -> Array:
     """Probability of each class, shape (n_rows, n_classes), also for two classes."""
     two = predictions.shape[1] == 1
     return np.hstack([1 - predictions, predictions]) if two else predictions
+
+
+def most_probable(classes: Sequence[str], predictions: Array) -> list[str]:
+    """The most probable class of each row; none for a regression."""
+    class_ids = by_class(predictions).argmax(axis=1).tolist() if classes else ()
+    return [classes[class_id] for class_id in class_ids]
 
 
 def unmatched_note(n_unmatched: int, n_asked: int) -> str:

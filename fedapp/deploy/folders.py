@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -31,7 +31,16 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, Federation, Machine, Site, Texts
+from fedapp.deploy.targets import (
+    PUBLIC,
+    SCRIPT,
+    SECRET,
+    TARGETS,
+    Federation,
+    Machine,
+    Site,
+    Texts,
+)
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
@@ -42,17 +51,6 @@ from fedapp.site.settings import SiteConfig, is_address, parse_node_config
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
 LOOPBACK = ("localhost", "127.0.0.1")
-# Target -> writer of its files.
-FEDERATION_TEXTS = {
-    "scripts": targets.scripts_federation,
-    "compose": targets.compose_federation,
-    "systemd": targets.units_federation,
-}
-SITE_TEXTS = {
-    "scripts": targets.scripts_site,
-    "compose": targets.compose_site,
-    "systemd": targets.units_site,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +117,7 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     _write_superexec_secret(folder)
     for name in ("sites", "users", "flower", "home"):
         (folder / name).mkdir(mode=0o700)
-    names = "".join(f"{name}\n" for name in federation.sites)
-    write_new(folder / "sites" / NAMES, names.encode(), PUBLIC)
+    write_names(folder, federation.sites)
     root = "" if federation.certificate else f"{folder}/ca.crt"
     outside = _flower_config(federation, f"{federation.host}:{federation.users_port}", root)
     register = targets.fill("register-sites.sh", {"DIR": machine.folder})
@@ -129,11 +126,17 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
         "nginx.users": ("", PUBLIC),
         **targets.env_script(machine),
         "register-sites.sh": (register, SCRIPT),
-        **FEDERATION_TEXTS[target](machine, federation),
+        **TARGETS[target][0](machine, federation),
     }
     _write_texts(folder, texts)
     inside = _flower_config(federation, f"127.0.0.1:{federation.port}", f"{folder}/ca.crt")
     write_new(folder / "flower" / "config.toml", inside.encode(), SECRET)
+
+
+def write_names(folder: Path, names: Iterable[str]) -> None:
+    """Write the names of a coordinator's sites, one a line."""
+    content = "".join(f"{name}\n" for name in names)
+    write_atomically(folder / "sites" / NAMES, content.encode(), PUBLIC)
 
 
 def add_user(folder: Path, name: str) -> Path:
@@ -231,7 +234,7 @@ def write_site(
     for name in ("flower", "home"):
         (folder / name).mkdir(mode=0o700)
     processes = Site(site.name, data, superlink, bool(ca), port)
-    _write_texts(folder, targets.env_script(machine) | SITE_TEXTS[target](machine, processes))
+    _write_texts(folder, targets.env_script(machine) | TARGETS[target][1](machine, processes))
 
 
 def name_in(node_config: Path) -> str:
@@ -301,8 +304,8 @@ def _machine(folder: Path, name: str) -> Machine:
 
 
 def _check_target(target: str) -> None:
-    if target not in FEDERATION_TEXTS:
-        raise ConfigError(f"target must be {', '.join(FEDERATION_TEXTS)}, got {target!r}")
+    if target not in TARGETS:
+        raise ConfigError(f"target must be {', '.join(TARGETS)}, got {target!r}")
 
 
 def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:

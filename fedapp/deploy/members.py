@@ -21,7 +21,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key
 
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.deploy.certificates import key_fingerprint, public_key_in
-from fedapp.deploy.folders import NAMES
+from fedapp.deploy.folders import NAMES, write_names
 from fedapp.deploy.targets import PUBLIC
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import read_toml, write_atomically
@@ -61,7 +61,7 @@ def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, st
             raise ConfigError(f"name must be {NAME_RULE}, got {name!r}")
     files = {name: folder / "sites" / f"{name}.pub" for name in names or before}
     keys = {name: public_key_in(path) for name, path in files.items() if path.exists()}
-    _write_names(folder, dict.fromkeys((*before, *names)))
+    write_names(folder, dict.fromkeys((*before, *names)))
     yield from ((name, "") for name in files if name not in keys)
     if not keys:
         return
@@ -92,7 +92,7 @@ def remove_site(folder: Path, name: str) -> None:
     for path in (folder / "sites" / f"{name}.pub", folder / "sites" / f"{name}.node"):
         if path.exists():
             path.rename(f"{path}.removed")
-    _write_names(folder, [site for site in names if site != name])
+    write_names(folder, [site for site in names if site != name])
 
 
 def members(folder: Path) -> tuple[list[Member], str]:
@@ -146,11 +146,6 @@ def _registered_as(path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
     if node.name != path.stem:
         raise ConfigError(f"{path} must be the key of {path.stem}, got that of {node.name}")
     return int(node.node_id)
-
-
-def _write_names(folder: Path, names: Iterable[str]) -> None:
-    content = "".join(f"{name}\n" for name in names)
-    write_atomically(folder / "sites" / NAMES, content.encode(), PUBLIC)
 
 
 @contextmanager

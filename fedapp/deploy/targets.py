@@ -15,7 +15,7 @@ import secrets
 import shlex
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from getpass import getuser
 from importlib.metadata import version
@@ -167,14 +167,10 @@ class Machine:
         return {"Dockerfile": (fill(steps, values), PUBLIC)}
 
 
-def template(name: str) -> str:
-    """The text of a file of the folder ``templates``."""
-    return (Path(__file__).parent / "templates" / name).read_text()
-
-
 def fill(name: str, values: Mapping[str, str]) -> str:
-    """A template with each ``{NAME}`` replaced; other braces stay."""
-    return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], template(name))
+    """A file of ``templates`` with each ``{NAME}`` replaced; other braces stay."""
+    text = (Path(__file__).parent / "templates" / name).read_text()
+    return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], text)
 
 
 def as_yaml(comment: str, document: object) -> str:
@@ -274,34 +270,27 @@ def _unit(
     health: Sequence[str] = (),
 ) -> tuple[str, int]:
     wait_until_healthy = f"ExecStartPost=/bin/sh -c 'until {' '.join(health)}; do sleep 1; done'"
-    start_checks = [wait_until_healthy] if health else []
     path = f"{machine.programs}:/usr/local/bin:/usr/bin:/bin"
-    environment = {**sealed_environment(machine.folder, machine.name), "PATH": path}
-    lines = [
-        "[Unit]",
-        f"Description=fedapp: {description}",
-        "Wants=network-online.target",
-        "After=network-online.target",
-        *unit_lines,
-        "",
-        "[Service]",
-        f"User={getuser()}",
-        *(f"Environment={key}={value}" for key, value in environment.items()),
-        f"ExecStart={machine.programs}/{' '.join(command)}",
-        *start_checks,
-        "Restart=always",
-        "RestartSec=5",
-        "UMask=0077",
-        template("guards.unit").rstrip(),
-        *service_lines,
-        "",
-        "[Install]",
-        "WantedBy=multi-user.target",
-    ]
-    return "\n".join(lines) + "\n", PUBLIC
+    variables = {**sealed_environment(machine.folder, machine.name), "PATH": path}
+    values = {
+        "DESCRIPTION": description,
+        "UNIT": _lines(unit_lines),
+        "USER": getuser(),
+        "ENVIRONMENT": _lines(f"Environment={key}={value}" for key, value in variables.items()),
+        "COMMAND": f"{machine.programs}/{' '.join(command)}",
+        "STARTED": _lines([wait_until_healthy] if health else []),
+        "SERVICE": _lines(service_lines),
+    }
+    return fill("process.unit", values), PUBLIC
+
+
+def _lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 # Bash scripts that start the processes and restart them when they end.
+
+_KEPT = {"METRICS": " ".join(METRICS), "KEEP": fill("keep.sh", {})}
 
 
 def scripts_federation(machine: Machine, federation: Federation) -> Texts:
@@ -312,8 +301,7 @@ def scripts_federation(machine: Machine, federation: Federation) -> Texts:
         "SUPERLINK": _command(federation.superlink(folder, folder)),
         "SUPEREXEC": _command(federation.superexec(folder)),
         "HEALTH": shlex.join(federation.health(folder)),
-        "METRICS": " ".join(METRICS),
-        "KEEP": template("keep.sh"),
+        **_KEPT,
     }
     start = {"start-superlink.sh": (fill("start-superlink.sh", values), SCRIPT)}
     return start | host_config(machine, federation)
@@ -328,8 +316,7 @@ def scripts_site(machine: Machine, site: Site) -> Texts:
         "SUPEREXEC": _command(site.superexec(folder)),
         "STANDING": _command(site.standing(folder)),
         "STANDS": shlex.quote(STANDS),
-        "METRICS": " ".join(METRICS),
-        "KEEP": template("keep.sh"),
+        **_KEPT,
     }
     return {"start-supernode.sh": (fill("start-supernode.sh", values), SCRIPT)}
 
@@ -509,3 +496,11 @@ def _guarded(image: str) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
     }
+
+
+# Writers of a coordinator's files, and of a site's, by target.
+TARGETS = {
+    "scripts": (scripts_federation, scripts_site),
+    "compose": (compose_federation, compose_site),
+    "systemd": (units_federation, units_site),
+}

@@ -87,6 +87,11 @@ class BaselineKind:
         return self.model.partition(" ")[0]
 
     @property
+    def alone(self) -> str:
+        """What a party has alone, and the model."""
+        return f"{self.split_by} alone, {self.short}"
+
+    @property
     def name(self) -> str:
         """Name for files."""
         return f"{self.short.lower()}-{self.split_by}"
@@ -113,11 +118,6 @@ class Pooled:
     base_margins: Floats | None = None  # (n_rows,)
     is_weighted: bool = True  # by a column
 
-    def of_rows(self, rows: Rows) -> dict[str, Any]:
-        """Arguments of XGBoost's matrices for some rows, beside values and labels."""
-        margins = {} if self.base_margins is None else {"base_margin": self.base_margins[rows]}
-        return {"weight": self.weights[rows], **margins, **self.types}
-
     @property
     def widest(self) -> float:
         """Half the range of the labels, as a power of two: see ``strategies.scoring``."""
@@ -126,14 +126,15 @@ class Pooled:
     def matrix(self, kind: Any, rows: Rows, objective: str, **more: Any) -> Any:
         """Some rows as one of XGBoost's matrices, with labels, weights and base margins."""
         rows = rows[self.in_order_of(objective, rows)]
-        labels = self.labels[rows]
-        of_rows = self.of_rows(rows) | more
-        if is_ranking(objective):
+        labels, of_rows = self.labels[rows], self.types | more
+        if self.base_margins is not None:
+            of_rows["base_margin"] = self.base_margins[rows]
+        if is_ranking(objective):  # whose weights are of queries
             of_rows["qid"] = queries_of(labels)
             labels = grades_of(labels).astype(np.float32)
-            del of_rows["weight"]  # XGBoost's are of queries
-        if has_quantile_leaves(objective) and not self.is_weighted:
-            del of_rows["weight"]  # quantiles of unweighted rows are interpolated
+        # Quantiles of unweighted rows are interpolated.
+        elif self.is_weighted or not has_quantile_leaves(objective):
+            of_rows["weight"] = self.weights[rows]
         matrix = kind(self.values[rows], labels, **of_rows)
         return with_bounds(matrix, labels, objective)
 
@@ -173,25 +174,27 @@ class Pooled:
 class Trained:
     """A trained baseline."""
 
+    settings: Settings  # with an objective that is resolved
+    rows: Pooled
     margins: Callable[[Rows], Floats]  # row numbers -> (n, n_outputs)
     center: float  # of the histogram of margins, see ``metrics.statistics``
     gains: npt.NDArray[np.float64]  # (n_columns,): total gain of the splits by column
     booster: Any = None  # if the model is XGBoost's
 
-    def scores(
-        self, objective: str, rows: Pooled, eval_metrics: Sequence[str], split_by: str
-    ) -> dict[str, float]:
+    def scores(self) -> dict[str, float]:
         """Scores on the test rows, computed like the run's.
 
         Horizontal parties add up histograms of margins; the active party of a vertical run has all
         margins. The threshold of two classes is chosen on the same rows as the run's.
         """
-        chosen = metrics.threshold_rows(len(rows.split.valid) > 0)
-        subsets = [subset for subset in (chosen, "test") if len(getattr(rows.split, subset))]
-        if split_by == BY_COLUMNS:
-            exact = {subset: self._rows(rows, subset) for subset in subsets}
+        split, eval_metrics = self.rows.split, self.settings.eval_metrics
+        objective = self.settings.objective
+        chosen = metrics.threshold_rows(len(split.valid) > 0)
+        subsets = [subset for subset in (chosen, "test") if len(getattr(split, subset))]
+        if baselines_of(self.settings.strategy).split_by == BY_COLUMNS:
+            exact = {subset: self._rows(subset) for subset in subsets}
             return metrics.pooled_subsets(objective, exact, eval_metrics).get("test", {})
-        sums = {subset: self._sums(objective, rows, subset, eval_metrics) for subset in subsets}
+        sums = {subset: self._sums(subset) for subset in subsets}
         if "test" not in sums:
             return {}
         scores = scores_of(objective, sums["test"], eval_metrics)
@@ -201,44 +204,43 @@ class Trained:
             scores |= metrics.scores_from_bin(sums["test"], first, self.center, eval_metrics)
         return scores
 
-    def curves(self, objective: str, rows: Pooled) -> dict[str, Any]:
+    def curves(self) -> dict[str, Any]:
         """Curves on the test rows, from a run's number of bins; empty without weighted rows."""
+        rows = self.rows
         if not rows.weights[rows.split.test].any():
             return {}
-        sums = self._sums(objective, rows, "test")
+        sums, objective = self._sums("test"), self.settings.objective
         return metrics.curves(objective, sums, residual_range=rows.widest, center=self.center)
 
-    def intervals(
-        self, objective: str, rows: Pooled, eval_metrics: Sequence[str]
-    ) -> dict[str, tuple[float, float]]:
+    def intervals(self) -> dict[str, tuple[float, float]]:
         """95 % intervals of the scores on the test rows; none of weighted rows."""
-        return metrics.row_intervals(objective, *self._rows(rows, "test"), eval_metrics)
+        settings = self.settings
+        return metrics.row_intervals(settings.objective, *self._rows("test"), settings.eval_metrics)
 
-    def _sums(
-        self, objective: str, rows: Pooled, subset: str, eval_metrics: Sequence[str] = ()
-    ) -> metrics.Statistics:
+    def _sums(self, subset: str) -> metrics.Statistics:
         """The sums that horizontal parties would add up."""
         return metrics.statistics(
-            objective,
-            *self._rows(rows, subset),
+            self.settings.objective,
+            *self._rows(subset),
             FINAL_BINS,
-            rows.widest,
+            self.rows.widest,
             self.center,
-            extra=eval_metrics,
+            extra=self.settings.eval_metrics,
         )
 
-    def _rows(self, rows: Pooled, subset: str) -> tuple[Floats, Floats, Floats]:
-        of = getattr(rows.split, subset)
-        return self.margins(of), rows.labels[of], rows.weights[of]
+    def _rows(self, subset: str) -> tuple[Floats, Floats, Floats]:
+        of = getattr(self.rows.split, subset)
+        return self.margins(of), self.rows.labels[of], self.rows.weights[of]
 
-    def importance(self, columns: Sequence[str]) -> dict[str, dict[str, float]]:
+    @property
+    def importance(self) -> dict[str, dict[str, float]]:
         """``total_gain`` by column, largest first, for a forest its share; of XGBoost ``gain``."""
         by_kind = {TOTAL_GAIN: self.gains}
         if self.booster is not None:
             by_kind[GAIN] = gains_of(self.booster, GAIN, len(self.gains))
         orders = {kind: np.argsort(-gains, kind="stable") for kind, gains in by_kind.items()}
         return {
-            kind: {columns[c]: float(gains[c]) for c in orders[kind] if gains[c] > 0}
+            kind: {self.rows.columns[c]: float(gains[c]) for c in orders[kind] if gains[c] > 0}
             for kind, gains in by_kind.items()
         }
 
@@ -264,40 +266,33 @@ def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, A
     if folder is None:
         pooled = pooled.in_table_order()
         alone = {name: rows.in_table_order() for name, rows in alone.items()}
-    train = train_forest if kind.model == FOREST else train_boosted
+    train = train_of(kind)
     of_all = train(settings, pooled)
-    of_parties = {name: (train(settings, rows), rows) for name, rows in alone.items()}
-    objective = settings.objective
-    eval_metrics, split_by = settings.eval_metrics, kind.split_by
-    scores, curves, margins = dict[str, Any](), dict[str, Any](), dict[str, str]()
-    for name, (trained, rows) in of_parties.items():
-        scores[name] = trained.scores(objective, rows, eval_metrics, split_by)
-        curves[name] = trained.curves(objective, rows)
-        margins[name] = encoded(trained.margins(rows.split.test))
+    of_parties = {name: train(settings, rows) for name, rows in alone.items()}
+
+    def of_each(facts: Callable[[Trained], Any]) -> dict[str, Any]:
+        alone = {name: facts(trained) for name, trained in of_parties.items()}
+        return {"pooled": facts(of_all), "alone": alone}
+
     baselines: dict[str, Any] = {
-        "pooled": of_all.scores(objective, pooled, eval_metrics, split_by),
-        "alone": scores,
-        "curves": {"pooled": of_all.curves(objective, pooled), "alone": curves},
-        "importance": {"pooled": of_all.importance(pooled.columns)},
-        "test_margins": {
-            "pooled": encoded(of_all.margins(pooled.split.test)),
-            "alone": margins,
-        },
+        **of_each(Trained.scores),
+        "curves": of_each(Trained.curves),
+        "importance": {"pooled": of_all.importance},
+        "test_margins": of_each(lambda trained: encoded(trained.margins(trained.rows.split.test))),
     }
     if folder:  # a comparison has no use for them, and they are bootstrapped
-        baselines["intervals"] = {
-            "pooled": of_all.intervals(objective, pooled, eval_metrics),
-            "alone": {
-                name: trained.intervals(objective, rows, eval_metrics)
-                for name, (trained, rows) in of_parties.items()
-            },
-        }
+        baselines["intervals"] = of_each(Trained.intervals)
     path = folder / "model.xgb.json" if folder else None
     is_lossless = kind.split_by == BY_COLUMNS or settings.parties == 1
     if of_all.booster is not None and is_lossless and path and path.exists():
         models = path.read_bytes(), of_all.booster.save_raw("json")
         baselines["same_nodes"] = same_nodes(*map(json.loads, models))
     return baselines
+
+
+def train_of(kind: BaselineKind) -> Callable[[Settings, Pooled], Trained]:
+    """The function that trains a kind of baseline."""
+    return train_forest if kind.model == FOREST else train_boosted
 
 
 def encoded(margins: Floats) -> str:
@@ -319,9 +314,7 @@ def order_range(settings: Settings, metric: str, n_orders: int) -> tuple[float, 
     for _ in range(n_orders):
         shuffled = Split(rng.permutation(rows.split.train), rows.split.valid, rows.split.test)
         trained = train_boosted(settings, replace(rows, split=shuffled))
-        split_by = baselines_of(settings.strategy).split_by
-        by_metric = trained.scores(settings.objective, rows, settings.eval_metrics, split_by)
-        scores.append(by_metric.get(metric, np.nan))
+        scores.append(trained.scores().get(metric, np.nan))
     return min(scores), max(scores)
 
 
@@ -432,7 +425,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     weights = weights_of(parse_weights(settings.feature_weights), rows.columns)
     if len(weights):
         binned.set_info(feature_weights=weights.astype(np.float32))
-    stop = settings.early_stopping_rounds
+    patience = settings.early_stopping_rounds if len(valid) else 0
 
     class Interruptible(xgboost.callback.TrainingCallback):
         def after_iteration(self, *_: object) -> bool:
@@ -443,12 +436,12 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
         parameters,
         binned,
         settings.num_boost_round,
-        evals=[(matrix(valid), "valid")] if stop and len(valid) else [],
-        early_stopping_rounds=stop if stop and len(valid) else None,
+        evals=[(matrix(valid), "valid")] if patience else [],
+        early_stopping_rounds=patience or None,
         verbose_eval=False,
         callbacks=[Interruptible()],
     )
-    n_trees = booster.best_iteration + 1 if stop and len(valid) else 0
+    n_trees = booster.best_iteration + 1 if patience else 0
 
     def margins(of: Rows) -> Floats:
         predicted = booster.predict(matrix(of), output_margin=True, iteration_range=(0, n_trees))
@@ -461,7 +454,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     with np.errstate(divide="ignore"):  # a party may have rows of one class only
         start = np.atleast_1d(np.float32(parameters.get("base_score", 0)))
         center = base_margin(settings.objective, start)
-    return Trained(margins, float(center[0]), gains, best)
+    return Trained(settings, rows, margins, float(center[0]), gains, best)
 
 
 def gains_of(booster: Any, kind: str, n_columns: int) -> npt.NDArray[np.float64]:
@@ -479,16 +472,14 @@ def train_forest(settings: Settings, rows: Pooled) -> Trained:
     section: Any = load_strategy(settings.strategy).section_settings(settings)
     is_regression = settings.objective == REGRESSION
     kind = RandomForestRegressor if is_regression else RandomForestClassifier
+    limits = ("max_depth", "min_samples_split", "min_samples_leaf", "min_impurity_decrease")
     forest = kind(
         section.trees,
         criterion="squared_error" if is_regression else section.criterion_for(settings.objective),
-        max_depth=section.max_depth,
-        min_samples_split=section.min_samples_split,
-        min_samples_leaf=section.min_samples_leaf,
-        min_impurity_decrease=section.min_impurity_decrease,
         max_features=None if section.max_features == "all" else section.max_features,
         bootstrap=section.bootstrap,
         random_state=settings.seed % 2**32,
+        **{name: getattr(section, name) for name in limits},
     )
     train = rows.split.train
     forest.fit(rows.values[train], rows.labels[train], sample_weight=rows.weights[train])
@@ -500,7 +491,8 @@ def train_forest(settings: Settings, rows: Pooled) -> Trained:
             outputs = outputs[:, 1:]
         return margins_of(settings.objective, outputs).astype(np.float32)
 
-    return Trained(margins, 0.0, np.asarray(forest.feature_importances_, dtype=np.float64))
+    gains = np.asarray(forest.feature_importances_, dtype=np.float64)
+    return Trained(settings, rows, margins, 0.0, gains)
 
 
 def xgboost_parameters(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import LOCK, display_path, exclusive_lock, home
@@ -182,9 +183,7 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
 def _group(path: Path) -> ListedRun:
     """List a comparison or a search."""
     compared, search = (json_object(path / name) for name in (COMPARISON, SEARCH))
-    method = "unfinished comparison or search"
-    metric = ""
-    value = None
+    method, metric, value = "unfinished comparison or search", "", None
     if compared:
         best = next(line for line in compared["lines"] if line["n_bytes"] is not None)
         methods = [name for names in compared["methods"].values() for name in names]
@@ -192,11 +191,9 @@ def _group(path: Path) -> ListedRun:
         metric = f"{best['name']} {compared['metric']}"
         value = sum(best["scores"]) / len(best["scores"])
     elif search:
-        method = f"search, {search['strategy']}"
-        metric = search["metric"]
+        method, metric = f"search, {search['strategy']}", search["metric"]
         value = search["test"].get(metric)
     summary = compared or search
-    n_bytes, times = _measured(path)
     runs = [RunFolder(config.parent) for config in path.glob(f"*/{CONFIG}")]
     return ListedRun(
         path=path,
@@ -205,12 +202,10 @@ def _group(path: Path) -> ListedRun:
         data=(summary or json_object(path / CLAIM))["data"],
         metric=metric,
         value=value,
-        n_bytes=n_bytes,
         started=min((run.started for run in runs), default=""),
         ended=max((run.ended for run in runs), default=""),
-        began=min(times),
-        changed=max(times),
         model_id="",
+        **_measured(path),
     )
 
 
@@ -223,7 +218,6 @@ def _listed_run(path: Path, state: State) -> ListedRun:
     if summary:
         metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
         value = (summary["metrics"].get("test") or {}).get(metric)
-    n_bytes, times = _measured(path)
     return ListedRun(
         path=path,
         state=state,
@@ -231,12 +225,10 @@ def _listed_run(path: Path, state: State) -> ListedRun:
         data=str(summary.get("data") or settings.get("data", "")),
         metric=metric,
         value=value,
-        n_bytes=n_bytes,
         started=run.started,
         ended=str((summary or run.failure).get("ended", "")),
-        began=min(times),
-        changed=max(times),
         model_id=str(summary["model_id"]) if summary else model_id_of(path),
+        **_measured(path),
     )
 
 
@@ -248,12 +240,13 @@ def model_id_of(path: Path) -> str:
     return state.model_id if state else ""
 
 
-def _measured(folder: Path) -> tuple[int, list[float]]:
-    """Size of a folder, and modification times of its files, or of the folder if it is empty."""
+def _measured(folder: Path) -> dict[str, Any]:
+    """Size of a folder, and times of its oldest and newest file, or its own if it is empty."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
     stats = [path.lstat() for path in files]
     times = [stat.st_mtime for stat in stats] or [folder.stat().st_mtime]
-    return sum(stat.st_size for stat in stats), times
+    n_bytes = sum(stat.st_size for stat in stats)
+    return {"n_bytes": n_bytes, "began": min(times), "changed": max(times)}
 
 
 def site_states() -> list[SiteState]:
@@ -275,8 +268,9 @@ def forget_model(model_id: str) -> None:
 
 
 def _state(path: Path) -> SiteState:
-    n_bytes, times = _measured(path)
-    return SiteState(path, (path / PART_FILE).is_file(), n_bytes, max(times))
+    measured = _measured(path)
+    is_part = (path / PART_FILE).is_file()
+    return SiteState(path, is_part, measured["n_bytes"], measured["changed"])
 
 
 def _all_runs(parent: Path, tell: Tell = QUIET.tell) -> list[ListedRun]:

@@ -45,7 +45,7 @@ from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.differences import ScoredRows, Span, mean_span, scored_rows
 from fedapp.runs.run_groups import PAGE
-from fedapp.runs.series import VARIED, Engine, Series, check_series_folder, default_folder, name_of
+from fedapp.runs.series import VARIED, Series, check_series_folder, default_folder, name_of
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.runs.tables import resolve_objective, table_files
 from fedapp.settings import Settings, Value, load_settings, settings_named
@@ -67,18 +67,14 @@ def carry_out(
     on: str = "",
     folds: int = 0,
 ) -> tuple[Path, Comparison]:
-    """Check the settings, `compare`, and write the reports of all runs and the comparison's page.
+    """Run every method with every seed and fold, and the baselines, on the same rows; write pages.
 
-    With ``folds`` each fold of a cross-validation is held back in turn.
-    ``output`` is by default a folder below runs/ that follows from the table and the settings.
+    ``overrides`` are settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; with
+    ``folds`` each fold of a cross-validation is held back in turn. ConfigError if a setting is
+    invalid, the methods cannot be scored on the same rows, or ``output`` has runs of other
+    settings; by default it is a folder below runs/ that follows from the table and the settings.
     With ``on="ray"`` every run of the local engine is a Ray task.
     """
-
-    def run(settings: Settings) -> RunFolder:
-        folder = session.carry_out(settings, engine, watcher)
-        assert folder is not None  # of a simulated run
-        return folder
-
     watcher.begin("reading the settings")
     if engine not in SIMULATED:
         raise ConfigError(f"--engine must be local or simulation to compare, got {engine}")
@@ -92,9 +88,8 @@ def carry_out(
         session.check_method(without_unread(settings), engine)
     check_comparable(runs, n_seeds)
     runs = [session.check_tables(settings, engine, watcher) for settings in runs]
-    overrides = {**overrides, "parties": runs[0].asked_parties}
     folder = output or default_folder(runs[0], engine)
-    comparison = compare(strategies, overrides, n_seeds, folder, run, engine, watcher, bool(on))
+    comparison = _compared(runs, n_seeds, Series(folder, watcher.tell), engine, watcher, bool(on))
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
     for cell in cells if drop_frames(folder) else []:
@@ -105,31 +100,26 @@ def carry_out(
     return folder, comparison
 
 
-def compare(
-    strategies: Sequence[str],
-    overrides: Mapping[str, Value],
+def _compared(
+    runs: Sequence[Settings],
     n_seeds: int,
-    output: Path,
-    engine: Engine,
-    engine_name: str = "local",
-    watcher: Watcher | None = None,
-    on_ray: bool = False,
+    series: Series,
+    engine: str,
+    watcher: Watcher,
+    on_ray: bool,
 ) -> Comparison:
-    """Run every strategy with every seed and fold, and the baselines, on the same rows.
+    """Make the runs and baselines that the series does not have, and set them side by side."""
 
-    ``overrides`` are settings of all runs; the seeds are ``seed``, ``seed`` + 1, ...; with
-    ``folds`` each of them is run. ConfigError if a setting is invalid, the methods cannot be scored
-    on the same rows, or ``output``, the folder of the cells, has cells of other settings.
-    """
-    watcher = watcher or Silent()
-    runs = settings_of_all(strategies, overrides)
-    check_comparable(runs, n_seeds)
+    def run_cell(settings: Settings) -> RunFolder:
+        folder = session.carry_out(settings, engine, watcher)
+        assert folder is not None  # of a simulated run
+        return folder
+
     watcher.begin("reading the table")
     n_rows = same_rows(runs)
     runs = [resolve_objective(run) for run in runs]
     first = runs[0]
-    series = Series(output, watcher.tell)
-    series.claim(first, engine_name)
+    series.claim(first, engine)
     seeds = tuple(range(first.seed, first.seed + n_seeds))
     draws = [draw for seed in seeds for draw in draws_of_seed(first, seed)]  # a run of each method
     metric, lines = first.watched_metric, []
@@ -142,7 +132,7 @@ def compare(
         for number, cell in enumerate(cells, start=index * len(draws) + 1):
             of_all = f"(run {number} of {len(runs) * len(draws)})"
             watcher.begin(f"{run.strategy}, {_in_words(cell)} {of_all}")
-            summaries.append(series.run(cell, engine))
+            summaries.append(series.run(cell, run_cell))
         lines.append(_line(run.strategy, summaries, metric, [name_of(cell) for cell in cells]))
     scored = {
         kind: [_scored(kind, run.model_copy(update=draw), series, watcher) for draw in draws]
@@ -156,27 +146,29 @@ def compare(
         orders = _orders(boosted[0].model_copy(update=draws[0]), series, metric, watcher)
     stated = VARIED | {"data", "fold", "folds"}
     changed = {name: value for name, value in first.changed.items() if name not in stated}
+    read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
+    unread = {name: tuple(each for each in changed if each not in read[name]) for name in read}
     methods: dict[str, tuple[str, ...]] = {}  # by what the parties share of a table
-    for strategy in strategies:
-        split_by = baselines_of(strategy).split_by
-        methods[split_by] = (*methods.get(split_by, ()), strategy)
+    for run in runs:
+        split_by = baselines_of(run.strategy).split_by
+        methods[split_by] = (*methods.get(split_by, ()), run.strategy)
     comparison = Comparison(
         metric,
         best_first(lines, metric),
-        named_frames(first.data, output),
+        named_frames(first.data, series.folder),
         first.objective,
-        engine_name,
+        engine,
         seeds,
         first.parties,
         n_rows,
         methods,
         changed,
-        unread_settings(changed, runs),
+        unread,
         first.folds,
         orders,
         paired,
     )
-    RunFolder(output).write_json(COMPARISON, comparison.document)
+    RunFolder(series.folder).write_json(COMPARISON, comparison.document)
     return comparison
 
 
@@ -244,19 +236,14 @@ def _baselines(scored: ScoredKinds, metric: str) -> list[Line]:
     for kind, of_draws in scored.items():
         by_draw = [_by_line(kind, trained) for trained in of_draws]
         scores |= {name: [named[name] for named in by_draw] for name in by_draw[0]}
-        alone |= {name: _what_alone(kind) for name in by_draw[0] if name != kind.pooled}
+        alone |= {name: kind.alone for name in by_draw[0] if name != kind.pooled}
     lines = (_scored_line(name, tests, metric) for name, tests in scores.items())
     return [replace(line, alone=alone.get(line.name, "")) for line in lines]
 
 
-def _what_alone(kind: BaselineKind) -> str:
-    """What a party has alone, and the model."""
-    return f"{kind.split_by} alone, {kind.short}"
-
-
 def _by_line(kind: BaselineKind, trained: Mapping[str, Any]) -> dict[str, Any]:
     """What is of the pooled model and of each party alone, by the names of their lines."""
-    alone = {f"{party}'s {_what_alone(kind)}": value for party, value in trained["alone"].items()}
+    alone = {f"{party}'s {kind.alone}": value for party, value in trained["alone"].items()}
     return {kind.pooled: trained["pooled"], **alone}
 
 
@@ -391,11 +378,3 @@ def without_unread(run: Settings) -> Settings:
     """Reset the settings that the method does not read to their defaults."""
     read = {*load_strategy(run.strategy).settings_read(run), *ALL_READ}
     return load_settings({name: value for name, value in run.changed.items() if name in read})
-
-
-def unread_settings(
-    changed: Mapping[str, Value], runs: Sequence[Settings]
-) -> dict[str, tuple[str, ...]]:
-    """Changed settings that each method does not read, by method."""
-    read = {run.strategy: load_strategy(run.strategy).settings_read(run) for run in runs}
-    return {method: tuple(name for name in changed if name not in read[method]) for method in read}

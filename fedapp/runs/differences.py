@@ -14,8 +14,7 @@ import numpy as np
 
 from fedapp import metrics
 from fedapp.runs.baselines import Floats, Pooled, baseline_rows, decoded, values_of
-from fedapp.runs.joined import joined_model
-from fedapp.runs.predict import load_model, parts_of, with_prediction
+from fedapp.runs.predict import joined_model, load_model, parts_of, predict
 from fedapp.settings import Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import margins_of
@@ -51,14 +50,9 @@ class ScoredRows:
 
     def less(self, others: Floats) -> dict[str, Span]:
         """Scores of the model less those of the margins of another one, on the same rows."""
-        settings, weights = self.settings, np.ones_like(self.labels)
+        settings, rows = self.settings, (self.labels, np.ones_like(self.labels))
         return metrics.paired(
-            settings.objective,
-            self.margins,
-            others,
-            self.labels,
-            weights,
-            settings.eval_metrics,
+            settings.objective, self.margins, others, *rows, settings.eval_metrics
         )
 
 
@@ -78,7 +72,7 @@ def model_margins(run_dir: Path, rows: Pooled) -> Floats | None:
     whole = joined_model(run_dir)
     if whole is None and parts_of(run_dir):
         return None
-    model, predict = with_prediction(whole) if whole else load_model(run_dir / "model.json")
+    model = whole or load_model(run_dir / "model.json")
     values, of = values_of(model, rows, rows.split.test), rows.base_margins
     starts = None if of is None else of[rows.split.test]
     if isinstance(model, Ensemble):

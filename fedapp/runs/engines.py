@@ -86,7 +86,7 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
     try:
         yield
     except RunFailedError as error:
-        if faults or not folder.was_stopped:
+        if faults or folder.error != StoppedError.__name__:
             raise
         raise StoppedError(str(error)) from None
     finally:

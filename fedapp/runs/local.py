@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -129,24 +130,22 @@ class LocalGrid(Grid):
 
 def simulated_contexts(settings: Settings) -> list[Context]:
     """Contexts of simulated parties, like those of Flower's simulation."""
-    run_config = flatten(settings.as_config())
-    return [
-        Context(
-            run_id=0,
-            node_id=SERVER_NODE + 1 + share,
-            node_config={"partition-id": share, "num-partitions": settings.parties},
-            state=RecordDict(),
-            run_config=run_config,
-        )
-        for share in range(settings.parties)
-    ]
+    shares = range(settings.parties)
+    nodes = ({"partition-id": share, "num-partitions": settings.parties} for share in shares)
+    return site_contexts(nodes, flatten(settings.as_config()))
 
 
-def site_contexts(nodes: Iterable[Mapping[str, Any]]) -> list[Context]:
+def site_contexts(
+    nodes: Iterable[Mapping[str, Any]], run_config: Mapping[str, Any] = MappingProxyType({})
+) -> list[Context]:
     """Contexts of parties that have node configs, like those of SuperNodes."""
     return [
         Context(
-            run_id=0, node_id=node_id, node_config=dict(node), state=RecordDict(), run_config={}
+            run_id=0,
+            node_id=node_id,
+            node_config=dict(node),
+            state=RecordDict(),
+            run_config=dict(run_config),
         )
         for node_id, node in enumerate(nodes, start=SERVER_NODE + 1)
     ]

@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedapp.data.datasets import named_frames, write_tables
-from fedapp.data.predictions import named_predictions, read_columns_of
+from fedapp.data.predictions import named_predictions, read_columns_of, score_names
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, StoppedError, as_plain, check_package, without_passwords
 from fedapp.home import display_path, private_folder
@@ -33,7 +33,7 @@ from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
 from fedapp.run_files import RoundInfo, Scores, Summary
 from fedapp.run_folder import OnRound, RunFolder, Tell
-from fedapp.runs.predict import check_predicted, load_model, parts_of, warnings_on
+from fedapp.runs.predict import check_predicted, load_model, parts_of, predict, warnings_on
 from fedapp.settings import Settings, flatten
 
 log = logging.getLogger("fedapp")
@@ -279,7 +279,7 @@ class LoadedModel:
     """A model of any method, from its model.json."""
 
     def __init__(self, path: Path) -> None:
-        self._model, self._predict = load_model(path)
+        self._model = load_model(path)
 
     def predict(self, model_input: Any, params: Any = None) -> Any:
         """Predictions for a frame's rows as a pandas.DataFrame, with the columns that ``fedapp
@@ -294,7 +294,7 @@ class LoadedModel:
             )
         values = table.values
         check_predicted((), warnings_on(model, [table], values))
-        predictions = np.asarray(self._predict(model, values, None))
+        predictions = np.asarray(predict(model, values))
         named = named_predictions(model.classes, model.n_outputs, predictions.astype(float))
         return pandas.DataFrame(named, index=getattr(model_input, "index", None))
 
@@ -312,15 +312,12 @@ def _log_model(path: Path) -> None:
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import AnyType
 
-    model, _ = load_model(path)
+    model = load_model(path)
     anything = AnyType()  # type: ignore[no-untyped-call]
     # AnyType, since MLflow refuses integers and booleans for a column of doubles.
     inputs = Schema([ColSpec(anything, name) for name in model.columns])
-    names = model.classes if model.n_outputs > 1 else model.classes[1:]
-    outputs = [f"probability_{name}" for name in names] or ["prediction"]
-    signature = ModelSignature(
-        inputs, Schema([ColSpec(DataType.double, output) for output in outputs])
-    )
+    names = score_names(model.classes, model.n_outputs)
+    outputs = Schema([ColSpec(DataType.double, name) for name in names])
     with warnings.catch_warnings():
         # An input example would disclose rows.
         warnings.filterwarnings("ignore", ".*An input example was not provided")
@@ -328,6 +325,6 @@ def _log_model(path: Path) -> None:
             name=MODEL,
             loader_module="fedapp.runs.logs",
             data_path=str(path),
-            signature=signature,
+            signature=ModelSignature(inputs, outputs),
             pip_requirements=[f"fedapp=={versions(('fedapp',))['fedapp']}"],
         )

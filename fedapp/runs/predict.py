@@ -6,11 +6,11 @@ A divided model predicts in a run of its own: see ``fedapp.runs.session``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from fedapp.data.predictions import (
 from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
-from fedapp.home import display_path
+from fedapp.home import display_path, home
 from fedapp.messages.vertical import INNER
 from fedapp.outputs import check_output
 from fedapp.records.document import from_text, kind_of, model_text
@@ -41,18 +41,17 @@ from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
 from fedapp.site.joined import read_joined
 from fedapp.site.settings import table_settings
-from fedapp.trees.divided import DividedModel
+from fedapp.site.store import read_part
+from fedapp.trees.divided import PARTS, ActivePart, DividedModel, joint_names, whole_model
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
-from fedapp.trees.model import Ensemble
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import Floats, transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.sets import NO_SET
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel
-# (model, rows with NaN for missing, base margins or None) -> predictions
-Predict = Callable[[Any, Floats, Floats | None], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def predicted_rows(
 
     With ``label=None`` the rows are read without labels and weights.
     """
-    model, predict = load_model(run_dir / "model.json")
+    model = load_model(run_dir / "model.json")
     summary = summary_of(run_dir) or cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
     id_column = composed(id_column)
@@ -277,30 +276,78 @@ def parts_of(run_dir: Path) -> DividedModel | None:
     return from_text(text, DividedModel) if kind_of(text) == DividedModel.KIND else None
 
 
-def _by_margins(margins: Callable[[Any, Floats], Floats]) -> Predict:
-    return lambda model, values, _: transform(model.objective, margins(model, values))
-
-
-_PREDICTIONS: dict[type[Model], Predict] = {
-    Ensemble: lambda model, values, margins: transform(
-        model.objective, model.calibrated(predict_margins(model, values, margins))
-    ),
-    BaggedForest: lambda forest, values, _: forest.predictions(forest.leaves(values)),
-    StackedModel: _by_margins(StackedModel.predict_margins),
-    LinearModel: _by_margins(predict_linear),
-}
-
-
-def load_model(path: Path) -> tuple[Model, Predict]:
-    """Read a whole model and its prediction function."""
+def load_model(path: Path) -> Model:
+    """Read a whole model."""
     return model_of_text(model_text(path))
 
 
-def model_of_text(text: str) -> tuple[Model, Predict]:
+def model_of_text(text: str) -> Model:
     """Like ``load_model``, from the model's text."""
-    return with_prediction(from_text(text, *_PREDICTIONS))
+    kinds: Sequence[type[Model]] = get_args(Model)
+    return from_text(text, *kinds)
 
 
-def with_prediction(model: Model) -> tuple[Model, Predict]:
-    """A whole model and its prediction function."""
-    return model, _PREDICTIONS[type(model)]
+def predict(model: Model, values: Floats, base_margins: Floats | None = None) -> Any:
+    """Probabilities, or numbers, of rows with NaN for missing; shape (n_rows, n_outputs)."""
+    match model:
+        case BaggedForest():
+            return model.predictions(model.leaves(values))
+        case Ensemble():
+            margins = model.calibrated(predict_margins(model, values, base_margins))
+        case StackedModel():
+            margins = model.predict_margins(values)
+        case LinearModel():
+            margins = predict_linear(model, values)
+    return transform(model.objective, margins)
+
+
+def joined_model(run_dir: Path) -> Ensemble | BaggedForest | None:
+    """The whole of a run's divided model; None if it is not divided, or a part is elsewhere.
+
+    All parts are on one machine only after a simulation.
+    """
+    if (divided := parts_of(run_dir)) is None:
+        return None
+    active = _part(divided.model_id, divided.active)
+    if not isinstance(active, ActivePart):
+        return None
+    parts = {name: _part(divided.model_id, name) for name in active.n_columns}
+    if None in parts.values():
+        return None
+    numbers = {name: number for number, name in enumerate(parts)}
+    owners = [
+        np.array([numbers[name] for name in active.owners(tree)], np.int64)
+        for tree in range(len(active.records))
+    ]
+    return whole_model(
+        cast(Ensemble, active.model),  # or a forest
+        active.records,
+        owners,
+        [(part.lookup, part.categories) for part in parts.values()],
+        [len(part.columns) for part in parts.values()],
+        joint_names({name: part.columns for name, part in parts.items()}),
+    )
+
+
+def gains_by_party(run_dir: Path) -> dict[str, float]:
+    """Share of the total gain that the splits of each party have; {} if nobody here knows it."""
+    divided = parts_of(run_dir)
+    active = divided and _part(divided.model_id, divided.active)
+    if not isinstance(active, ActivePart) or not isinstance(active.model, Ensemble):
+        return {}
+    gains = dict.fromkeys(active.n_columns, 0.0)
+    for number, tree in enumerate(active.model.trees):
+        names = np.array(active.owners(number))
+        for name in gains:
+            splits = (names == name) & (tree["left"] != LEAF)
+            gains[name] += float(tree["gain"][splits].sum(dtype=np.float64))
+    total = sum(gains.values())
+    return {name: gain / total for name, gain in gains.items()} if total else {}
+
+
+def _part(model_id: str, name: str) -> Any:
+    """A party's part of a model; None if it is not here."""
+    try:
+        return read_part(home() / "sites" / name / model_id, *PARTS)
+    except DataError:
+        return None

@@ -162,7 +162,7 @@ class Run(Finished):
         >>> len(run.model.trees), run.model.columns[:2]
         (2, ('mean radius', 'mean texture'))
         """
-        return self._parts or load_model(self.path / "model.json")[0]
+        return self._parts or load_model(self.path / "model.json")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedapp.data.datasets import drop_frames, named_frames, party_sources, sources_to_predict
 from fedapp.errors import ConfigError, FedappError
-from fedapp.home import RUNS, check_free, display_path, home, private_folder, replacing
+from fedapp.home import RUNS, check_free, display_path, home, private_folder, write_atomically
 from fedapp.messages.methods import all_methods, check_extra
 from fedapp.outputs import check_output_folder
 from fedapp.report.summary import worse_than_alone
@@ -32,7 +32,12 @@ from fedapp.run_folder import (
 from fedapp.runs.clean import predictions_folder
 from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import MLflowLog, check_packages
-from fedapp.runs.predict import Predicted, check_predictions, trained_settings
+from fedapp.runs.predict import (
+    Predicted,
+    check_predictions,
+    gains_by_party,
+    trained_settings,
+)
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
@@ -152,7 +157,6 @@ class Training:
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED and not self.describes:
             from fedapp.runs.baselines import table_facts
-            from fedapp.runs.joined import gains_by_party
 
             self.watcher.begin("explaining the model on test rows")
             resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
@@ -198,19 +202,6 @@ def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
         RunFolder(run_dir).check_new()
     private_folder(run_dir)
     return str(run_dir)
-
-
-@contextmanager
-def delete_when_done(run_dir: str, stays: bool) -> Iterator[None]:
-    """Delete a run's folder after a successful block unless ``stays``; errors name it."""
-    try:
-        yield
-    except FedappError as error:
-        if run_dir:
-            error.add_note(f"the run that failed is kept in {display_path(Path(run_dir))}")
-        raise
-    if run_dir and not stays:
-        shutil.rmtree(run_dir)
 
 
 def check_method(
@@ -358,12 +349,18 @@ def predict_jointly(
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
     check_tables(settings, engine, watcher, tells=False)
     path = run_dir_of(settings, engine, predictions_folder())
-    with delete_when_done(path, stays=bool(settings.run_dir)):
-        run = settings.model_copy(update={"run_dir": path})
-        folder = carry_out(run, engine, watcher)
-        if folder is None or engine not in SIMULATED:
-            return None, {}
-        return _collected(folder, parts, settings, Path(output))
+    predicted: JointPrediction = None, {}
+    try:
+        folder = carry_out(settings.model_copy(update={"run_dir": path}), engine, watcher)
+        if folder and engine in SIMULATED:
+            predicted = _collected(folder, parts, settings, Path(output))
+    except FedappError as error:
+        if path:
+            error.add_note(f"the run that failed is kept in {display_path(Path(path))}")
+        raise
+    if path and not settings.run_dir:
+        shutil.rmtree(path)
+    return predicted
 
 
 def activate(
@@ -405,8 +402,7 @@ def _collected(
     summary = folder.summary
     sites, active = home() / "sites", parts.active
     site = sites / active / summary["model_id"]
-    with replacing(output) as file:
-        file.write((site / f"predictions{settings.output}").read_bytes())
+    write_atomically(output.resolve(), (site / f"predictions{settings.output}").read_bytes())
     facts = json.loads((site / "predictions.json").read_text())
     explained = {}
     if settings.explain:

@@ -143,11 +143,9 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
             raise ConfigError(f"{rule}, got {value!r}")
     files = {Path(config.data): config.reader for config in configs if Path(config.data).is_file()}
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
-    roles = {"label": [settings.label], "weight": [settings.weight], "event": [settings.event]}
-    roles["qid"] = [settings.qid]
-    roles["group"] = [settings.group]
-    roles["test-from"] = [settings.holdout.time_column]
-    roles["drop"] = list(settings.dropped)
+    of_one = ("label", "weight", "event", "qid", "group")
+    roles = {role: [getattr(settings, role)] for role in of_one}
+    roles |= {"test-from": [settings.holdout.time_column], "drop": [*settings.dropped]}
     for role, names in roles.items():
         for name in names:
             if name and files and name not in columns:

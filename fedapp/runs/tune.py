@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,16 @@ from fedapp.errors import ConfigError
 from fedapp.metrics import larger_is_better
 from fedapp.report.summary import metric_of, ranked
 from fedapp.run_folder import RunFolder, Silent, Watcher
+from fedapp.runs.baselines import XGBOOST, Pooled, baseline_rows, baselines_of, train_of
 from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.run_groups import BEST, trials_of
 from fedapp.runs.search_space import (
+    DEFAULT_SPACE,
     NUMBER,
     Space,
     check_search,
+    domain,
     finished_trials,
     new_study,
     new_trial,
@@ -36,7 +39,6 @@ from fedapp.runs.series import Series, check_series_folder, default_folder
 from fedapp.runs.session import Training, check_method, check_tables
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.runs.tables import resolve_objective, table_files
-from fedapp.runs.tuned_baselines import tuned_baselines
 from fedapp.settings import Settings, Value, defaults, load_settings, settings_named
 from fedapp.superlinks import SIMULATED
 
@@ -71,7 +73,11 @@ class Tuning:
         self.given = settings_named(self.given, self.strategy)
         check_set_by_command("tune", self.given)
         first = load_settings({**self.given, "strategy": self.strategy})
-        _check(first, self.engine, self.given)
+        check_method(first, self.engine, self.given)
+        if self.engine not in SIMULATED:
+            raise ConfigError(f"--engine must be local or simulation to tune, got {self.engine}")
+        if not first.valid_fraction:
+            raise ConfigError("valid-fraction must be > 0 to tune by the validation rows, got 0.0")
         check_search(self.search)
         check_on(self.on, self.engine)
         if self.on and self.search != "random":
@@ -161,14 +167,6 @@ class Tuning:
         RunFolder(path).write_json(SEARCH, content)
 
 
-def _check(settings: Settings, engine: str, given: Collection[str]) -> None:
-    check_method(settings, engine, given)
-    if engine not in SIMULATED:
-        raise ConfigError(f"--engine must be local or simulation to tune, got {engine}")
-    if not settings.valid_fraction:
-        raise ConfigError("valid-fraction must be > 0 to tune by the validation rows, got 0.0")
-
-
 def _trained(first: Settings) -> dict[str, Value]:
     """Changed settings of a run, beside its method."""
     return {name: value for name, value in first.changed.items() if name != "strategy"}
@@ -211,3 +209,58 @@ def _drop(path: Path) -> None:
         if model_id := model_id_of(path):
             forget_model(model_id)
         shutil.rmtree(path)
+
+
+def tuned_baselines(
+    first: Settings,
+    given: Collection[str],
+    space: Space,
+    search: str,
+    n_trials: int,
+    metric: str,
+) -> dict[str, Any]:
+    """Search settings of the pooled rows' baseline and of each party's by validation rows.
+
+    Each has as many trials as the federated search, from the same domains: else a tuned model would
+    be compared with XGBoost at settings that nobody chose for it.
+
+    Parameters
+    ----------
+    first : of the federated search's first trial, whose rows and fixed settings hold here too.
+    given, space : names of the settings that are not searched, and the federated search's domains.
+
+    Returns
+    -------
+    ``{"pooled": result, "alone": {party: result}}``; a result is the best trial's settings, its
+    score of the validation rows, and all scores of the test rows.
+    """
+    train = train_of(baselines_of(first.strategy))
+    searched = baseline_space(first, given, space)
+
+    def tuned(rows: Pooled) -> dict[str, Any]:
+        study, results = new_study(larger_is_better(metric)), list[dict[str, Any]]()
+        for number in range(1, n_trials + 1):
+            trial = new_trial(study, search, searched, first.seed, number)
+            settings = settings_of_trial(trial)
+            model = train(load_settings({**first.changed, **settings}), rows)
+            valid = replace(rows, split=replace(rows.split, test=rows.split.valid))
+            score = replace(model, rows=valid).scores().get(metric)
+            results.append({"settings": settings, "valid": score, "test": model.scores()})
+            if score is not None:  # a party may be without validation rows
+                study.tell(trial, score)
+        return results[study.best_trial.number if finished_trials(study) else 0]
+
+    pooled, alone = baseline_rows(first)
+    return {"pooled": tuned(pooled), "alone": {name: tuned(rows) for name, rows in alone.items()}}
+
+
+def baseline_space(first: Settings, given: Collection[str], space: Space) -> Space:
+    """The domains of a search that its baselines read; XGBoost's usual ones where it has none."""
+    if baselines_of(first.strategy).model != XGBOOST:
+        return space
+    usual = {
+        name: domain(name, text)
+        for name, text in DEFAULT_SPACE.items()
+        if "." not in name and name not in given
+    }
+    return {**usual, **{name: values for name, values in space.items() if "." not in name}}

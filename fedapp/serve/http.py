@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedapp.data.schema import composed
 from fedapp.errors import DataError
-from fedapp.serve.scorer import RowError
 
 MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -42,6 +41,14 @@ class RefusedError(Exception):
         super().__init__(status)
         self.status, self.content = status, content
         self.logged = logged or content.get("error", "")
+
+
+class RowError(DataError):
+    """A row, counted from 0, that cannot be scored; None where no single column is at fault."""
+
+    def __init__(self, text: str, column: str | None = None, row: int | None = None) -> None:
+        super().__init__(text)
+        self.column, self.row = column, row
 
 
 async def refuse(request: Request, error: Exception) -> JSONResponse:

@@ -20,13 +20,13 @@ from typing import Any, Self
 import httpx
 import numpy as np
 
-from fedapp.data.predictions import by_class, named_predictions
+from fedapp.data.predictions import most_probable, named_predictions, score_names
 from fedapp.data.table import Table
 from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
 from fedapp.serve.ahead import AHEAD, Ahead, Ints
 from fedapp.serve.http import RefusedError
 from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
-from fedapp.serve.v2 import Answered, Asked, Tensor
+from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
 from fedapp.trees.cells import Cells, Crossing, open_cells
 from fedapp.trees.divided import ActivePart
@@ -57,10 +57,8 @@ class Joint:
         self.crossing: Crossing = loaded.crossing
         self.name, self.version = loaded.agreed.service, loaded.agreed.version
         model = self.part.model
-        nothing = np.empty((0, model.n_outputs), np.float32)
-        names = named_predictions(model.classes, model.n_outputs, nothing)
-        classes = [Tensor("class", "BYTES")] if model.classes else []
-        self.outputs = (*(Tensor(name, "FP64") for name in names), *classes)
+        scores = [Tensor(name, "FP64") for name in score_names(model.classes, model.n_outputs)]
+        self.outputs = (*scores, *([Tensor(CLASS, "BYTES")] if model.classes else ()))
         self._clients = {
             name: httpx.AsyncClient(
                 verify=site.context_to(peer.certificate),
@@ -113,10 +111,8 @@ class Joint:
         SCORED_ROWS.labels(facts["way"]).inc(len(rows))
         SCORE_SECONDS.observe(time.perf_counter() - began)
         model = self.part.model
-        named, classes = named_predictions(model.classes, model.n_outputs, predictions), ()
-        if model.classes:
-            most = by_class(predictions).argmax(axis=1)
-            classes = tuple(model.classes[class_id] for class_id in most.tolist())
+        named = named_predictions(model.classes, model.n_outputs, predictions)
+        classes = most_probable(model.classes, predictions)
         parties = [self.part.name, *self._clients]
         # What scored: since the request came the site may have switched.
         about = {"model": self.name, "version": self.version, "request": request}

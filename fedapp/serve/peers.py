@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,11 +119,10 @@ class Answers:
     @property
     def app(self) -> Starlette:
         """The application for the peers' port."""
-        routes = [
-            Route("/cells/{version}", self.cells, methods=["POST"]),
-            Route("/ahead/{version}", self.ahead, methods=["POST"]),
-            Route("/alive", self.alive),
-        ]
+        routes = [Route("/alive", self.alive)]
+        for event, most_rows in (("cells", MOST_ROWS), ("ahead", BLOCK)):
+            answered = partial(self._answered, event, most_rows)
+            routes.append(Route(f"/{event}/{{version}}", answered, methods=["POST"]))
         return Starlette(routes=routes, exception_handlers=HANDLERS)
 
     async def alive(self, request: Request) -> Response:
@@ -130,15 +130,8 @@ class Answers:
         await self.site.refreshed()
         return Response(" ".join(version.agreed.version for version, _ in self._asks(request)))
 
-    async def cells(self, request: Request) -> Response:
-        """Cells of rows, in the order of the request."""
-        return await self._answered(request, "cells", MOST_ROWS)
-
-    async def ahead(self, request: Request) -> Response:
-        """The same of a block of rows, where the site lets cells be sent ahead."""
-        return await self._answered(request, "ahead", BLOCK)
-
-    async def _answered(self, request: Request, event: str, most_rows: int) -> Response:
+    async def _answered(self, event: str, most_rows: int, request: Request) -> Response:
+        """Cells of rows, in the order of the request; or ``ahead``, where the site lets them be."""
         began, site = time.perf_counter(), self.site
         await site.refreshed(request.path_params["version"])
         line: dict[str, Any] = {"version": request.path_params["version"][:64]}

@@ -9,63 +9,73 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from starlette.concurrency import run_in_threadpool
 
 from fedapp.data.columns import Columns, in_words
 from fedapp.data.convert import BOOLEANS, EPOCH, is_date
 from fedapp.data.csv_errors import quoted
-from fedapp.data.predictions import by_class, columns_of_frame, named_predictions
-from fedapp.data.schema import Reader, Roles
-from fedapp.errors import ConfigError, DataError, did_you_mean, did_you_mean_path
+from fedapp.data.predictions import (
+    columns_of_frame,
+    most_probable,
+    named_predictions,
+    score_names,
+)
+from fedapp.data.schema import Roles
+from fedapp.errors import ConfigError, did_you_mean_path
 from fedapp.home import RUNS, display_path
 from fedapp.run_files import summary_of, threshold_of
 from fedapp.runs.predict import (
-    Model,
     load_model,
     parts_of,
+    predict,
     read_as_trained,
     thresholds,
     warnings_on,
 )
+from fedapp.serve.http import RefusedError, RowError
+from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Floats
 
-Row = Mapping[str, Any]
+SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
+NUMBERS = ("number", "binary", "time", "duration", "base margin")  # kinds that hold numbers
 BITS = (0, 1)
 DAYS = {"time": pa.time64("us"), "duration": pa.duration("us")}
 MOST_DAYS = 10**6  # of a duration
 DAY = timedelta(days=1) // timedelta(microseconds=1)
 
 
-class RowError(DataError):
-    """A row, counted from 0, that cannot be scored; None where no single column is at fault."""
-
-    def __init__(self, text: str, column: str | None = None, row: int | None = None) -> None:
-        super().__init__(text)
-        self.column, self.row = column, row
-
-
 class Scorer:
-    """A whole model, loaded once from the folder of a finished run."""
+    """A whole model, loaded once from the folder of a finished run; see ``fedapp.serve.v2.Served``.
+
+    Rows are scored in threads.
+    """
 
     def __init__(self, run_dir: Path) -> None:
-        self.model, self._predict = load_model(run_dir / "model.json")
-        reader = read_as_trained(run_dir, "rows.parquet")["reader"]
-        model = self.model
-        self._features = Columns.of_model(model.columns, model.categories, reader, model.kinds)
-        self._reader = reader
-        self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
-        self.run, summary = run_dir.resolve().name, summary_of(run_dir)
-        self.name = f"{summary['strategy'] if summary else 'model'}, {self.run}"
+        self.model = load_model(run_dir / "model.json")
+        self._reader = read_as_trained(run_dir, "rows.parquet")["reader"]
+        model, self._turns = self.model, Semaphore(SCORED_AT_ONCE)
+        self._features = Columns.of_model(
+            model.columns, model.categories, self._reader, model.kinds
+        )
+        self.margin = model.margin_column if isinstance(model, Ensemble) else ""
+        self.name, summary = run_dir.resolve().name, summary_of(run_dir)
+        self.title = f"{summary['strategy'] if summary else 'model'}, {self.name}"
         self.threshold = threshold_of(run_dir)
         self.version = hashlib.sha256((run_dir / "model.json").read_bytes()).hexdigest()[:12]
+        self.scores = score_names(model.classes, model.n_outputs)
+        self.inputs: Sequence[Tensor] = list(map(_input, self._described))
+        classes = [Tensor(CLASS, "BYTES")] if model.classes else []
+        self.outputs: Sequence[Tensor] = [*(Tensor(name, "FP32") for name in self.scores), *classes]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -76,12 +86,51 @@ class Scorer:
     def schema(self) -> dict[str, Any]:
         """Columns and the model's output."""
         return {
-            "model": self.name,
-            **answers_of(self.model),
+            "model": self.title,
+            "objective": self.model.objective,
+            "classes": list(self.model.classes),
+            "scores": self.scores,
             "threshold": self.threshold,
-            "columns": describe_columns(self.model, self._features.trained, self.margin),
-            "example": example_row(self.model, self._features.trained, self._reader, self.margin),
+            "columns": self._described,
+            "example": self._example,
         }
+
+    @property
+    def _described(self) -> list[dict[str, Any]]:
+        """Names and kinds of columns, the base margin's last."""
+        columns: list[dict[str, Any]] = []
+        for column_id, (name, kind) in enumerate(self._kinds):
+            names = names_of(self.model.categories, column_id)
+            kind = kind.partition(":")[0] or "number"
+            column = {"name": name, "kind": kind, "missing_allowed": True}
+            columns.append(column if names is None else column | {"categories": list(names)})
+        if self.margin:
+            columns.append({"name": self.margin, "kind": "base margin", "missing_allowed": False})
+        return columns
+
+    @property
+    def _example(self) -> dict[str, Any]:
+        """A row that can be scored: the model's middle thresholds, and names that it knows."""
+        points, row = thresholds(self.model), dict[str, Any]()
+        for column_id, (name, kind) in enumerate(self._kinds):
+            names = names_of(self.model.categories, column_id)
+            names = names or self._reader.of_feature(name).categories
+            middle = float(np.median(points[column_id])) if column_id in points else 0.0
+            row[name] = float(f"{middle:.6g}")
+            if kind == "date":
+                row[name] = str((EPOCH + timedelta(days=int(middle))).date())
+            elif kind == "boolean":
+                row[name] = "yes"
+            elif kind == "binary":
+                row[name] = 1
+            elif names:
+                row[name] = names[0]
+        return row | ({self.margin: 0.0} if self.margin else {})
+
+    @property
+    def _kinds(self) -> Iterable[tuple[str, str]]:
+        """Each column of the model, and its kind in training."""
+        return zip(self.model.columns, self._features.trained, strict=True)
 
     def score(
         self, columns: Mapping[str, Sequence[Any]]
@@ -91,88 +140,36 @@ class Scorer:
 
         DataError if values cannot be scored; a ``RowError`` if one is not of its column's kind.
         """
-        kinds = (*self._features.trained, *(["number"] if self.margin else []))
-        frame = as_frame(columns, dict(zip(self.columns, kinds, strict=True)))
+        kinds = dict(self._kinds) | ({self.margin: "number"} if self.margin else {})
+        frame = as_frame(columns, kinds)
         table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
-        predictions = np.asarray(self._predict(self.model, table.values, table.base_margins))
+        predictions = np.asarray(predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         notes = warnings_on(self.model, [table], table.values)
-        return named, most_probable(named, self.model.classes), {"warnings": notes}
+        return named, most_probable(self.model.classes, predictions), {"warnings": notes}
+
+    async def answer(self, asked: Asked) -> Answered:
+        """Scores; raises RefusedError for a way or purpose: it has one way, and no log."""
+        for name, text in (("purpose", asked.purpose), ("way", asked.way)):
+            if text:
+                rule = f"{name} must be left out for a model that is whole"
+                raise RefusedError(422, error=f"{rule}, got {text[:40]!r}")
+
+        def scored() -> Answered:
+            with self._turns:
+                return Answered(*self.score(asked.columns))
+
+        return await run_in_threadpool(scored)
+
+    async def ready(self) -> str:
+        """No reason why it is not: it is loaded."""
+        return ""
 
 
-def answers_of(model: Model) -> dict[str, Any]:
-    """A model's output: its objective, its classes, and the names of the scores."""
-    nothing = np.empty((0, model.n_outputs), np.float32)
-    return {
-        "objective": model.objective,
-        "classes": list(model.classes),
-        "scores": list(named_predictions(model.classes, model.n_outputs, nothing)),
-    }
-
-
-def describe_columns(model: Model, kinds: Sequence[str], margin: str) -> list[dict[str, Any]]:
-    """Names and kinds of columns, the base margin's last; `margin` is empty for none."""
-    columns: list[dict[str, Any]] = []
-    for column_id, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
-        of_column = names_of(model.categories, column_id)
-        column = {"name": name, "kind": kind.partition(":")[0] or "number", "missing_allowed": True}
-        columns.append(column if of_column is None else column | {"categories": list(of_column)})
-    if margin:
-        columns.append({"name": margin, "kind": "base margin", "missing_allowed": False})
-    return columns
-
-
-def example_row(model: Model, kinds: Sequence[str], reader: Reader, margin: str) -> dict[str, Any]:
-    """A row that can be scored: the model's middle thresholds, and names that it knows."""
-    points, row = thresholds(model), dict[str, Any]()
-    for column_id, (name, kind) in enumerate(zip(model.columns, kinds, strict=True)):
-        names = names_of(model.categories, column_id) or reader.of_feature(name).categories
-        middle = float(np.median(points[column_id])) if column_id in points else 0.0
-        row[name] = float(f"{middle:.6g}")
-        if kind == "date":
-            row[name] = str((EPOCH + timedelta(days=int(middle))).date())
-        elif kind == "boolean":
-            row[name] = "yes"
-        elif kind == "binary":
-            row[name] = 1
-        elif names:
-            row[name] = names[0]
-    return row | ({margin: 0.0} if margin else {})
-
-
-def most_probable(named: Mapping[str, Floats], classes: Sequence[str]) -> list[str]:
-    """The most probable class of each row; none for a regression."""
-    if not classes:
-        return []
-    class_ids = by_class(np.column_stack(list(named.values()))).argmax(axis=1)
-    return [classes[class_id] for class_id in class_ids.tolist()]
-
-
-def scored_rows(named: Mapping[str, Floats], classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Scores of each row and, for a classifier, its class, of which `classes` has one a row."""
-    columns = zip(*(column.tolist() for column in named.values()), strict=True)
-    answers: list[dict[str, Any]] = [
-        {"scores": dict(zip(named, scores, strict=True))} for scores in columns
-    ]
-    for answer, name in zip(answers, classes, strict=bool(classes)):
-        answer["class"] = name
-    return answers
-
-
-def columns_of_rows(rows: Sequence[Row], names: Sequence[str]) -> dict[str, list[Any]]:
-    """The rows by column; a RowError if a row has other columns than these."""
-    expected = set(names)
-    for number, row in enumerate(rows):
-        if row.keys() == expected:
-            continue
-        for name in row:
-            if name not in expected:
-                rule = f"row {number} must have only columns of the model, got {name!r}"
-                raise RowError(rule + did_you_mean(name, names), name, number)
-        name = next(name for name in names if name not in row)
-        rule = f"row {number} must have all columns of the model (null: missing), lacks {name!r}"
-        raise RowError(rule, name, number)
-    return {name: [row[name] for row in rows] for name in names}
+def _input(column: Mapping[str, Any]) -> Tensor:
+    is_number = column["kind"] in NUMBERS and "categories" not in column
+    datatype = "FP64" if is_number else "BOOL" if column["kind"] == "boolean" else "BYTES"
+    return Tensor(column["name"], datatype)
 
 
 def as_frame(columns: Mapping[str, Sequence[Any]], kinds: Mapping[str, str]) -> Any:
@@ -212,7 +209,10 @@ def _array(kind: str, values: Sequence[Any]) -> Any:
     if kind in ("category", "") and len(types) > 1:
         values = [None if value is None else _text(value) for value in values]
     elif kind == "boolean" and len(types) > 1:
-        values = [value if value is None else _is_yes(value) for value in values]
+        values = [
+            BOOLEANS[value.strip().lower()] if isinstance(value, str) else value for value in values
+        ]
+        values = [value if value is None else bool(value) for value in values]
     elif kind in DAYS:
         spans = [None if value is None else round(value * DAY) for value in values]
         return pa.array(spans, pa.int64()).cast(DAYS[kind])
@@ -223,10 +223,6 @@ def _array(kind: str, values: Sequence[Any]) -> Any:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_yes(value: Any) -> bool:
-    return bool(BOOLEANS[value.strip().lower()] if isinstance(value, str) else value)
 
 
 def open_scorer(run_dir: Path) -> Scorer:

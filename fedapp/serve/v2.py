@@ -23,8 +23,14 @@ from starlette.routing import Route
 from fedapp.data.schema import composed
 from fedapp.errors import did_you_mean
 from fedapp.process import versions
-from fedapp.serve.http import Admission, RefusedError, check_rows, read_body, read_object
-from fedapp.serve.scorer import RowError, columns_of_rows, scored_rows
+from fedapp.serve.http import (
+    Admission,
+    RefusedError,
+    RowError,
+    check_rows,
+    read_body,
+    read_object,
+)
 
 CLASS = "class"  # name of the output that has classes
 LENGTH = "Inference-Header-Content-Length"  # bytes of JSON, after which binary data begin
@@ -323,10 +329,31 @@ def _read_score(served: Served, body: bytes, most_rows: int) -> tuple[Asked, boo
         return Asked({"id": _typed(served.inputs[0], rows, "id")}, **about), bool(forms[form])
     if not all(isinstance(row, dict) for row in rows):
         raise _refused(f"{form} must be by column names", "others")
-    return Asked(columns_of_rows(rows, names), **about), bool(forms[form])
+    return Asked(_columns_of_rows(rows, names), **about), bool(forms[form])
+
+
+def _columns_of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """The rows by column; a RowError if a row has other columns than these."""
+    expected = set(names)
+    for number, row in enumerate(rows):
+        if row.keys() == expected:
+            continue
+        for name in row:
+            if name not in expected:
+                rule = f"row {number} must have only columns of the model, got {name!r}"
+                raise RowError(rule + did_you_mean(name, names), name, number)
+        name = next(name for name in names if name not in row)
+        rule = f"row {number} must have all columns of the model (null: missing), lacks {name!r}"
+        raise RowError(rule, name, number)
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _score_reply(served: Served, answered: Answered, is_one: bool) -> Response:
-    rows = scored_rows(answered.scores, answered.classes)
+    columns = zip(*(scores.tolist() for scores in answered.scores.values()), strict=True)
+    rows: list[dict[str, Any]] = [
+        {"scores": dict(zip(answered.scores, scores, strict=True))} for scores in columns
+    ]
+    for row, name in zip(rows, answered.classes, strict=bool(answered.classes)):
+        row["class"] = name
     about = {"model": served.name, "version": served.version}
     return JSONResponse({**about, **(rows[0] if is_one else {"rows": rows}), **answered.facts})

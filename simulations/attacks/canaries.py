@@ -28,7 +28,7 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.pax_secure import PrivateCountRequest, PrivateOpenRequest, PrivateTreesRequest
 from fedapp.messages.secagg import MaskedReply
 from fedapp.runs.local import run_local, site_contexts
-from fedapp.runs.predict import model_of_text
+from fedapp.runs.predict import model_of_text, predict
 from fedapp.settings import Settings, load_settings
 from fedapp.site import answer
 from fedapp.site.sums import Noise, add_noise
@@ -246,7 +246,7 @@ def row_scores(
         both = arrays_of(summed, [array.shape for array in accomplice.arrays])
         arrays = [whole - array for whole, array in zip(both, accomplice.arrays, strict=True)]
         disclosed.append(Disclosed(accomplice.request, arrays, accomplice.noise))
-    model, _ = model_of_text(text)
+    model = model_of_text(text)
     assert isinstance(model, Ensemble)
     bounds = coordinator.totals.state.bounds
     scores = estimated_coins(disclosed, bounds, model, values[:first], n_canaries)
@@ -328,8 +328,8 @@ def label_scores(
     }
     settings = load_settings({**LABEL_RUN, "objective": objective})
     text = trained_at_sites(settings, tables, {HONEST: labelled, ACCOMPLICE: node})
-    model, predict = model_of_text(text)
-    return np.asarray(predict(model, values, None)[:, 0], dtype=np.float64)
+    model = model_of_text(text)
+    return np.asarray(predict(model, values)[:, 0], dtype=np.float64)
 
 
 def _columns(values: Floats, first: int) -> dict[str, Floats]:

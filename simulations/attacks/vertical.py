@@ -21,7 +21,7 @@ from fedapp.audit.labels import (
 )
 from fedapp.audit.listening import Trained, trained
 from fedapp.runs.baselines import join_tables
-from fedapp.runs.predict import model_of_text
+from fedapp.runs.predict import model_of_text, predict
 from fedapp.settings import load_settings
 from fedapp.trees.predict import Nodes
 from simulations.attack import PLAIN, Attack, Outcome, Overrides
@@ -112,11 +112,11 @@ def true_score(run: Trained) -> float:
     """Test AUC by the labels as they are; a run with ``label-epsilon`` counts randomised ones."""
     if not run.settings.label_epsilon:
         return run.score
-    model, predict = model_of_text(run.model)
+    model = model_of_text(run.model)
     table, _, _ = join_tables(run.settings)
     column_ids = [table.columns.index(name) for name in model.columns]
     test = table.split.test
-    predictions = np.asarray(predict(model, table.values[test][:, column_ids], None))
+    predictions = np.asarray(predict(model, table.values[test][:, column_ids]))
     return float(roc_auc_score(table.labels[test], predictions[:, 0]))
 
 

@@ -18,14 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import (
-    BY_ROWS,
-    Pooled,
-    Trained,
-    baseline_rows,
-    train_boosted,
-    xgboost_parameters,
-)
+from fedapp.runs.baselines import Pooled, baseline_rows, train_boosted, xgboost_parameters
 from fedapp.settings import Settings, load_settings
 from simulations.passing import Scored, run_and_load, score
 from simulations.study import (
@@ -63,15 +56,11 @@ def pooled_rows() -> Pooled:
     return baseline_rows(speed_settings(EQUAL, 1))[0]
 
 
-def pooled_auc(settings: Settings, trained: Trained) -> float:
-    return trained.scores(settings.objective, pooled_rows(), (), BY_ROWS)["auc"]
-
-
 @cache  # outside of what is timed: XGBoost is slower right after other compiled code
 def pooled_at(depth: int) -> tuple[Row, float]:
     """XGBoost's parameters at a depth, and its AUC."""
     settings, rows = speed_settings(POOLED, depth), pooled_rows()
-    auc, train = pooled_auc(settings, train_boosted(settings, rows)), rows.split.train
+    auc, train = train_boosted(settings, rows).scores()["auc"], rows.split.train
     settings = settings.watching(0).splitting(rows.category_counts(of_training=False).tolist())
     weights, labels = rows.weights[train], rows.labels[train]
     return xgboost_parameters(settings, rows.labels, weights, labels, rows.columns), auc
@@ -102,7 +91,7 @@ def check_speed() -> Row:
         with measured(settings) as (run, _):
             n_nodes += compare_with_xgboost(settings, run.path)
         nearby = [speed_settings(EQUAL, depth, **{"max-bin": n_bins}) for n_bins in NEARBY_BINS]
-        aucs = [pooled_auc(each, train_boosted(each, pooled_rows())) for each in nearby]
+        aucs = [train_boosted(each, pooled_rows()).scores()["auc"] for each in nearby]
         for method in (SHARE, EQUAL):
             difference = run_once(speed_settings(method, depth))["auc"] - np.mean(aucs)
             if abs(difference) > (limit := WORST_AUC_DIFFERENCE):

@@ -26,7 +26,7 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.partition import split_rows
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
-from fedapp.runs.baselines import BY_COLUMNS, Pooled, join_tables, train_forest
+from fedapp.runs.baselines import Pooled, join_tables, train_forest
 from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
@@ -245,8 +245,7 @@ def others(settings: Settings) -> Row:
     scores = {}
     for kind, values in columns.items():
         rows = replace(table, values=np.ascontiguousarray(values)).in_table_order()
-        trained = train_forest(settings, rows)
-        scores[kind] = trained.scores(settings.objective, rows, (), BY_COLUMNS)[name]
+        scores[kind] = train_forest(settings, rows).scores()[name]
     return {**scores, "LR": linear_score(settings.objective, table)}
 
 

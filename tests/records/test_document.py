@@ -12,7 +12,7 @@ import pytest
 from fedapp.errors import DataError, FedappError
 from fedapp.home import home
 from fedapp.records.document import form_of, from_document, from_text, to_text
-from fedapp.runs.predict import model_of_text
+from fedapp.runs.predict import model_of_text, predict
 from fedapp.site.store import PART_FILE
 from fedapp.trees.divided import PARTS, DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
@@ -177,8 +177,8 @@ def test_what_does_not_fit_together_is_refused_and_the_rest_is_read_and_predicts
             try:
                 again = from_document(document, *KINDS)
                 if isinstance(again, Ensemble | LinearModel | BaggedForest):
-                    again, predict = model_of_text(json.dumps(document))
-                    predict(again, np.zeros((5, len(again.columns)), np.float32), None)
+                    again = model_of_text(json.dumps(document))
+                    predict(again, np.zeros((5, len(again.columns)), np.float32))
             except FedappError as error:
                 refusal = str(error)
             else:

@@ -14,8 +14,8 @@ from fedapp.report.summary import score_notes
 from fedapp.run_files import read_run
 from fedapp.runs.agreement import same_nodes
 from fedapp.runs.baselines import order_range, run_baselines
-from fedapp.runs.joined import gains_by_party, joined_model
 from fedapp.runs.local import run_local
+from fedapp.runs.predict import gains_by_party, joined_model
 from fedapp.runs.session import warnings_of_parties
 from fedapp.trees.model import Ensemble
 from tests.report.test_page import SMALL_KEY, run

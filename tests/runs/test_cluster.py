@@ -12,8 +12,9 @@ import pytest
 
 from fedapp.errors import ConfigError
 from fedapp.home import home
-from fedapp.runs import cluster
-from fedapp.runs.compare import compare
+from fedapp.run_folder import QUIET
+from fedapp.runs import cluster, session
+from fedapp.runs.compare import carry_out
 from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
@@ -69,7 +70,7 @@ def test_what_two_nodes_make_is_what_one_process_makes(
     run = settings(data=data, label="y", parties=4, num_boost_round=2)
     expected = model_bytes(run_local(run))
     cells = ["pax", "bagging"], {**given, "max-depth": 2}, 2
-    compare(*cells, tmp_path / "here", run_local)
+    carry_out(*cells, "local", QUIET, tmp_path / "here")
 
     def search(on):
         how = {"runs": 3, "output": tmp_path / f"search{on}", "on": on}
@@ -80,10 +81,11 @@ def test_what_two_nodes_make_is_what_one_process_makes(
 
     searched = search("")
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    (there := tmp_path / "there").mkdir()
-    folder = run_simulation(run.model_copy(update={"run_dir": str(there / "run")}))
+    folder = run_simulation(run.model_copy(update={"run_dir": str(tmp_path / "run")}))
     assert model_bytes(folder) == expected
-    compare(*cells, there, pytest.fail, on_ray=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "carry_out", pytest.fail)
+        carry_out(*cells, "local", QUIET, there := tmp_path / "there", "ray")
     models = sorted(path.relative_to("here") for path in Path("here").rglob("model.json"))
     assert len(models) == 4
     for model in models:

@@ -24,9 +24,8 @@ from fedapp.report.comparison import (
 from fedapp.report.plots import tradeoff
 from fedapp.report.summary import fact_grid
 from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
-from fedapp.runs.compare import compare
-from fedapp.runs.local import run_local
+from fedapp.run_folder import QUIET, RunFolder
+from fedapp.runs.compare import carry_out
 from fedapp.runs.run_groups import Compared
 from fedapp.runs.tables import natural_parties
 from fedapp.settings import flatten, load_settings
@@ -40,7 +39,7 @@ def test_a_comparison_has_the_baselines_and_each_method_the_settings_that_it_rea
     given = {"max_depth": 2, "n_estimators": 2, "parties": 2, "max-bin": 16, "align": "ordered"}
     given |= {"data": str(write_table(n_rows=120)), "label": "y"}
     methods = ["pax", "federated-forest"]
-    found = compare(methods, given, 1, tmp_path / "out", run_local)
+    _, found = carry_out(methods, given, 1, "local", QUIET, tmp_path / "out")
     rows = {f"party-{number}'s rows alone, XGBoost" for number in (1, 2)}
     columns = {"party-1's columns alone, forest"}
     pooled = {"pooled XGBoost", "pooled forest (scikit-learn)"}

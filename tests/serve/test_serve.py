@@ -361,11 +361,11 @@ def sent(inputs, is_binary=True, /, **more):
 
 def test_infer_has_the_scores_and_classes_that_predict_writes(client, run, table):
     body = {"id": "x1", "inputs": inputs_of(rows_of(table))}
-    status, reply = client.infer(client.scorer.run, body)
+    status, reply = client.infer(client.scorer.name, body)
     assert status == 200
     scores = predicted(run, table)["probability_1"]
     assert reply == {
-        "model_name": client.scorer.run,
+        "model_name": client.scorer.name,
         "model_version": client.scorer.version,
         "id": "x1",
         "parameters": {"warnings": "[]"},
@@ -383,11 +383,11 @@ def test_infer_has_the_scores_and_classes_that_predict_writes(client, run, table
         inputs = [
             {**each, "shape": [80, 1], "data": nested(each["data"])} for each in body["inputs"]
         ]
-        assert client.infer(client.scorer.run, {**body, "inputs": inputs}) == (200, reply)
+        assert client.infer(client.scorer.name, {**body, "inputs": inputs}) == (200, reply)
 
 
 def test_binary_data_are_those_of_json(client, table):
-    rows, name = rows_of(table), client.scorer.run
+    rows, name = rows_of(table), client.scorer.name
     inputs = inputs_of([{**row, "flag": bool(row["flag"])} for row in rows])  # BOOL has no null
     _, expected = client.infer(name, {"inputs": inputs})
     assert client.infer(name, *sent(inputs)) == (200, expected)
@@ -409,7 +409,7 @@ def test_binary_data_are_those_of_json(client, table):
 def test_numbers_may_be_of_any_type_and_booleans_words(client, table, is_binary):
     whole = {"a": 1.0, "b": 0.0, "count": 2.0, "flag": True, "day": "2024-01-31", "town": "Oslo"}
     rows = [{name: whole[name] for name in rows_of(table)[0]}, {**rows_of(table)[0], **whole}]
-    _, expected = client.infer(client.scorer.run, {"inputs": inputs_of(rows)})
+    _, expected = client.infer(client.scorer.name, {"inputs": inputs_of(rows)})
     numbers = ("FP16", "FP32", "INT8", "INT16", "INT64", "UINT8", "UINT16", "UINT64")
     flags = {"BYTES": ["yes", "TRUE"], "BOOL": [True if is_binary else "y", True], "INT32": [1, 1]}
     for datatype in (*numbers, *flags):
@@ -421,7 +421,7 @@ def test_numbers_may_be_of_any_type_and_booleans_words(client, table, is_binary)
             elif each["name"] == "flag" and datatype in flags:
                 each.update(datatype=datatype, data=flags[datatype])
         asked = sent(inputs, is_binary)
-        assert client.infer(client.scorer.run, *asked) == (200, expected), datatype
+        assert client.infer(client.scorer.name, *asked) == (200, expected), datatype
 
 
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
@@ -432,7 +432,7 @@ def test_several_classes_and_regressions_are_served_as_well(made, trained_once, 
     values = np.array([columns[name] for name in names], object).T
     values[values != values] = None
     rows = [dict(zip(names, row, strict=True)) for row in values.tolist()]
-    _, reply = client.infer(client.scorer.run, {"inputs": inputs_of(rows)})
+    _, reply = client.infer(client.scorer.name, {"inputs": inputs_of(rows)})
     outputs = {one["name"]: one["data"] for one in reply["outputs"]}
     assert ("class" in outputs) == (objective == "multi:softprob")
     classes = outputs.pop("class", None)
@@ -445,7 +445,7 @@ def test_several_classes_and_regressions_are_served_as_well(made, trained_once, 
 
 
 def test_the_server_and_the_model_are_described(client):
-    name, version = client.scorer.run, client.scorer.version
+    name, version = client.scorer.name, client.scorer.version
     about = {"name": "fedapp", "version": versions()["fedapp"]}
     assert client.ask("GET", "/v2") == (200, {**about, "extensions": ["binary_tensor_data"]})
     assert client.ask("GET", "/v2/health/live") == (200, {"live": True})
@@ -470,7 +470,7 @@ def test_the_server_and_the_model_are_described(client):
 
 
 def test_another_model_version_path_or_method_is_refused(client, run):
-    name = client.scorer.run
+    name = client.scorer.name
     wrong = {"error": f"model name must be {name!r}, got 'x'"}
     assert client.ask("GET", "/v2/models/x") == (404, wrong)
     assert client.ask("GET", "/v2/models/x/ready") == (404, wrong)
@@ -529,7 +529,7 @@ def test_a_request_that_breaks_a_rule_is_refused(client, table, place, change, e
     else:
         changed = {**inputs[place], **change}
         inputs[place] = {name: value for name, value in changed.items() if value is not ...}
-    status, reply = client.infer(client.scorer.run, *sent(inputs, False, **more))
+    status, reply = client.infer(client.scorer.name, *sent(inputs, False, **more))
     assert (status, reply.keys()) == (422, {"error"})
     assert error in reply["error"]
 
@@ -538,9 +538,9 @@ def test_the_length_of_the_json_must_fit_the_body(client, table):
     body = json.dumps({"inputs": inputs_of(rows_of(table)[:1])}).encode()
     rule = "Inference-Header-Content-Length must be a number of bytes within the body, got "
     for length in (len(body) + 1, -1, 10**12):
-        status, reply = client.infer(client.scorer.run, body, length)
+        status, reply = client.infer(client.scorer.name, body, length)
         assert (status, reply["error"]) == (422, f"{rule}{length}")
-    _, reply = client.infer(client.scorer.run, body + b"123", len(body))
+    _, reply = client.infer(client.scorer.name, body + b"123", len(body))
     assert reply["error"] == "binary data must be those of inputs, got 3 bytes more"
 
 
@@ -549,7 +549,7 @@ def test_rows_and_bytes_beyond_the_limits_are_refused(run, table):
     rule = "rows must be at most 5 in one request, got 6"
     assert client.score({"rows": rows[:6]}) == (413, {"error": rule})
     inputs = inputs_of(rows[:6])
-    assert client.infer(client.scorer.run, {"inputs": inputs}) == (413, {"error": rule})
+    assert client.infer(client.scorer.name, {"inputs": inputs}) == (413, {"error": rule})
     rule = "body must have at most 9,000 bytes, got more"
     assert client.score(b" " * 9_001) == (413, {"error": rule})
 
@@ -558,7 +558,7 @@ def test_names_are_composed_as_those_of_the_model_are(write_table):
     run = fedapp.run("pax", data=write_table(n_rows=60, größe=range(60)), label="y", **SHORT)
     client, row = Client(run.path), {"a": 0.1, "b": 0.2, "gro\u0308ße": 3}
     _, expected = client.score({"row": {"a": 0.1, "b": 0.2, "größe": 3}})
-    _, reply = client.infer(client.scorer.run, {"inputs": inputs_of([row])})
+    _, reply = client.infer(client.scorer.name, {"inputs": inputs_of([row])})
     assert reply["outputs"][0]["data"] == [expected["scores"]["probability_1"]]
 
 

@@ -19,7 +19,7 @@ from fedapp.messages.vertical import (
 )
 from fedapp.records.document import to_text
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import load_model
+from fedapp.runs.predict import load_model, predict
 from fedapp.site.mail import Letters
 from fedapp.site.table import secret_order
 from strategies.run import load_strategy
@@ -253,8 +253,7 @@ def test_a_model_is_that_of_the_left_joined_table_and_predicts_its_rows(left, wa
     own = EINI if way == "eini" else {}
     how = {"strategy": way, "model": folder.summary["model_id"], **own}
     predicted = run_local(left(people, **how))
-    model, predict = load_model(folder.path / "model.json")
-    due = predict(model, whole.values, None)
+    due = predict(load_model(folder.path / "model.json"), whole.values)
     assert np.allclose(predicted_rows(predicted), due, rtol=0, atol=1e-6)
     assert predicted.summary["matched_rows"] == {"predicted": 240}
 

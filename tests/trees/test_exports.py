@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
-from fedapp.runs.predict import load_model
+from fedapp.runs.predict import load_model, predict
 
 ort = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
@@ -101,7 +101,7 @@ def test_categories_in_sets_and_one_from_the_rest(towns, train):
     assert any(len(names) > 6 for names in run.model.sets.codes())
     found = answers(run, rows)["probabilities"]
     assert np.allclose(found[:-2], run.predict_proba(towns), atol=1e-5)
-    expected = load_model(run.path / "model.json")[1](run.model, rows, None)[:, 0]
+    expected = predict(load_model(run.path / "model.json"), rows)[:, 0]
     assert np.allclose(found[:, 1], expected, atol=1e-5)
     model = onnx.load_from_string(run.to_onnx())
     properties = {each.key: each.value for each in model.metadata_props}
