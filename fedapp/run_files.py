@@ -308,7 +308,7 @@ class RunFiles:
     @cached_property
     def config(self) -> dict[str, Any]:
         """``config.toml``."""
-        return read_toml(_text(self.path, CONFIG), f"{CONFIG} must be TOML, got")
+        return read_toml(_text(self.path, CONFIG), f"{CONFIG} must be TOML")
 
     @cached_property
     def summary(self) -> Summary:

@@ -152,9 +152,9 @@ def superlinks() -> dict[str, SuperLink]:
     if not path.is_file():
         return {}
     try:
-        links = read_toml(path.read_text(), f"{path} must be TOML, got").get("superlink", {})
+        links = read_toml(path.read_text(), f"{path} must be TOML").get("superlink", {})
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be TOML, got: {error}") from None
+        raise ConfigError(f"{path} must be TOML: {error}") from None
     return {
         name: SuperLink(name, link)
         for name, link in links.items()

@@ -152,6 +152,6 @@ def _registered_as(path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
 def _superlink(folder: Path) -> Iterator[ControlHttpClient]:
     """A client of a coordinator's SuperLink; SuperLinkError if it does not answer."""
     path = folder / "flower" / "config.toml"
-    links = read_toml(path.read_text(), f"{path} must be TOML, got")["superlink"]
+    links = read_toml(path.read_text(), f"{path} must be TOML")["superlink"]
     with SuperLink(links["default"], links[links["default"]]).client() as client:
         yield client

@@ -124,8 +124,8 @@ def cell_scores(cells: Array, squares: float = 0.0) -> tuple[float, float]:
     in_one_column = max(in_one_column - squares / 2, 0.0)
     maybe = maybe_right + maybe_tied + maybe_wrong
     counted = right + ties + wrong + maybe / 2 + events_only
-    if not counted > 0:
-        return np.nan, np.nan
+    if not counted > 0:  # all pairs are of events in one cell, which may be ordered either way
+        return (0.5, 0.5) if in_one_column > 0 else (np.nan, np.nan)
     value = right + ties / 2 + (maybe_right + maybe_tied / 2) / 2 + events_only / 2
     value /= counted
     unknown = maybe_tied + events_only + in_one_column

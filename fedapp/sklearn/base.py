@@ -236,7 +236,7 @@ class Federated(BaseEstimator):
         if isinstance(X, ArrowStream):
             validate_data(self, X, reset=reset, skip_check_array=True)
             return as_arrow(X)
-        if isinstance(X, Mapping):
+        if isinstance(X, Mapping) and not issparse(X):  # a dok_array is one
             way = "pandas.DataFrame(X) is a frame of a mapping of columns"
             raise TypeError(f"X must be a frame or an array, got {type(X).__name__}: {way}")
         rules = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}

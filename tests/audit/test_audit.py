@@ -86,7 +86,7 @@ WAYS = {
 
 @pytest.fixture(autouse=True)
 def _few_draws(monkeypatch):
-    monkeypatch.setattr("fedapp.audit.attacks.DRAWS", 10)
+    monkeypatch.setattr("fedapp.audit.attacks.DRAWS", 40)
     monkeypatch.setattr("fedapp.audit.attacks.SHADOWS", 8)
     monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
     monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)

@@ -148,7 +148,7 @@ def test_a_finished_training_is_not_lost_by_a_field_that_cannot_be_read(tmp_path
     ("name", "content", "text"),
     [
         ("rounds.jsonl", None, r"run folder must hold rounds.jsonl, got \w+"),
-        ("config.toml", b"a = ", r"config.toml must be TOML, got: "),
+        ("config.toml", b"a = ", r"config.toml must be TOML: "),
         ("summary.json", b"{", r"summary.json must be JSON, got: "),
         ("summary.json", b"[]", r"summary.json must be an object, got list"),
         ("rounds.jsonl", b'\n{"round": "x"}', r"round of rounds.jsonl line 2 must be a whole num"),

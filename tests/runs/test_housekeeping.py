@@ -220,7 +220,7 @@ def test_what_changed_after_the_plan_stays(unfinished):
 
 
 NO_SETTING = "config.toml must hold settings of fedapp, got learning_rate"
-NO_TOML = "config.toml must be TOML, got: Invalid value (at line 1, column 12)"
+NO_TOML = "config.toml must be TOML: Invalid value (at line 1, column 12)"
 OF_OTHERS = {  # settings in its file, or what else is there, and why a folder stays
     "settings of others": ("learning_rate = 0.1\n", NO_SETTING),
     "no TOML": ("strategy = \n", NO_TOML),

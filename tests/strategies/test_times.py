@@ -127,6 +127,13 @@ def test_concordance_of_cells_counts_rows_of_later_ranges_and_half_of_ties():
     assert error == pytest.approx(value - 1 / (2 + 1 + 1 / 2))
 
 
+def test_events_of_one_cell_may_be_in_either_order_and_one_event_is_no_pair():
+    cells = np.zeros((2, 3, 4))
+    cells[1, 0, 0] = 2
+    assert cell_scores(cells.reshape(2, -1), squares=2.0) == (0.5, 0.5)
+    assert np.isnan(cell_scores(cells.reshape(2, -1), squares=4.0)).all()
+
+
 def test_pairs_of_one_time_are_an_event_and_a_censored_row():
     cells = np.zeros((2, 3, 4))
     cells[:, 1, :2] = [[0, 3], [2, 2]]  # three censored rows in the column above two events

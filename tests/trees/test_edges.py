@@ -154,9 +154,9 @@ READ = {
     "run": (
         "config.toml",
         lambda path: trained_settings(path.parent),
-        "config.toml must be TOML, got: ",
+        "config.toml must be TOML: ",
     ),
-    "SuperLinks": ("config.toml", lambda path: superlinks(), r".*config.toml must be TOML, got: "),
+    "SuperLinks": ("config.toml", lambda path: superlinks(), r".*config.toml must be TOML: "),
 }
 
 
