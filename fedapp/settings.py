@@ -305,13 +305,6 @@ class GrowthSettings(Section):
     feature_weights: str
     """Chances of columns where colsample settings draw them, 1 by default: `age:2,income:0.5`."""
 
-    def check_size(self, max_depth: int) -> None:
-        """Raise ValueError if trees may grow without a limit, or beyond what parties number."""
-        most = MOST_LEVELS + 1
-        if not max_depth and not 0 < self.max_leaves <= most:
-            rule = f"must be >= 1, or 0 (no limit) with max-leaves from 1 to {most}"
-            raise ValueError(f"max-depth {rule}, got 0 with max-leaves={self.max_leaves}")
-
 
 class ConstraintSettings(Section):
     """Constraints of trees, as in XGBoost."""
@@ -351,7 +344,9 @@ class Settings(
             if time and fraction != defaults()[f"{name}-fraction"]:
                 rule = f"must be omitted with {name}-from"
                 raise ValueError(f"{name}-fraction {rule}, got {fraction}")
-        self.check_size(self.max_depth)
+        if not self.max_depth and not 0 < self.max_leaves <= MOST_LEVELS + 1:
+            rule = f"must be >= 1, or 0 (no limit) with max-leaves from 1 to {MOST_LEVELS + 1}"
+            raise ValueError(f"max-depth {rule}, got 0 with max-leaves={self.max_leaves}")
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
             raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")

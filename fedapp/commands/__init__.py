@@ -89,12 +89,6 @@ def _begin(
     """Tree models trained across organisations that may not pool their rows."""
 
 
-def _kill_children() -> None:
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-
-
 def main() -> None:
     """Run the command; an interrupt prints what now, and exits with status 130."""
     clean_streams()
@@ -108,7 +102,9 @@ def main() -> None:
         # Also where a library made another error of the interrupt.
         if is_interrupted():
             print_interrupted()
-            _kill_children()
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             leave_now()
         handle_stopping(leaving("the command has finished"))
 

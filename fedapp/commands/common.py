@@ -49,9 +49,6 @@ Overrides = Annotated[
 RunOutput = Annotated[
     Path | None, typer.Option("--output", help="New folder; by default one in runs/.")
 ]
-Folds = Annotated[
-    int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
-]
 
 RunDir = Annotated[Path, typer.Argument(callback=existing_folder, help="Folder of a run.")]
 Engine = Annotated[str, typer.Option(help="local, or simulation.")]
@@ -77,14 +74,10 @@ def enter_site(context: typer.Context, site: Path | None) -> Path | None:
     """Set ``$FEDAPP_HOME`` as the site's processes have it, until the command ends."""
     folder = site and (site.parent if site.is_file() else site)
     if folder and (folder / "home").is_dir():
-        before = os.environ.get("FEDAPP_HOME")
-        os.environ["FEDAPP_HOME"] = str((folder / "home").absolute())
+        from unittest.mock import patch
 
-        def restore() -> None:
-            os.environ.pop("FEDAPP_HOME")
-            os.environ.update({"FEDAPP_HOME": before} if before else {})
-
-        context.call_on_close(restore)
+        of_site = {"FEDAPP_HOME": str((folder / "home").absolute())}
+        context.with_resource(patch.dict(os.environ, of_site))
     return site
 
 

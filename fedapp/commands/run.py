@@ -19,7 +19,6 @@ from fedapp.commands.common import (
     AnyEngine,
     AsJson,
     Engine,
-    Folds,
     On,
     Overrides,
     RunOutput,
@@ -159,7 +158,9 @@ def compare(
     strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
     config: Overrides = None,
     seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
-    folds: Folds = 0,
+    folds: Annotated[
+        int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
+    ] = 0,
     engine: Engine = "local",
     output: Annotated[
         Path | None,

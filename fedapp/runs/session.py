@@ -217,8 +217,7 @@ def check_method(
     if not (declared.describes if describes else declared.trains):
         way = f"fedapp predict --inference {settings.strategy} predicts"
         way = "fedapp describe describes" if declared.describes else way
-        rule = f"must be one that trains ({way})"
-        raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
+        raise ConfigError(f"strategy must be one that trains ({way}), got {settings.strategy!r}")
     strategy.check_settings(settings)
     check_read(settings, given)
     if engine in SIMULATED:

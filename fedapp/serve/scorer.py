@@ -153,7 +153,7 @@ class Scorer:
         for name, text in (("purpose", asked.purpose), ("way", asked.way)):
             if text:
                 rule = f"{name} must be left out for a model that is whole"
-                raise RefusedError(422, error=f"{rule}, got {text[:40]!r}")
+                raise RefusedError(422, f"{rule}, got {text[:40]!r}")
 
         def scored() -> Answered:
             with self._turns:
@@ -200,8 +200,7 @@ def _column(name: str, kind: str, values: Sequence[Any]) -> Any:
     try:
         return _array(kind, values)
     except (pa.ArrowException, OverflowError):
-        rule = "must hold numbers below 2^63 or texts"
-        raise RowError(f"column {name!r} {rule}", name) from None
+        raise RowError(f"column {name!r} must hold numbers below 2^63 or texts", name) from None
 
 
 def _array(kind: str, values: Sequence[Any]) -> Any:

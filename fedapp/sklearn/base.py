@@ -285,12 +285,7 @@ class Federated(BaseEstimator):
             labels, of_labels = self._targets(y)
             check_consistent_length(labels, range(table.num_rows))
             label = _free(LABEL, names)
-            arguments: dict[str, Any] = {
-                **self.always,
-                **self._settings(),
-                **of_labels,
-                "label": label,
-            }
+            arguments = {**self.always, **self._settings(), **of_labels, "label": label}
             table = table.append_column(label, [labels])
             of_rows = {} if base_margin is None else {"base-margin": column_or_1d(base_margin)}
             if sample_weight is not None or self.class_weight is not None:
