@@ -16,6 +16,7 @@ from typing import Annotated
 
 import psutil
 import typer
+from typer import Option
 
 from fedapp.commands.common import (
     Command,
@@ -78,7 +79,7 @@ def _show_version(wanted: bool) -> None:
 def _begin(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version",
             callback=_show_version,
             is_eager=True,

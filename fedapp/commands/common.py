@@ -18,6 +18,7 @@ import click
 import typer
 from rich.panel import Panel
 from rich.table import Table as Grid
+from typer import Argument, Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from fedapp.errors import ConfigError, nearest
@@ -42,20 +43,16 @@ SHORT = ("data", "label", "id", "parties")
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."
-    ),
+    Option("--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."),
 ]
-RunOutput = Annotated[
-    Path | None, typer.Option("--output", help="New folder; by default one in runs/.")
-]
+RunOutput = Annotated[Path | None, Option("--output", help="New folder; by default one in runs/.")]
 
-RunDir = Annotated[Path, typer.Argument(callback=existing_folder, help="Folder of a run.")]
-Engine = Annotated[str, typer.Option(help="local, or simulation.")]
-AnyEngine = Annotated[str, typer.Option(help=ENGINES)]
+RunDir = Annotated[Path, Argument(callback=existing_folder, help="Folder of a run.")]
+Engine = Annotated[str, Option(help="local, or simulation.")]
+AnyEngine = Annotated[str, Option(help=ENGINES)]
 On = Annotated[
     str,
-    typer.Option(
+    Option(
         help="ray: every run is a task of the Ray cluster that RAY_ADDRESS names, without one of "
         "Ray on this machine."
     ),
@@ -64,10 +61,10 @@ On = Annotated[
 
 def port_option(text: str, least: int = 1) -> Any:
     """The option of a port, whose help is ``text``; 0, where it is allowed, is a free one."""
-    return typer.Option(min=least, max=65535, help=text)
+    return Option(min=least, max=65535, help=text)
 
 
-Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
+Id = Annotated[str, Option("--id", help="Column that names the rows.")]
 
 
 def enter_site(context: typer.Context, site: Path | None) -> Path | None:
@@ -83,7 +80,7 @@ def enter_site(context: typer.Context, site: Path | None) -> Path | None:
 
 def site_option(text: str) -> Any:
     """The option ``--site`` of a command, whose help is ``text``."""
-    return typer.Option("--site", metavar="FOLDER", callback=enter_site, help=text)
+    return Option("--site", metavar="FOLDER", callback=enter_site, help=text)
 
 
 SiteFolder = Annotated[
@@ -115,7 +112,7 @@ def _leave_stdout(context: typer.Context, as_json: bool) -> bool:
 
 AsJson = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--json",
         callback=_leave_stdout,
         help="Print one JSON document instead of tables; the rest goes to standard error.",

@@ -123,10 +123,8 @@ class Joint:
         if n_unknown := rows.count(-1):
             first = json.dumps(ids[rows.index(-1)])[:40]
             rule = "id must be of a row that all parties had when they matched"
-            text, way = (
-                f"{rule}, got {n_unknown} unknown",
-                "fedapp federation activate --refresh matches new ones",
-            )
+            text = f"{rule}, got {n_unknown} unknown"
+            way = "fedapp federation activate --refresh matches new ones"
             raise RefusedError(422, f"{text}, such as {first}: {way}", logged=text)
         return np.array(rows, dtype=np.int64)
 

@@ -102,9 +102,8 @@ class Site:
         self._refused_since = time.monotonic()
         certificate(self.config.name)
         if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
-            log.warning(
-                "the certificate ends in %d days: fedapp federation activate renews it", days
-            )
+            way = "fedapp federation activate renews it"
+            log.warning("the certificate ends in %d days: %s", days, way)
         self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
 
     def _read_config(self) -> SiteConfig:
