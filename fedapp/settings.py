@@ -16,12 +16,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, mode
 from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
-from fedapp.data.partition import Holdout, check_fold, check_times
+from fedapp.data.partition import Holdout
 from fedapp.data.schema import composed
 from fedapp.errors import ConfigError, listed
 from fedapp.home import app_folder
 from fedapp.known_names import setting_hint, setting_of
-from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS
+from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS, fields_of
 from fedapp.metrics.names import UNCALIBRATED, check_metrics, objective_metrics, watched_metric
 from fedapp.sections import Section as Section
 from fedapp.sections import check as check
@@ -337,8 +337,7 @@ class Settings(
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
         if self.calibration != "none" and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with calibration, got 0.0")
-        check_fold(self.fold, self.folds)
-        check_times(self.test_from, self.valid_from, self.folds)
+        self.holdout.check()
         for name, time in (("test", self.test_from), ("valid", self.valid_from)):
             fraction = getattr(self, f"{name}_fraction")
             if time and fraction != defaults()[f"{name}-fraction"]:
@@ -494,17 +493,7 @@ class Settings(
     @property
     def holdout(self) -> Holdout:
         """The rule by which rows are held back from training."""
-        return Holdout(
-            self.test_fraction,
-            self.valid_fraction,
-            self.seed,
-            self.fold,
-            self.folds,
-            self.score_test,
-            self.group,
-            self.test_from,
-            self.valid_from,
-        )
+        return Holdout(**fields_of(self, Holdout))
 
     @property
     def partition_column(self) -> str:

@@ -144,7 +144,6 @@ class Tuning:
         if drop_frames(path):
             folder.add_to_summary({"data": named_frames(first.data, path)})
         summary = folder.summary
-        changed = {name: value for name, value in self.given.items() if name != "strategy"}
         content = {
             "strategy": self.strategy,
             "data": summary["data"],
@@ -153,7 +152,7 @@ class Tuning:
             "engine": self.engine,
             "trials": len(trials),
             "best": best.number,
-            "settings": {**changed, **best.settings},
+            "settings": {**self.given, **best.settings},
             "valid": best.score,
             "test": summary["metrics"]["test"],
             "exchanges": summary["exchanges"] + sum(trial.exchanges for trial in trials),
