@@ -71,10 +71,9 @@ def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
     """
     check_arguments(given)
     flat: Mapping[str, Any] = flatten(_kebab(given))
+    flat = {name: value for name, value in flat.items() if value is not None}
     with naming_python_keywords():
-        named = settings_named(
-            {name: flat[name] for name in flat if flat[name] is not None}, strategy
-        )
+        named = settings_named(flat, strategy)
     types = defaults()
     return {name: _as_value(_in_python(name), value, types[name]) for name, value in named.items()}
 

@@ -92,10 +92,8 @@ class SiteApp(ClientApp):
         self._configs: dict[int, tuple[Context, SiteConfig]] = {}
         kinds = message_kinds()
         if unknown := sorted(set(kind_mods) - set(kinds)):
-            rule = (
-                f"must name kinds of messages, got {unknown[0]!r}{did_you_mean(unknown[0], kinds)}"
-            )
-            raise ConfigError(f"kind_mods {rule}")
+            hint = did_you_mean(unknown[0], kinds)
+            raise ConfigError(f"kind_mods must name kinds of messages, got {unknown[0]!r}{hint}")
         for kind in kinds:
             category, _, action = kind.partition(".")
             getattr(self, category)(action, mods=list(kind_mods.get(kind, ())))(self._answer)

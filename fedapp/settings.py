@@ -16,12 +16,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, mode
 from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
-from fedapp.data.partition import Holdout, check_fold, check_times
+from fedapp.data.partition import Holdout
 from fedapp.data.schema import composed
 from fedapp.errors import ConfigError, listed
 from fedapp.home import app_folder
 from fedapp.known_names import setting_hint, setting_of
-from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS
+from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS, fields_of
 from fedapp.metrics.names import UNCALIBRATED, check_metrics, objective_metrics, watched_metric
 from fedapp.sections import Section as Section
 from fedapp.sections import check as check
@@ -305,13 +305,6 @@ class GrowthSettings(Section):
     feature_weights: str
     """Chances of columns where colsample settings draw them, 1 by default: `age:2,income:0.5`."""
 
-    def check_size(self, max_depth: int) -> None:
-        """Raise ValueError if trees may grow without a limit, or beyond what parties number."""
-        most = MOST_LEVELS + 1
-        if not max_depth and not 0 < self.max_leaves <= most:
-            rule = f"must be >= 1, or 0 (no limit) with max-leaves from 1 to {most}"
-            raise ValueError(f"max-depth {rule}, got 0 with max-leaves={self.max_leaves}")
-
 
 class ConstraintSettings(Section):
     """Constraints of trees, as in XGBoost."""
@@ -344,14 +337,15 @@ class Settings(
             raise ValueError("valid-fraction must be > 0 with early-stopping-rounds, got 0.0")
         if self.calibration != "none" and not self.valid_fraction:
             raise ValueError("valid-fraction must be > 0 with calibration, got 0.0")
-        check_fold(self.fold, self.folds)
-        check_times(self.test_from, self.valid_from, self.folds)
+        self.holdout.check()
         for name, time in (("test", self.test_from), ("valid", self.valid_from)):
             fraction = getattr(self, f"{name}_fraction")
             if time and fraction != defaults()[f"{name}-fraction"]:
                 rule = f"must be omitted with {name}-from"
                 raise ValueError(f"{name}-fraction {rule}, got {fraction}")
-        self.check_size(self.max_depth)
+        if not self.max_depth and not 0 < self.max_leaves <= MOST_LEVELS + 1:
+            rule = f"must be >= 1, or 0 (no limit) with max-leaves from 1 to {MOST_LEVELS + 1}"
+            raise ValueError(f"max-depth {rule}, got 0 with max-leaves={self.max_leaves}")
         if self.folds and self.test_fraction != defaults()["test-fraction"]:
             rule = "must be omitted with folds, of which one is held back"
             raise ValueError(f"test-fraction {rule}, got {self.test_fraction}")
@@ -499,17 +493,7 @@ class Settings(
     @property
     def holdout(self) -> Holdout:
         """The rule by which rows are held back from training."""
-        return Holdout(
-            self.test_fraction,
-            self.valid_fraction,
-            self.seed,
-            self.fold,
-            self.folds,
-            self.score_test,
-            self.group,
-            self.test_from,
-            self.valid_from,
-        )
+        return Holdout(**fields_of(self, Holdout))
 
     @property
     def partition_column(self) -> str:

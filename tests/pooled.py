@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import xgboost
@@ -84,9 +85,8 @@ class Pooled:
         trained = [values[~np.isnan(values)] for values in self.values[self.train].T]
         counts = np.where(widths > 0, [len(np.unique(values)) for values in trained], 0)
         settings = settings.splitting(counts.tolist())
-        self.parameters = xgboost_parameters(
-            settings, self.labels, self.weights[self.train], self.labels[self.train], self.columns
-        )
+        self.split = SimpleNamespace(train=self.train)
+        self.parameters = xgboost_parameters(settings, self)
 
     def matrix(self, values):
         """The training rows, with ``values`` in place of the table's."""

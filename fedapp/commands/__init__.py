@@ -16,6 +16,7 @@ from typing import Annotated
 
 import psutil
 import typer
+from typer import Option
 
 from fedapp.commands.common import (
     Command,
@@ -78,7 +79,7 @@ def _show_version(wanted: bool) -> None:
 def _begin(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version",
             callback=_show_version,
             is_eager=True,
@@ -87,12 +88,6 @@ def _begin(
     ] = False,
 ) -> None:
     """Tree models trained across organisations that may not pool their rows."""
-
-
-def _kill_children() -> None:
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
 
 
 def main() -> None:
@@ -108,7 +103,9 @@ def main() -> None:
         # Also where a library made another error of the interrupt.
         if is_interrupted():
             print_interrupted()
-            _kill_children()
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
             leave_now()
         handle_stopping(leaving("the command has finished"))
 

@@ -18,6 +18,7 @@ import click
 import typer
 from rich.panel import Panel
 from rich.table import Table as Grid
+from typer import Argument, Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from fedapp.errors import ConfigError, nearest
@@ -37,28 +38,44 @@ ENGINES = (
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Terminal() if sys.stdout.isatty() else Terminal(width=120)
 
+# Commands and options of earlier versions, and what took their place.
+RENAMED = {
+    "fedapp standing": "fedapp serve --site FOLDER",
+    "fedapp metrics": "fedapp serve --metrics",
+    "fedapp activate": "fedapp federation activate",
+    "fedapp federation user": "fedapp federation add FOLDER --user NAME",
+    "fedapp clean": "fedapp runs clean",
+    "fedapp retrain": "fedapp runs retrain",
+    "fedapp key": "fedapp site key",
+    "fedapp trust": "fedapp site trust",
+    "fedapp site rekey": "fedapp site key --new supernode",
+    "fedapp app": "fedapp site hash",
+    "fedapp app copy": "python -m fedapp.site.bundle copy",
+    "fedapp app sign": "python -m fedapp.site.bundle sign",
+    "fedapp sbom": "fedapp documents",
+    "fedapp run --folds": "fedapp compare --folds",
+    "fedapp compare --baselines": "fedapp compare, which always has baselines",
+    "fedapp tune --exchanges": "fedapp tune --runs",
+    "fedapp tune --bytes": "fedapp tune --runs",
+    "fedapp site check --config": "fedapp site check --site",
+    "fedapp site check --node-config": "fedapp site check --site",
+}
+
 # Short options of settings.
 SHORT = ("data", "label", "id", "parties")
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."
-    ),
+    Option("--config", "-c", metavar="KEY=VALUE", help="One of fedapp settings; may be repeated."),
 ]
-RunOutput = Annotated[
-    Path | None, typer.Option("--output", help="New folder; by default one in runs/.")
-]
-Folds = Annotated[
-    int, typer.Option(help="Cross-validate: number of folds; each is held back in turn.")
-]
+RunOutput = Annotated[Path | None, Option("--output", help="New folder; by default one in runs/.")]
 
-RunDir = Annotated[Path, typer.Argument(callback=existing_folder, help="Folder of a run.")]
-Engine = Annotated[str, typer.Option(help="local, or simulation.")]
-AnyEngine = Annotated[str, typer.Option(help=ENGINES)]
+RunDir = Annotated[Path, Argument(callback=existing_folder, help="Folder of a run.")]
+Engine = Annotated[str, Option(help="local, or simulation.")]
+AnyEngine = Annotated[str, Option(help=ENGINES)]
 On = Annotated[
     str,
-    typer.Option(
+    Option(
         help="ray: every run is a task of the Ray cluster that RAY_ADDRESS names, without one of "
         "Ray on this machine."
     ),
@@ -67,30 +84,26 @@ On = Annotated[
 
 def port_option(text: str, least: int = 1) -> Any:
     """The option of a port, whose help is ``text``; 0, where it is allowed, is a free one."""
-    return typer.Option(min=least, max=65535, help=text)
+    return Option(min=least, max=65535, help=text)
 
 
-Id = Annotated[str, typer.Option("--id", help="Column that names the rows.")]
+Id = Annotated[str, Option("--id", help="Column that names the rows.")]
 
 
 def enter_site(context: typer.Context, site: Path | None) -> Path | None:
     """Set ``$FEDAPP_HOME`` as the site's processes have it, until the command ends."""
     folder = site and (site.parent if site.is_file() else site)
     if folder and (folder / "home").is_dir():
-        before = os.environ.get("FEDAPP_HOME")
-        os.environ["FEDAPP_HOME"] = str((folder / "home").absolute())
+        from unittest.mock import patch
 
-        def restore() -> None:
-            os.environ.pop("FEDAPP_HOME")
-            os.environ.update({"FEDAPP_HOME": before} if before else {})
-
-        context.call_on_close(restore)
+        of_site = {"FEDAPP_HOME": str((folder / "home").absolute())}
+        context.with_resource(patch.dict(os.environ, of_site))
     return site
 
 
 def site_option(text: str) -> Any:
     """The option ``--site`` of a command, whose help is ``text``."""
-    return typer.Option("--site", metavar="FOLDER", callback=enter_site, help=text)
+    return Option("--site", metavar="FOLDER", callback=enter_site, help=text)
 
 
 SiteFolder = Annotated[
@@ -122,7 +135,7 @@ def _leave_stdout(context: typer.Context, as_json: bool) -> bool:
 
 AsJson = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--json",
         callback=_leave_stdout,
         help="Print one JSON document instead of tables; the rest goes to standard error.",
@@ -195,19 +208,25 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands; an unknown one is refused with what is meant."""
+    """Commands; those of earlier versions, and their options, name the new ones."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command; exit with status 2 and a hint for an unknown one."""
-        command = args[0]
-        if command not in self.commands and not command.startswith("-"):
+        """Find a command; exit with status 2 and the new name for one of an earlier version."""
+        command, *more = args
+        group = f"fedapp {context.info_name}" if context.parent else "fedapp"
+        path, is_known = f"{group} {command}", command in self.commands
+        written = [f"{path} {word.partition('=')[0]}" for word in more]
+        for old in written if is_known else [*written, path]:
+            if old in RENAMED:
+                print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
+                raise typer.Exit(2)
+        if not is_known and not command.startswith("-"):
             from fedapp.messages.methods import all_methods
 
-            group = f"fedapp {context.info_name}" if context.parent else "fedapp"
             hint = command_hint(command, group, self.commands, all_methods())
-            print(f"error: {group} {command} is not a command{hint}", file=sys.stderr)
+            print(f"error: {path} is not a command{hint}", file=sys.stderr)
             raise typer.Exit(2)
         return super().resolve_command(context, args)
 

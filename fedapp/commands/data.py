@@ -12,6 +12,7 @@ from click import get_current_context
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
+from typer import Argument, Option
 
 from fedapp.commands.common import AsJson, Command, Group, Id, console, print_json
 from fedapp.report.summary import print_notes
@@ -50,7 +51,7 @@ def list_command(as_json: AsJson = False) -> None:
 
 
 @data_app.command("fetch", cls=Command)
-def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set.")]) -> None:
+def fetch_command(name: Annotated[str, Argument(help="Name of a data set.")]) -> None:
     """Download a data set into the cache."""
     from fedapp.data.datasets import fetch
 
@@ -66,29 +67,27 @@ def fetch_command(name: Annotated[str, typer.Argument(help="Name of a data set."
 
 @data_app.command("describe", cls=Command)
 def describe_command(
-    source: Annotated[str, typer.Argument(help="Name of a data set, or a file.")],
-    label: Annotated[str, typer.Option(help="Label column of a file.")] = "",
+    source: Annotated[str, Argument(help="Name of a data set, or a file.")],
+    label: Annotated[str, Option(help="Label column of a file.")] = "",
     id_column: Id = "",
-    weight: Annotated[str, typer.Option(help="Column of weights.")] = "",
+    weight: Annotated[str, Option(help="Column of weights.")] = "",
     base_margin: Annotated[
-        str, typer.Option(help="Column of the margin that each row starts from.")
+        str, Option(help="Column of the margin that each row starts from.")
     ] = "",
     missing_label: Annotated[
-        str, typer.Option(help="What becomes of rows without a label: refuse or drop.")
+        str, Option(help="What becomes of rows without a label: refuse or drop.")
     ] = "",
     drop_columns: Annotated[
-        str, typer.Option(help="Columns that are not features, separated by commas.")
+        str, Option(help="Columns that are not features, separated by commas.")
     ] = "",
     header: Annotated[
-        bool, typer.Option(help="Whether the first line of the file names the columns.")
+        bool, Option(help="Whether the first line of the file names the columns.")
     ] = True,
-    decimal: Annotated[str, typer.Option(help="Decimal point or comma of a file.")] = ".",
-    encoding: Annotated[str, typer.Option(help="Encoding of a file, as latin-1.")] = "",
+    decimal: Annotated[str, Option(help="Decimal point or comma of a file.")] = ".",
+    encoding: Annotated[str, Option(help="Encoding of a file, as latin-1.")] = "",
     schema: Annotated[
         Path | None,
-        typer.Option(
-            help="A schema: applied if the file is there, else written there, to be changed."
-        ),
+        Option(help="A schema: applied if the file is there, else written there, to be changed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,9 +10,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from click import get_current_context
 from click.core import ParameterSource
+from typer import Argument, Option
 
 from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
@@ -55,34 +55,34 @@ def predict(
     run_dir: RunDir,
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Table with the columns of the model; of parties with different columns a table "
             "each: bank=a.csv,insurer=b.csv."
         ),
     ] = "",
-    output: Annotated[str, typer.Option(help="CSV or Parquet file to write.")] = "",
+    output: Annotated[str, Option(help="CSV or Parquet file to write.")] = "",
     id_column: Id = "",
     label: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Column to score the predictions by, where the table has it; by default the run's."
         ),
     ] = "",
     config: Overrides = None,
     engine: Annotated[
         str,
-        typer.Option(
+        Option(
             help="For a divided model: local, simulation, or a "
             "SuperLink's name. There each site's node config names its table (predict-data): omit "
             "--data, --id and --output."
         ),
     ] = "local",
     inference: Annotated[
-        str, typer.Option(help="For a divided model: interactive, one-round, or eini (encrypted).")
+        str, Option(help="For a divided model: interactive, one-round, or eini (encrypted).")
     ] = "interactive",
     explain: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="ID,ID...",
             help="Rows to explain. For a whole boosted model, SHAP values of these or all, in a "
             "file beside --output. For a divided one each party writes what it may see to its "
@@ -91,9 +91,7 @@ def predict(
     ] = "",
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", help=f"Write the ids of rows without a match into RUN_DIR/{VERBOSE}."
-        ),
+        Option("--verbose", help=f"Write the ids of rows without a match into RUN_DIR/{VERBOSE}."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -150,9 +148,8 @@ def _predict_alone(
 def _check_tables(engine: str, has_parts: bool, given: Mapping[str, str]) -> None:
     if engine not in SIMULATED:
         if not has_parts:
-            raise ConfigError(
-                f"engine must be local for a model that is whole in the run's folder, got {engine}"
-            )
+            rule = "must be local for a model that is whole in the run's folder"
+            raise ConfigError(f"engine {rule}, got {engine}")
         for name, value in given.items():
             if value:
                 rule = f"must be omitted with --engine {engine}"
@@ -242,9 +239,9 @@ def _say_rows(ids: Sequence[str], text: str, folder: Path | None) -> None:
 
 def export(
     run_dir: RunDir,
-    to: Annotated[str, typer.Option(help="onnx, xgboost, or sklearn (forests).")] = "onnx",
+    to: Annotated[str, Option(help="onnx, xgboost, or sklearn (forests).")] = "onnx",
     output: Annotated[
-        Path | None, typer.Option(help="File to write; by default in the run's folder.")
+        Path | None, Option(help="File to write; by default in the run's folder.")
     ] = None,
 ) -> None:
     """Write a run's model for other runtimes: as ONNX, for stock XGBoost, or scikit-learn."""
@@ -280,18 +277,15 @@ OF_WAY = {
 
 
 def serve(
-    run_dir: Annotated[
-        Path | None, typer.Argument(help="Folder of a run whose model is whole.")
-    ] = None,
+    run_dir: Annotated[Path | None, Argument(help="Folder of a run whose model is whole.")] = None,
     site: Annotated[
         Path | None,
         site_option("Score by divided models, at this site: its folder, or a node config in it."),
     ] = None,
     metrics: Annotated[
-        bool,
-        typer.Option("--metrics", help="Count for Prometheus, of this $FEDAPP_HOME or --site."),
+        bool, Option("--metrics", help="Count for Prometheus, of this $FEDAPP_HOME or --site.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[
         int | None,
         port_option(
@@ -302,16 +296,16 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Name that requests may ask for beside localhost and --host, as a proxy passes it "
             "on; may be repeated."
         ),
     ] = None,
-    most_rows: Annotated[int, typer.Option(help="Rows of one request.", min=1)] = 10_000,
-    most_bytes: Annotated[int, typer.Option(help="Bytes of one request.", min=1)] = 16_000_000,
+    most_rows: Annotated[int, Option(help="Rows of one request.", min=1)] = 10_000,
+    most_bytes: Annotated[int, Option(help="Bytes of one request.", min=1)] = 16_000_000,
     listen: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="HOST:PORT",
             help="Where a site listens for the others; by default on the port of "
             "standing-address in its node config, on all addresses.",
@@ -319,7 +313,7 @@ def serve(
     ] = "",
     runs: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of runs to count beside $FEDAPP_HOME/runs; may be repeated."),
+        Option(help="Folder of runs to count beside $FEDAPP_HOME/runs; may be repeated."),
     ] = None,
 ) -> None:
     """Score rows over HTTP: POST /score and the Open Inference Protocol; or GET /metrics.

@@ -10,16 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
     AnyEngine,
     AsJson,
     Engine,
-    Folds,
     On,
     Overrides,
     RunOutput,
@@ -44,14 +43,7 @@ from fedapp.report.summary import (
 )
 from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
-from fedapp.settings import (
-    Section,
-    Settings,
-    about_settings,
-    declared,
-    defaults,
-    method_sections,
-)
+from fedapp.settings import Section, Settings, about_settings, declared, defaults, method_sections
 from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
@@ -71,12 +63,12 @@ KINDS = {"integer": "whole number", "number": "number", "boolean": "true or fals
 
 
 def run(
-    strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
+    strategy: Annotated[str, Argument(help="The method: one of those below.")],
     config: Overrides = None,
     engine: AnyEngine = "local",
     baselines: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--baselines", help="Also train on the pooled rows, and on each party's rows alone."
         ),
     ] = False,
@@ -124,8 +116,7 @@ def what_now(training: Training) -> str:
 def describe(
     config: Overrides = None,
     vertical: Annotated[
-        bool,
-        typer.Option("--vertical", help="The parties have different columns of the same rows."),
+        bool, Option("--vertical", help="The parties have different columns of the same rows.")
     ] = False,
     engine: AnyEngine = "local",
     output: RunOutput = None,
@@ -156,14 +147,16 @@ def describe(
 
 
 def compare(
-    strategies: Annotated[list[str], typer.Argument(help="Methods, each once.")],
+    strategies: Annotated[list[str], Argument(help="Methods, each once.")],
     config: Overrides = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 1,
-    folds: Folds = 0,
+    seeds: Annotated[int, Option(help="Runs of each method.")] = 1,
+    folds: Annotated[
+        int, Option(help="Cross-validate: number of folds; each is held back in turn.")
+    ] = 0,
     engine: Engine = "local",
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Folder of the runs; finished ones are not run again. By default one below runs/ "
             "that follows from the table and the settings."
         ),
@@ -196,29 +189,26 @@ def compare(
 
 
 def tune(
-    strategy: Annotated[str, typer.Argument(help="The method: one of those below.")],
+    strategy: Annotated[str, Argument(help="The method: one of those below.")],
     config: Overrides = None,
     space: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="KEY=DOMAIN",
             help="Search a setting: eta=log:0.01:0.5, subsample=uniform:0.5:1, max-depth=int:3:8, "
             "pax.bins=share,equal. May be repeated; adds to the method's usual ones. Settings "
             "given by -c stay as they are.",
         ),
     ] = None,
-    search: Annotated[str, typer.Option(help="random, or optuna (TPE).")] = "random",
-    runs: Annotated[int, typer.Option(help="Number of trials.")] = 20,
+    search: Annotated[str, Option(help="random, or optuna (TPE).")] = "random",
+    runs: Annotated[int, Option(help="Number of trials.")] = 20,
     engine: Engine = "local",
     baselines: Annotated[
-        bool,
-        typer.Option(
-            "--baselines", help="Search the baselines' settings too, with as many trials."
-        ),
+        bool, Option("--baselines", help="Search the baselines' settings too, with as many trials.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Folder of the search, which goes on where it is unfinished. By default one below "
             "runs/ that follows from the table, the settings and the space."
         ),
@@ -273,8 +263,7 @@ def _domains(pairs: list[str], method: str) -> dict[str, str]:
 
 def settings(
     name: Annotated[
-        str,
-        typer.Argument(metavar="[METHOD or SETTING]", help="What a method reads, or one setting."),
+        str, Argument(metavar="[METHOD or SETTING]", help="What a method reads, or one setting.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from typer import Option
 
 from fedapp.commands.common import (
     AnyEngine,
@@ -57,7 +58,7 @@ runs_app = typer.Typer(cls=RunsGroup, help="Runs in ./runs: list (by default), c
 @runs_app.command("list", cls=Command)
 def list_command(
     show_all: Annotated[
-        bool, typer.Option("--all", help=f"More than the last {MOST}, and those of comparisons.")
+        bool, Option("--all", help=f"More than the last {MOST}, and those of comparisons.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -68,9 +69,8 @@ def list_command(
     listed = list_runs(RUNS, deep=show_all, tell=say, with_groups=True)
     shown = listed if show_all else listed[:MOST]
     if as_json:
-        print_json(
-            "runs list", runs=[_fields(run) for run in shown], not_shown=len(listed) - len(shown)
-        )
+        n_more = len(listed) - len(shown)
+        print_json("runs list", runs=list(map(_fields, shown)), not_shown=n_more)
         return
     if not listed:
         console.print(f"no runs in {RUNS}")
@@ -104,10 +104,10 @@ def _local(time: str) -> str:
 
 @runs_app.command("clean", cls=Command)
 def clean_command(
-    yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Delete without asking.")] = False,
     older_than: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="DAYS",
             min=0.0,
             help="Only what has not changed for this many days. By default: unfinished runs of any "
@@ -116,9 +116,7 @@ def clean_command(
     ] = None,
     all_parts: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Parts of models too, also those that finished runs predict with."
-        ),
+        Option("--all", help="Parts of models too, also those that finished runs predict with."),
     ] = False,
 ) -> None:
     """Delete failed and interrupted runs in ./runs, and what sites keep of old runs.
@@ -149,7 +147,7 @@ def clean_command(
 def retrain_command(
     run_dir: RunDir,
     without: Annotated[
-        str, typer.Option(help="CSV files with ids of rows that the tables still have: FILE,...")
+        str, Option(help="CSV files with ids of rows that the tables still have: FILE,...")
     ] = "",
     output: RunOutput = None,
     engine: AnyEngine = "local",
@@ -182,8 +180,7 @@ def _list(cleaning: Cleaning) -> None:
 
 
 def report(
-    run_dir: RunDir,
-    output: Annotated[Path | None, typer.Option(help="Where the page goes.")] = None,
+    run_dir: RunDir, output: Annotated[Path | None, Option(help="Where the page goes.")] = None
 ) -> None:
     """Write the HTML page of a run, also of one that was interrupted."""
     from fedapp.report import write_report
@@ -195,10 +192,10 @@ def documents(
     run: RunDir,
     answers: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.toml", help="Answers to blanks: purpose = '...', a line each."),
+        Option(metavar="FILE.toml", help="Answers to blanks: purpose = '...', a line each."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="By default RUN/documents.")
+        Path | None, Option(metavar="FOLDER", help="By default RUN/documents.")
     ] = None,
 ) -> None:
     """Write what people sign: threat model, impact assessment, validation report, packages.
@@ -241,7 +238,7 @@ def documents(
 def audit(
     run_dir: RunDir,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer shadow models, columns and equations.")
+        bool, Option("--quick", help="Fewer shadow models, columns and equations.")
     ] = False,
     site: Annotated[
         Path | None, site_option("Audit this site's own rows only: its folder, or a node config.")

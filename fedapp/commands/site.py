@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Table as Grid
+from typer import Argument, Option
 
 from fedapp.arguments import parse_overrides
 from fedapp.commands.common import (
@@ -67,10 +68,8 @@ LABELS = "{:,} labels a round, by which of made-up columns are chosen"
 READABLE_LABELS = "labels of up to {:,} rows can be read, from figures over false sums"
 SHOWS = "one-round and standing scores show the label holder"
 SHOWN_SIDES = "{:.0%} of the ways that rows go at this site's splits"
-Target = Annotated[
-    str, typer.Option(help="What starts the processes: scripts, compose or systemd.")
-]
-CoordinatorFolder = Annotated[Path, typer.Argument(help="The coordinator's folder.")]
+Target = Annotated[str, Option(help="What starts the processes: scripts, compose or systemd.")]
+CoordinatorFolder = Annotated[Path, Argument(help="The coordinator's folder.")]
 site_app = typer.Typer(
     cls=Group, help="A site: init, check, approve, log, key, trust, hash.", no_args_is_help=True
 )
@@ -78,20 +77,18 @@ site_app = typer.Typer(
 
 @site_app.command("init", cls=Command)
 def init_command(
-    folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
-    name: Annotated[str, typer.Option(help="Unique in the federation.")],
-    superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
-    data: Annotated[str, typer.Option(help="The site's table: CSV, Parquet or LIBSVM.")],
-    label: Annotated[str, typer.Option(help="Label column, where there is one.")] = "",
+    folder: Annotated[Path, Argument(help="New folder, for its owner alone.")],
+    name: Annotated[str, Option(help="Unique in the federation.")],
+    superlink: Annotated[str, Option(help="HOST:PORT of the coordinator.")],
+    data: Annotated[str, Option(help="The site's table: CSV, Parquet or LIBSVM.")],
+    label: Annotated[str, Option(help="Label column, where there is one.")] = "",
     id_column: Id = "",
     ca: Annotated[
-        str, typer.Option(help="The coordinator's ca.crt; by default the system's certificates.")
+        str, Option(help="The coordinator's ca.crt; by default the system's certificates.")
     ] = "",
-    policy: Annotated[str, typer.Option(help="What may leave: sums, private or rows.")] = "",
-    allow: Annotated[str, typer.Option(help="Methods; by default those of the policy.")] = "",
-    min_rows: Annotated[
-        int, typer.Option(help="Fewest rows to train, validate or test on.", min=0)
-    ] = 0,
+    policy: Annotated[str, Option(help="What may leave: sums, private or rows.")] = "",
+    allow: Annotated[str, Option(help="Methods; by default those of the policy.")] = "",
+    min_rows: Annotated[int, Option(help="Fewest rows to train, validate or test on.", min=0)] = 0,
     port: Annotated[int, port_option("Where the SuperNode listens, on loopback.")] = 9094,
     target: Target = "scripts",
 ) -> None:
@@ -125,7 +122,7 @@ def key_command(
     site: SiteFolder = None,
     new: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="identity|supernode",
             help="Draw a new key, between runs: the one that the other sites trust, or the "
             "SuperNode's, which the coordinator registers.",
@@ -158,8 +155,8 @@ def key_command(
 
 @site_app.command("trust", cls=Command)
 def trust_command(
-    name: Annotated[str, typer.Argument(help="The other site's name in its node config.")],
-    fingerprint: Annotated[list[str], typer.Argument(help="As fedapp site key prints it there.")],
+    name: Annotated[str, Argument(help="The other site's name in its node config.")],
+    fingerprint: Annotated[list[str], Argument(help="As fedapp site key prints it there.")],
     site: SiteFolder = None,
 ) -> None:
     """Trust the key of another site from now on, and no other key of that site."""
@@ -184,11 +181,11 @@ def hash_command() -> None:
 
 @site_app.command("approve", cls=Command)
 def approve_command(
-    run: Annotated[str, typer.Argument(help="Id of its model; without it, all that wait.")] = "",
+    run: Annotated[str, Argument(help="Id of its model; without it, all that wait.")] = "",
     site: SiteFolder = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask again.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask again.")] = False,
     shows_all: Annotated[
-        bool, typer.Option("--all", help="Show in full what each kind of message reveals.")
+        bool, Option("--all", help="Show in full what each kind of message reveals.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -490,15 +487,15 @@ federation_app = typer.Typer(
 
 @federation_app.command("init", cls=Command)
 def federation_init_command(
-    folder: Annotated[Path, typer.Argument(help="New folder, for its owner alone.")],
-    host: Annotated[str, typer.Option(help="Name or address by which the sites reach it.")],
-    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
-    name: Annotated[str, typer.Option(help="What --engine calls it.")] = "federation",
+    folder: Annotated[Path, Argument(help="New folder, for its owner alone.")],
+    host: Annotated[str, Option(help="Name or address by which the sites reach it.")],
+    sites: Annotated[str, Option(help="Names of the sites, separated by commas.")],
+    name: Annotated[str, Option(help="What --engine calls it.")] = "federation",
     public_port: Annotated[int, port_option("Where nginx listens for the sites.")] = 9092,
     users_port: Annotated[int, port_option("Where nginx listens for users.")] = 9093,
     port: Annotated[int, port_option("Where the SuperLink listens, on loopback.")] = 8000,
-    certificate: Annotated[str, typer.Option(help="The host's own, PEM, for nginx.")] = "",
-    key: Annotated[str, typer.Option(help="The key of --certificate, PEM.")] = "",
+    certificate: Annotated[str, Option(help="The host's own, PEM, for nginx.")] = "",
+    key: Annotated[str, Option(help="The key of --certificate, PEM.")] = "",
     target: Target = "scripts",
 ) -> None:
     """Write certificates, Flower's configuration, and what starts the processes into a folder."""
@@ -524,11 +521,11 @@ def federation_init_command(
 def add_command(
     folder: CoordinatorFolder,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Of the sites; by default all of the folder.")
+        list[str] | None, Argument(help="Of the sites; by default all of the folder.")
     ] = None,
     user: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Let a user start runs from another machine instead; the password is drawn.",
         ),
@@ -564,7 +561,7 @@ def add_command(
 
 @federation_app.command("remove", cls=Command)
 def remove_command(
-    folder: CoordinatorFolder, name: Annotated[str, typer.Argument(help="Of the site.")]
+    folder: CoordinatorFolder, name: Annotated[str, Argument(help="Of the site.")]
 ) -> None:
     """Unregister a site at the running SuperLink, which then refuses it."""
     from fedapp.deploy.members import remove_site
@@ -588,10 +585,8 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     certificates = sorted(folder.glob("*.crt"))
     if as_json:
         days = {path.name: round(days_left(path)) for path in certificates}
-        sites_fields = [asdict(site) for site in sites]
-        print_json(
-            "federation list", sites=sites_fields, users=users, certificate_days=days, fault=fault
-        )
+        members_of = {"sites": list(map(asdict, sites)), "users": users}
+        print_json("federation list", **members_of, certificate_days=days, fault=fault)
         return
     grid = Grid("site", "status", "since", "key")
     for site in sites:
@@ -606,9 +601,7 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
 
 
 @federation_app.command("renew", cls=Command)
-def renew_command(
-    folder: CoordinatorFolder,
-) -> None:
+def renew_command(folder: CoordinatorFolder) -> None:
     """Write new certificates in place of those that end soon, and restart the SuperLink."""
     from fedapp.deploy.folders import end_superlink, renew_certificates
 
@@ -625,16 +618,15 @@ def renew_command(
 @federation_app.command("activate", cls=Command)
 def activate_command(
     run_dir: RunDir,
-    engine: Annotated[str, typer.Option(help="A SuperLink's name.")],
+    engine: Annotated[str, Option(help="A SuperLink's name.")],
     service: Annotated[
-        str,
-        typer.Option(help="Name by which callers know it; by default that of the run's folder."),
+        str, Option(help="Name by which callers know it; by default that of the run's folder.")
     ] = "",
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Match new ids only; other rows stay as they are.")
+        bool, Option("--refresh", help="Match new ids only; other rows stay as they are.")
     ] = False,
     none: Annotated[
-        bool, typer.Option("--none", help="End: the standing processes answer by no version.")
+        bool, Option("--none", help="End: the standing processes answer by no version.")
     ] = False,
     config: Overrides = None,
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import typer
+from typer import Argument, Option
 
 from fedapp.commands.common import AsJson, SiteFolder, node_config, print_json, say
 from fedapp.errors import ConfigError, listed
@@ -23,23 +23,20 @@ HIDDEN = ("before", "key", "signature")
 
 
 def log_command(
-    file: Annotated[
-        Path | None, typer.Argument(help="A log's JSON lines, instead of a site's.")
-    ] = None,
+    file: Annotated[Path | None, Argument(help="A log's JSON lines, instead of a site's.")] = None,
     site: SiteFolder = None,
-    last: Annotated[int, typer.Option(help="Lines to show, the newest.", min=0)] = 10,
-    run: Annotated[str, typer.Option(help="Only lines of this run.")] = "",
-    event: Annotated[str, typer.Option(help="Only these events, separated by commas.")] = "",
-    since: Annotated[datetime | None, typer.Option(help="Only since then, UTC.")] = None,
+    last: Annotated[int, Option(help="Lines to show, the newest.", min=0)] = 10,
+    run: Annotated[str, Option(help="Only lines of this run.")] = "",
+    event: Annotated[str, Option(help="Only these events, separated by commas.")] = "",
+    since: Annotated[datetime | None, Option(help="Only since then, UTC.")] = None,
     export: Annotated[
-        str | None,
-        typer.Option(click_type=click.Choice(FORMS), help="Print all; syslog is of RFC 5424."),
+        str | None, Option(click_type=click.Choice(FORMS), help="Print all; syslog is of RFC 5424.")
     ] = None,
     head: Annotated[
-        Path | None, typer.Option(help="A signed line that was kept elsewhere: it must be there.")
+        Path | None, Option(help="A signed line that was kept elsewhere: it must be there.")
     ] = None,
     signs: Annotated[
-        bool, typer.Option("--sign", help="Add a signed line, and print it: keep it elsewhere.")
+        bool, Option("--sign", help="Add a signed line, and print it: keep it elsewhere.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,9 +79,8 @@ def log_command(
             say(json.dumps({**shown, "time": _time(fields)}))
     audit.check()
     if head and heads[0][1] < first:
-        raise ConfigError(
-            f"head must be of a line that is there, from {first} on, got an older one"
-        )
+        rule = f"head must be of a line that is there, from {first} on"
+        raise ConfigError(f"{rule}, got an older one")
     if signs:
         print(append(folder, "signed").decode(), end="")
     elif not export and not as_json:

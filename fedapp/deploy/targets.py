@@ -347,7 +347,7 @@ def host_config(machine: Machine, federation: Federation) -> Texts:
     """Configuration for the http block of the host's nginx."""
     # nginx workers cannot read the coordinator's folder, so the users file is elsewhere.
     users = f"/etc/nginx/fedapp-{federation.name}.users"
-    text = _servers(federation, certificate_of(machine, federation), machine.folder, users)
+    text = _servers(machine, federation, users)
     return {"nginx.conf": (text, PUBLIC)}
 
 
@@ -362,7 +362,8 @@ def users_path(config: Path) -> str:
     return str(re.findall(r"auth_basic_user_file (\S+);", config.read_text())[0])
 
 
-def _servers(federation: Federation, certificate: tuple[str, str], folder: str, users: str) -> str:
+def _servers(machine: Machine, federation: Federation, users: str) -> str:
+    certificate = certificate_of(machine, federation)
     values = {
         "UPSTREAM": f"fedapp-{federation.name}",
         "HOST": federation.host,
@@ -371,7 +372,7 @@ def _servers(federation: Federation, certificate: tuple[str, str], folder: str, 
         "PORT": str(federation.port),
         "CERTIFICATE": certificate[0],
         "KEY": certificate[1],
-        "CA": f"{folder}/ca.crt",
+        "CA": f"{machine.folder}/ca.crt",
         "USERS": users,
     }
     return fill("nginx.conf", values)
@@ -406,8 +407,7 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
     keys = [f"{folder}/{name}" for name in ("ca.crt", "superexec.secret")]
     server = [f"{folder}/{name}" for name in ("server.crt", "server.key")]
     proxy = [f"{folder}/{name}" for name in ("ca.crt", "nginx.conf", "nginx.users")]
-    certificate = certificate_of(machine, federation)
-    servers = _servers(federation, certificate, folder, f"{folder}/nginx.users")
+    servers = _servers(machine, federation, f"{folder}/nginx.users")
     superlink, superexec = federation.superlink(folder, flower), federation.superexec(folder)
     files = _volumes((*keys, *server), (flower,))
     services = {
@@ -418,7 +418,7 @@ def compose_federation(machine: Machine, federation: Federation) -> Texts:
         },
         "nginx": {
             **_guarded(IMAGE),
-            "volumes": _volumes((*proxy, *certificate)),
+            "volumes": _volumes((*proxy, *certificate_of(machine, federation))),
             "command": ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"],
         },
     }

@@ -72,9 +72,8 @@ def tls_options(spec: ExecutionSpec) -> list[str]:
     """Command-line options of the connection to the SuperNode or SuperLink."""
     if spec.insecure:
         return ["--insecure"]
-    return (
-        ["--root-certificates", spec.root_certificates_path] if spec.root_certificates_path else []
-    )
+    ca = spec.root_certificates_path
+    return ["--root-certificates", ca] if ca else []
 
 
 class TaskProcess:
@@ -105,9 +104,8 @@ class TaskProcess:
         token = Token()
         last_running = time.monotonic()
         status = None
-        with token.client(
-            spec.runtime_api_address, spec.insecure, spec.root_certificates_path
-        ) as client:
+        address, ca = spec.runtime_api_address, spec.root_certificates_path
+        with token.client(address, spec.insecure, ca) as client:
             while status is None or self.tokens:
                 with suppress(subprocess.TimeoutExpired):
                     if (status := self.process.wait(BEAT_SECONDS)) == 0:

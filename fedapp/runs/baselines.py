@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -408,9 +408,7 @@ def train_boosted(settings: Settings, rows: Pooled) -> Trained:
     is_divided = baselines_of(settings.strategy).split_by == BY_COLUMNS
     counts = rows.category_counts(of_training=is_divided)
     settings = settings.watching(len(valid)).splitting(counts.tolist())
-    parameters = xgboost_parameters(
-        settings, rows.labels, rows.weights[train], rows.labels[train], rows.columns
-    )
+    parameters = xgboost_parameters(settings, rows)
 
     def matrix(of: Rows) -> Any:
         return rows.matrix(xgboost.DMatrix, of, settings.objective)
@@ -495,50 +493,37 @@ def train_forest(settings: Settings, rows: Pooled) -> Trained:
     return Trained(settings, rows, margins, 0.0, gains)
 
 
-def xgboost_parameters(
-    settings: Settings, labels: Any, weights: Any, drawn: Any, columns: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The run's settings as parameters of ``xgboost.train``.
-
-    ``labels`` are of all rows, for the number of classes; ``weights`` and ``drawn`` (labels) of the
-    training rows, for the base score.
-    """
-    n_classes = int(labels.max()) + 1
+def xgboost_parameters(settings: Settings, rows: Pooled) -> dict[str, Any]:
+    """The run's settings as parameters of ``xgboost.train``; the base score is of training rows."""
+    n_classes, train = int(rows.labels.max()) + 1, rows.split.train
     width = n_outputs(settings.objective, n_classes)
-    loss = LossParameters.of(settings)
-    start = {}
+    loss, more = LossParameters.of(settings), dict[str, Any]()
     # Quantiles XGBoost computes itself, of which it has one order. Those of several classes it sums
     # in an order that depends on its threads.
     if not has_quantile_leaves(settings.objective):
+        weights = rows.weights[train]
         total = float(weights.sum(dtype=np.float64))
-        sums = label_sums(settings.objective, drawn, weights, n_classes, loss)
+        sums = label_sums(settings.objective, rows.labels[train], weights, n_classes, loss)
         if not loss.scale_pos_weight:  # each baseline balances its own training rows
             loss = replace(loss, scale_pos_weight=balance(float(sums[0]), total))
         scores = base_score(settings.objective, sums, total, loss).tolist()
-        start["base_score"] = scores if width > 1 else scores[0]
+        more["base_score"] = scores if width > 1 else scores[0]
+    monotone, groups = constraints_of(
+        settings.monotone_constraints, settings.interaction_constraints, rows.columns
+    )
+    if len(monotone):
+        more["monotone_constraints"] = tuple(monotone.tolist())
+    if groups:  # a text has column numbers; a list would need names
+        more["interaction_constraints"] = json.dumps([sorted(group) for group in groups])
     stopping = metrics.stopping_metric(settings.objective, settings.eval_metrics)
     return {
         **for_xgboost(settings.objective, width, parameters_of(settings), loss),
-        **start,
-        **_constraints(settings, columns),
+        **more,
         "num_parallel_tree": settings.num_parallel_tree,
         "multi_strategy": settings.multi_strategy,
         # XGBoost stops early by the last metric.
         "eval_metric": [metrics.for_xgboost(stopping, settings.objective)],
     }
-
-
-def _constraints(settings: Settings, columns: Sequence[str]) -> dict[str, Any]:
-    """Constraints as parameters of ``xgboost.train``; empty if there are none."""
-    if not columns:
-        return {}
-    monotone, groups = constraints_of(
-        settings.monotone_constraints, settings.interaction_constraints, columns
-    )
-    signs = {"monotone_constraints": tuple(monotone.tolist())} if len(monotone) else {}
-    # A text has column numbers; a list would need names.
-    text = json.dumps([sorted(group) for group in groups])
-    return signs | ({"interaction_constraints": text} if groups else {})
 
 
 # They need all tables in one place: a coordinator has no rows, and asks no party for any.

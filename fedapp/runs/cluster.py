@@ -59,9 +59,8 @@ def connected() -> Iterator[Any]:
         host, _, port = ray_address().rpartition(":")
         if host and "/" not in host:  # ray.init would wait for minutes
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        with catch_warnings(
-            action="ignore", category=FutureWarning
-        ):  # about GPUs in later versions
+        # About GPUs in later versions.
+        with catch_warnings(action="ignore", category=FutureWarning):
             ray.init(
                 ray_address() or "local",
                 runtime_env={"env_vars": {**variables(), "PYTHONPATH": paths}},
@@ -116,10 +115,8 @@ def check_nodes(ray: Any, folders: Sequence[Path], files: Sequence[Path]) -> Non
                 rule = f"must answer within {ANSWER_SECONDS} s, got nothing"
                 raise ConfigError(f"{name} {rule}") from None
             for path in absent:
-                way = (
-                    "put FEDAPP_HOME, FEDAPP_DATA, tables and run folders where all nodes see them"
-                )
-                raise ConfigError(f"{name} must see {sought[path]} of this machine; {way}")
+                way = "put FEDAPP_HOME, FEDAPP_DATA, tables and run folders where all nodes see"
+                raise ConfigError(f"{name} must see {sought[path]} of this machine; {way} them")
             for package, version in versions().items():
                 if (got := installed[package]) != version:
                     raise ConfigError(f"{name} must have {package} {version}, got {got}")

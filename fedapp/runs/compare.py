@@ -43,7 +43,7 @@ from fedapp.runs.baselines import (
 )
 from fedapp.runs.clean import COMPARISON
 from fedapp.runs.cluster import carried_out, check_on
-from fedapp.runs.differences import ScoredRows, Span, mean_span, scored_rows
+from fedapp.runs.differences import ScoredRows, Span, scored_rows
 from fedapp.runs.run_groups import PAGE
 from fedapp.runs.series import VARIED, Series, check_series_folder, default_folder, name_of
 from fedapp.runs.set_by_command import check_set_by_command
@@ -281,7 +281,9 @@ def _differences(
     whole: dict[str, dict[str, Span]] = defaultdict(dict)
     for (name, other), of_pair in spans.items():
         if len(of_pair) == len(draws):
-            whole[name][other] = mean_span(of_pair)
+            # Seeds share rows and models share settings, so no interval is narrower than a run's.
+            value, low, high = np.mean(of_pair, axis=0).tolist()
+            whole[name][other] = value, low, high
     return dict(whole)
 
 
@@ -339,9 +341,8 @@ def same_rows(runs: Sequence[Settings]) -> dict[str, int]:
     splits = {kind: baseline_rows(run)[0].in_table_order().split for kind, run in kinds.items()}
     first = next(iter(splits.values()))
     if not len(first.test):
-        raise ConfigError(
-            f"test-fraction must leave test rows to compare by, got {runs[0].test_fraction}"
-        )
+        rule = "must leave test rows to compare by"
+        raise ConfigError(f"test-fraction {rule}, got {runs[0].test_fraction}")
     for subset in SUBSETS:
         n_rows = sorted(len(getattr(split, subset)) for split in splits.values())
         if n_rows[0] != n_rows[-1]:

@@ -5,7 +5,7 @@ A model that is divided among parties is joined first, if all of its parts are o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,3 @@ def model_margins(run_dir: Path, rows: Pooled) -> Floats | None:
     if isinstance(model, Ensemble):
         return model.calibrated(predict_margins(model, values, starts))
     return margins_of(model.objective, predict(model, values, starts))
-
-
-def mean_span(spans: Sequence[Span]) -> Span:
-    """The mean difference of several seeds or folds, with the mean ends of their intervals.
-
-    Seeds share rows and models share settings, so no interval is narrower than those of its runs.
-    """
-    value, low, high = np.mean(spans, axis=0).tolist()
-    return value, low, high

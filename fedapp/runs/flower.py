@@ -193,12 +193,8 @@ def superlink(watcher: Watcher = QUIET) -> Iterator[SuperLink]:
     superexec = [sys.executable, "-P", "-m", "fedapp.deploy.coordinator", "--insecure"]
     superexec += ["--runtime-api-address", f"127.0.0.1:{http_port}"]
     with open_private(log, "wb") as output:
-        process, starter = (
-            subprocess.Popen(
-                words, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-            for words in (command, superexec)
-        )
+        how = {"env": environment, "stdout": output, "stderr": output, "start_new_session": True}
+        process, starter = (subprocess.Popen(words, **how) for words in (command, superexec))
     try:
         if not is_healthy(process, http_port, SUPERLINK_START_SECONDS):
             printed = log.read_text(errors="replace")

@@ -31,7 +31,7 @@ from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
-from fedapp.run_files import RoundInfo, Scores, Summary
+from fedapp.run_files import RoundInfo, Summary
 from fedapp.run_folder import OnRound, RunFolder, Tell
 from fedapp.runs.predict import check_predicted, load_model, parts_of, predict, warnings_on
 from fedapp.settings import Settings, flatten
@@ -61,17 +61,10 @@ def check_packages() -> None:
         check_package(package, f"for log={MLFLOW}", "log")
 
 
-def round_values(info: RoundInfo) -> dict[str, float | None]:
+def round_values(info: RoundInfo) -> dict[str, Any]:
     """Numbers of a round: ``train/auc``, ``bytes/to_server``, ``exchanges`` (total so far) ..."""
-    groups: dict[str, Scores] = {"train": info["train"], "valid": info["valid"]}
-    groups["bytes"] = info["bytes"]
-    return {
-        "trees": info["trees"],
-        "leaves": info["leaves"],
-        "exchanges": info["exchanges"],
-        "seconds": info["seconds"],
-        **{f"{group}/{name}": values[name] for group, values in groups.items() for name in values},
-    }
+    values = {name: value for name, value in info.items() if name not in ("round", "rounds")}
+    return {name.replace(".", "/", 1): value for name, value in flatten(values).items()}
 
 
 def final_values(summary: Summary) -> dict[str, float | None]:

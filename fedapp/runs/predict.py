@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -134,19 +134,11 @@ def predicted_rows(
     model = load_model(run_dir / "model.json")
     summary = summary_of(run_dir) or cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
-    id_column = composed(id_column)
-    label = composed(label) if label else label
     margin = model.margin_column if isinstance(model, Ensemble) else ""
-    roles = Roles(id_column=id_column, base_margin=margin)
+    roles = Roles(id_column=composed(id_column), base_margin=margin)
     if label is not None:
-        roles = Roles(
-            label=label or read_as["label"],
-            id_column=id_column,
-            weight=read_as["weight"],
-            base_margin=margin,
-            event=read_as["event"],
-            qid=read_as["qid"],
-        )
+        scored = {role: read_as[role] for role in ("weight", "event", "qid")}
+        roles = replace(roles, label=composed(label) or read_as["label"], **scored)
     sources = _sources(data, summary)
     for source in sources.values() or [data]:
         check_source(source)
@@ -167,14 +159,8 @@ def predicted_rows(
             join=str(trained_settings(run_dir).get("join", INNER)),
         )
     else:
-        table = read_columns_of(
-            data,
-            model.columns,
-            roles,
-            reader=read_as["reader"],
-            categories=model.categories,
-            kinds=model.kinds,
-        )
+        how = {"reader": read_as["reader"], "categories": model.categories, "kinds": model.kinds}
+        table = read_columns_of(data, model.columns, roles, **how)
     notes = warnings_on(model, tables.values() or [table], table.values)
     named_tables = {party: (sources[party], party_table) for party, party_table in tables.items()}
     predictions = predict(model, table.values, table.base_margins)

@@ -112,7 +112,6 @@ def remains(earlier: RunFolder, folder: RunFolder | None, engine: str) -> list[s
     sites = home() if engine in SIMULATED else "the home of each site"
     lines = [f"the earlier run: rm -r {where}", f"its parties: rm -r {sites}/sites/*/{model}"]
     if engine not in SIMULATED and parts_of(earlier.path):
-        lines.append(
-            f"standing scores: fedapp federation activate {where} --engine {engine} --none"
-        )
+        way = f"fedapp federation activate {where} --engine {engine} --none"
+        lines.append(f"standing scores: {way}")
     return [*lines, "other runs on these tables, and what was predicted: fedapp runs --all"]

@@ -161,8 +161,7 @@ def check_same(asked: Inputs, before: Inputs, folder: Path) -> None:
         values += repr(asked.get(name))
         if name == TABLE:
             values = f"that of the runs in {folder}, got one with another content"
-        way = "delete that folder, or name another"
-        raise ConfigError(f"{name} must be {values}; {way}")
+        raise ConfigError(f"{name} must be {values}; delete that folder, or name another")
 
 
 def other_code(folder: Path) -> str:

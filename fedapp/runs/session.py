@@ -80,13 +80,9 @@ class Training:
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
         with self._logged(settings) as logs:
+            on_round = logs.before(self.on_round) if logs else self.on_round
             with warnings_of_parties() as warnings:
-                folder = carry_out(
-                    settings,
-                    self.engine,
-                    watcher,
-                    logs.before(self.on_round) if logs else self.on_round,
-                )
+                folder = carry_out(settings, self.engine, watcher, on_round)
             if folder is None or not folder.has_finished:
                 watcher.tell("The run has finished; its folder is where the ServerApp runs.")
                 return None
@@ -217,8 +213,7 @@ def check_method(
     if not (declared.describes if describes else declared.trains):
         way = f"fedapp predict --inference {settings.strategy} predicts"
         way = "fedapp describe describes" if declared.describes else way
-        rule = f"must be one that trains ({way})"
-        raise ConfigError(f"strategy {rule}, got {settings.strategy!r}")
+        raise ConfigError(f"strategy must be one that trains ({way}), got {settings.strategy!r}")
     strategy.check_settings(settings)
     check_read(settings, given)
     if engine in SIMULATED:
@@ -227,6 +222,8 @@ def check_method(
             check_packages()
 
 
+# Modules with kernels that only boosting calls.
+OF_BOOSTING = ("fedapp.histograms", "fedapp.trees.grow", "fedapp.trees.rounds")
 COMPILING = "the first run of this version compiles its kernels, once: a minute or two at most"
 _told = list[str]()  # once a process
 
@@ -256,21 +253,15 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool 
         if engine == "local":
             # Modules that the first round needs, and kernels that the method does not call.
             modules = [load_strategy(settings.strategy).__module__.replace("strategies", "clients")]
-            unused: tuple[str, ...] = (
-                "fedapp.histograms",
-                "fedapp.trees.grow",
-                "fedapp.trees.rounds",
-            )
             method = all_methods()[settings.strategy]
             if method.trains and method.baseline == "boosted":
-                modules += ["xgboost"]
-                unused = ("fedapp.trees.forest",)
-            load_ahead(modules, unused)
+                load_ahead([*modules, "xgboost"], unused=("fedapp.trees.forest",))
+            else:
+                load_ahead(modules, unused=OF_BOOSTING)
         if n_parties := natural_parties(settings):
             settings = settings.with_parties(n_parties)
-            watcher.tell(
-                f"{n_parties} parties, one for each value of '{settings.partition_column}'"
-            )
+            column = settings.partition_column
+            watcher.tell(f"{n_parties} parties, one for each value of '{column}'")
         for text in check_tables(settings):
             if tells:
                 watcher.tell(f"! {text}")

@@ -8,7 +8,7 @@ folder; the same command continues an interrupted search.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -144,7 +144,6 @@ class Tuning:
         if drop_frames(path):
             folder.add_to_summary({"data": named_frames(first.data, path)})
         summary = folder.summary
-        changed = {name: value for name, value in self.given.items() if name != "strategy"}
         content = {
             "strategy": self.strategy,
             "data": summary["data"],
@@ -153,7 +152,7 @@ class Tuning:
             "engine": self.engine,
             "trials": len(trials),
             "best": best.number,
-            "settings": {**changed, **best.settings},
+            "settings": {**self.given, **best.settings},
             "valid": best.score,
             "test": summary["metrics"]["test"],
             "exchanges": summary["exchanges"] + sum(trial.exchanges for trial in trials),
@@ -161,10 +160,40 @@ class Tuning:
         }
         if self.baselines:
             self.watcher.begin(f"the baselines, {len(trials)} trials each")
-            content["baselines"] = tuned_baselines(
-                first, self.given, space, self.search, len(trials), metric
-            )
+            content["baselines"] = self._tuned_baselines(first, space, len(trials))
         RunFolder(path).write_json(SEARCH, content)
+
+    def _tuned_baselines(self, first: Settings, space: Space, n_trials: int) -> dict[str, Any]:
+        """Search settings of the pooled rows' baseline and of each party's by validation rows.
+
+        Each has as many trials as the federated search, from the same domains or, where it has
+        none, XGBoost's usual ones: else a tuned model would be compared with XGBoost at settings
+        that nobody chose for it. Returns ``{"pooled": result, "alone": {party: result}}``; a result
+        is the best trial's settings, its score of the validation rows, and all scores of the test
+        rows.
+        """
+        kind, metric = baselines_of(first.strategy), first.watched_metric
+        if kind.model == XGBOOST:
+            usual = {name: DEFAULT_SPACE[name] for name in DEFAULT_SPACE if name not in self.given}
+            space = {name: domain(name, text) for name, text in usual.items()} | {**space}
+            space = {name: space[name] for name in space if "." not in name}
+
+        def tuned(rows: Pooled) -> dict[str, Any]:
+            study, results = new_study(larger_is_better(metric)), list[dict[str, Any]]()
+            for number in range(1, n_trials + 1):
+                trial = new_trial(study, self.search, space, first.seed, number)
+                settings = settings_of_trial(trial)
+                model = train_of(kind)(load_settings({**first.changed, **settings}), rows)
+                valid = replace(rows, split=replace(rows.split, test=rows.split.valid))
+                score = replace(model, rows=valid).scores().get(metric)
+                results.append({"settings": settings, "valid": score, "test": model.scores()})
+                if score is not None:  # a party may be without validation rows
+                    study.tell(trial, score)
+            return results[study.best_trial.number if finished_trials(study) else 0]
+
+        pooled, alone = baseline_rows(first)
+        of_all = tuned(pooled)
+        return {"pooled": of_all, "alone": {name: tuned(rows) for name, rows in alone.items()}}
 
 
 def _trained(first: Settings) -> dict[str, Value]:
@@ -209,58 +238,3 @@ def _drop(path: Path) -> None:
         if model_id := model_id_of(path):
             forget_model(model_id)
         shutil.rmtree(path)
-
-
-def tuned_baselines(
-    first: Settings,
-    given: Collection[str],
-    space: Space,
-    search: str,
-    n_trials: int,
-    metric: str,
-) -> dict[str, Any]:
-    """Search settings of the pooled rows' baseline and of each party's by validation rows.
-
-    Each has as many trials as the federated search, from the same domains: else a tuned model would
-    be compared with XGBoost at settings that nobody chose for it.
-
-    Parameters
-    ----------
-    first : of the federated search's first trial, whose rows and fixed settings hold here too.
-    given, space : names of the settings that are not searched, and the federated search's domains.
-
-    Returns
-    -------
-    ``{"pooled": result, "alone": {party: result}}``; a result is the best trial's settings, its
-    score of the validation rows, and all scores of the test rows.
-    """
-    train = train_of(baselines_of(first.strategy))
-    searched = baseline_space(first, given, space)
-
-    def tuned(rows: Pooled) -> dict[str, Any]:
-        study, results = new_study(larger_is_better(metric)), list[dict[str, Any]]()
-        for number in range(1, n_trials + 1):
-            trial = new_trial(study, search, searched, first.seed, number)
-            settings = settings_of_trial(trial)
-            model = train(load_settings({**first.changed, **settings}), rows)
-            valid = replace(rows, split=replace(rows.split, test=rows.split.valid))
-            score = replace(model, rows=valid).scores().get(metric)
-            results.append({"settings": settings, "valid": score, "test": model.scores()})
-            if score is not None:  # a party may be without validation rows
-                study.tell(trial, score)
-        return results[study.best_trial.number if finished_trials(study) else 0]
-
-    pooled, alone = baseline_rows(first)
-    return {"pooled": tuned(pooled), "alone": {name: tuned(rows) for name, rows in alone.items()}}
-
-
-def baseline_space(first: Settings, given: Collection[str], space: Space) -> Space:
-    """The domains of a search that its baselines read; XGBoost's usual ones where it has none."""
-    if baselines_of(first.strategy).model != XGBOOST:
-        return space
-    usual = {
-        name: domain(name, text)
-        for name, text in DEFAULT_SPACE.items()
-        if "." not in name and name not in given
-    }
-    return {**usual, **{name: values for name, values in space.items() if "." not in name}}

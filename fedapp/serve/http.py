@@ -32,15 +32,11 @@ CONTENTS = "application/json", "application/octet-stream"  # that with binary da
 
 
 class RefusedError(Exception):
-    """A request that is refused with an HTTP status and the content of the reply.
+    """A request that is refused with an HTTP status and a text; a log has ``logged`` instead."""
 
-    ``logged`` is for a log instead of an ``error`` with an id.
-    """
-
-    def __init__(self, status: int, logged: str = "", **content: Any) -> None:
-        super().__init__(status)
-        self.status, self.content = status, content
-        self.logged = logged or content.get("error", "")
+    def __init__(self, status: int, text: str, logged: str = "") -> None:
+        super().__init__(text)
+        self.status, self.logged = status, logged or text
 
 
 class RowError(DataError):
@@ -58,9 +54,9 @@ async def refuse(request: Request, error: Exception) -> JSONResponse:
     """
     if isinstance(error, HTTPException):  # no such path or method
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-    if isinstance(error, RefusedError):
-        return JSONResponse(error.content, error.status, {"connection": "close"})  # body unread
     content: dict[str, Any] = {"error": str(error)}
+    if isinstance(error, RefusedError):
+        return JSONResponse(content, error.status, {"connection": "close"})  # body unread
     if isinstance(error, RowError) and not request.url.path.startswith("/v2/"):
         content |= {"column": error.column, "row": error.row}
     return JSONResponse(content, 422)
@@ -94,15 +90,14 @@ class HostCheck:
         host = re.sub(r":\d*$", "", named).strip("[]").lower()
         if host not in self.hosts:
             rule = f"host must be one of {', '.join(self.hosts)} (--allow-host adds another)"
-            raise RefusedError(400, error=f"{rule}, got {host[:80]!r}")
+            raise RefusedError(400, f"{rule}, got {host[:80]!r}")
         for origin in headers.getlist("origin"):
             if origin.partition("://")[2].lower() != named.lower():
                 rule = f"origin must be that of host {named}, or left out"
-                raise RefusedError(403, error=f"{rule}, got {origin[:80]!r}")
+                raise RefusedError(403, f"{rule}, got {origin[:80]!r}")
         for content in headers.getlist("content-type") if method == "POST" else ():
             if content.partition(";")[0].strip().lower() not in CONTENTS:
-                rule = f"content-type must be {CONTENTS[0]}"
-                raise RefusedError(415, error=f"{rule}, got {content[:80]!r}")
+                raise RefusedError(415, f"content-type must be {CONTENTS[0]}, got {content[:80]!r}")
 
 
 class Admission:
@@ -113,7 +108,7 @@ class Admission:
 
     def __enter__(self) -> None:
         if self.n_requests >= self.most:
-            raise RefusedError(503, error=f"requests must be <= {self.most} at once, got more")
+            raise RefusedError(503, f"requests must be <= {self.most} at once, got more")
         self.n_requests += 1
 
     def __exit__(self, *error: object) -> None:
@@ -129,13 +124,13 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
                 body += chunk
                 if len(body) > most_bytes:
                     rule = f"body must have at most {most_bytes:,} bytes"
-                    raise RefusedError(413, error=f"{rule}, got more")
+                    raise RefusedError(413, f"{rule}, got more")
     except TimeoutError:
         rule = f"body must arrive within {BODY_SECONDS:g} seconds"
-        raise RefusedError(408, error=f"{rule}, got {len(body):,} bytes by then") from None
+        raise RefusedError(408, f"{rule}, got {len(body):,} bytes by then") from None
     except ClientDisconnect:
         # Nobody reads this reply; without it the server logs a traceback.
-        raise RefusedError(400, error="body must be whole, got a client that hung up") from None
+        raise RefusedError(400, "body must be whole, got a client that hung up") from None
     return bytes(body)
 
 
@@ -146,11 +141,11 @@ def read_object(body: bytes, rule: str) -> dict[str, Any]:
         if "\\u" in text:
             json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise RefusedError(422, error=f"{rule}, got half a character (a lone surrogate)") from None
+        raise RefusedError(422, f"{rule}, got half a character (a lone surrogate)") from None
     except (ValueError, RecursionError):
-        raise RefusedError(422, error=f"{rule}, got no JSON") from None
+        raise RefusedError(422, f"{rule}, got no JSON") from None
     if not isinstance(document, dict):
-        raise RefusedError(422, error=f"{rule}, got {type(document).__name__}")
+        raise RefusedError(422, f"{rule}, got {type(document).__name__}")
     return document
 
 
@@ -159,7 +154,7 @@ def _composed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         if (name := composed(name)) in values:
             rule = "body must have each name of an object once"
-            raise RefusedError(422, error=f"{rule}, got {name[:80]!r} twice")
+            raise RefusedError(422, f"{rule}, got {name[:80]!r} twice")
         values[name] = value
     return values
 
@@ -168,4 +163,4 @@ def check_rows(n_rows: int, most_rows: int) -> None:
     """Refuse a request of more rows than one may have."""
     if n_rows > most_rows:
         rule = f"rows must be at most {most_rows:,} in one request"
-        raise RefusedError(413, error=f"{rule}, got {n_rows:,}")
+        raise RefusedError(413, f"{rule}, got {n_rows:,}")

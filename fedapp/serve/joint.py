@@ -103,7 +103,7 @@ class Joint:
         with self.site.noting("score", line):
             if max(len(asked.request), len(asked.purpose)) > MOST_TEXT:
                 rule = f"purpose and id of a request must have at most {MOST_TEXT} characters"
-                raise RefusedError(422, error=f"{rule}, got more")
+                raise RefusedError(422, f"{rule}, got more")
             rows = self._rows(asked.columns["id"])
             line["rows"] = ranges(rows)
             predictions, facts = await self._predictions(rows, asked, request)
@@ -123,11 +123,9 @@ class Joint:
         if n_unknown := rows.count(-1):
             first = json.dumps(ids[rows.index(-1)])[:40]
             rule = "id must be of a row that all parties had when they matched"
-            text, way = (
-                f"{rule}, got {n_unknown} unknown",
-                "fedapp federation activate --refresh matches new ones",
-            )
-            raise RefusedError(422, logged=text, error=f"{text}, such as {first}: {way}")
+            text = f"{rule}, got {n_unknown} unknown"
+            way = "fedapp federation activate --refresh matches new ones"
+            raise RefusedError(422, f"{text}, such as {first}: {way}", logged=text)
         return np.array(rows, dtype=np.int64)
 
     async def _predictions(
@@ -135,7 +133,7 @@ class Joint:
     ) -> tuple[Any, Mapping[str, Any]]:
         """Predictions of rows, and how they came about."""
         if asked.way not in ("", *WAYS):
-            raise RefusedError(422, error=f"way must be {' or '.join(WAYS)}, got {asked.way[:40]}")
+            raise RefusedError(422, f"way must be {' or '.join(WAYS)}, got {asked.way[:40]}")
         cells, facts = self._sent_ahead(rows), dict[str, Any](way=NIGHTLY)
         if asked.way != NIGHTLY:
             document = {"rows": rows.tolist(), "purpose": asked.purpose, "request": request}
@@ -144,10 +142,10 @@ class Joint:
             except AwayError as error:
                 if cells is None or asked.way == LIVE:
                     raise
-                facts["away"] = error.content["error"]
+                facts["away"] = str(error)
         if cells is None:
             rule = "way must be live for rows of which not all parties have sent cells"
-            raise RefusedError(404, error=f"{rule}, or where these are stale, got {NIGHTLY}")
+            raise RefusedError(404, f"{rule}, or where these are stale, got {NIGHTLY}")
         if facts["way"] == NIGHTLY:
             since = [ahead.since for ahead in self._ahead.values() if ahead]
             facts["age_seconds"] = round(time.time() - min(since), 1)
@@ -166,7 +164,7 @@ class Joint:
                 return await asyncio.to_thread(features.read, rows)
         except TimeoutError:
             rule = f"database of {self.part.name} must answer within {LIVE_SECONDS:g} s"
-            raise RefusedError(504, error=f"{rule}, got nothing") from None
+            raise RefusedError(504, f"{rule}, got nothing") from None
 
     async def _live(self, document: Mapping[str, Any]) -> dict[str, Cells]:
         async def cells(name: str) -> Cells:
@@ -180,7 +178,7 @@ class Joint:
         try:
             return self.crossing.read(name, content, n_rows)
         except ValueError as error:
-            raise RefusedError(502, error=f"{name}: {error}") from None
+            raise RefusedError(502, f"{name}: {error}") from None
 
     async def _post(
         self, name: str, path: str, document: Mapping[str, Any], seconds: float
@@ -197,10 +195,10 @@ class Joint:
                 text = f"answered with status {reply.status_code}"
             kind = AwayError if reply.status_code >= 500 else RefusedError
             status = reply.status_code if reply.status_code in (403, 422, 429) else 502
-            raise kind(status, error=f"{name}: {text}")
+            raise kind(status, f"{name}: {text}")
         if reply.headers.get(PART) != self.part.digests[name].hex():
             rule = "part of the model must be the one that the model was trained with"
-            raise RefusedError(502, error=f"{name}: {rule}, got another")
+            raise RefusedError(502, f"{name}: {rule}, got another")
         return content, reply.headers
 
     async def _sent(
@@ -222,12 +220,12 @@ class Joint:
             self._note_away(name, f"must answer at {address}, got: {cause}")
         except _LongError:
             rule = f"answer must have at most {most:,} bytes"
-            raise RefusedError(502, error=f"{name}: {rule}, got more") from None
+            raise RefusedError(502, f"{name}: {rule}, got more") from None
         else:
             self.away.pop(name, None)
             PEER_UP.labels(name).set(1)
             return reply
-        raise AwayError(504, error=f"{name} {self.away[name]}")
+        raise AwayError(504, f"{name} {self.away[name]}")
 
     def _note_away(self, name: str, reason: str) -> None:
         self.away[name] = reason
@@ -293,7 +291,7 @@ class Joint:
             await asyncio.to_thread(ahead.write, self._path(name))
         except OSError as error:
             rule = f"cells of {name} must be stored, got: {error.strerror}"
-            raise RefusedError(503, error=rule) from None
+            raise RefusedError(503, rule) from None
         self._ahead[name] = ahead
         return n_bytes
 
@@ -322,5 +320,5 @@ def _days(name: str, headers: httpx.Headers) -> float:
         days = -1.0
     if not 0 <= days < math.inf:
         rule = f"{DAYS} must be a number of days"
-        raise RefusedError(502, error=f"{name}: {rule}, got {headers.get(DAYS, 'none')[:40]}")
+        raise RefusedError(502, f"{name}: {rule}, got {headers.get(DAYS, 'none')[:40]}")
     return days

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,7 @@ class Allowance:
 
 def _limit(config: SiteConfig, setting: str, most: int, got: str) -> RefusedError:
     rule = f"must be <= {most} ({setting} in the node config of {config.name}), got {got}"
-    return RefusedError(429, error=f"rows {rule}")
+    return RefusedError(429, f"rows {rule}")
 
 
 class Answers:
@@ -128,7 +128,8 @@ class Answers:
     async def alive(self, request: Request) -> Response:
         """For a peer's pings: the versions that answer it here."""
         await self.site.refreshed()
-        return Response(" ".join(version.agreed.version for version, _ in self._asks(request)))
+        asked = self.site.asked_by(request.scope[PEER])
+        return Response(" ".join(version.agreed.version for version in asked))
 
     async def _answered(self, event: str, most_rows: int, request: Request) -> Response:
         """Cells of rows, in the order of the request; or ``ahead``, where the site lets them be."""
@@ -136,64 +137,59 @@ class Answers:
         await site.refreshed(request.path_params["version"])
         line: dict[str, Any] = {"version": request.path_params["version"][:64]}
         with site.noting(event, line):
-            _, line["peer"] = self._asked_by(request)
+            line["peer"] = self._asked(request).agreed.active
             body = await read_body(request, MOST_BYTES)
             await site.refreshed(request.path_params["version"])
-            version, peer = self._asked_by(request)  # the site may have withdrawn meanwhile
+            version = self._asked(request)  # the site may have withdrawn meanwhile
             document = _read(body)
             line |= {name: document[name] for name in ("request", "purpose")}
             line |= {"all": True} if _is_of_all(event, document) else {}
             rows = _rows(document, len(version.ids), most_rows)
             line["rows"] = ranges(rows)
-            self._check(event, peer, version, rows, document)
+            self._check(event, version, rows, document)
             try:
                 content = await _cells(version, rows)
             except DataError as error:
                 text = without_folders(error.for_others(site.config.shares_names).rule)
-                raise RefusedError(422, error=text) from None
+                raise RefusedError(422, text) from None
         site.note(event, **line, outcome="answered", bytes=len(content))
-        PEER_ROWS.labels(peer).inc(len(rows))
+        PEER_ROWS.labels(version.agreed.active).inc(len(rows))
         PEER_SECONDS.observe(time.perf_counter() - began)
         days = str(site.config.standing_days)
         return Response(content, headers={PART: version.digest, DAYS: days})
 
-    def _asks(self, request: Request) -> Iterator[tuple[Version, str]]:
-        """Versions whose active party asks, by its certificate, and its name."""
-        for version, peer in self.site.peers_of(request.scope[PEER]):
-            if peer == version.agreed.active:
-                yield version, peer
-
-    def _asked_by(self, request: Request) -> tuple[Version, str]:
-        """The version that a request names, and the peer's name in it."""
+    def _asked(self, request: Request) -> Version:
+        """The version that a request names; refuses all but its active party."""
         name, site = request.path_params["version"], self.site
         if not site.is_allowed:
             rule = f"allow in the node config of {site.config.name} must have {METHOD}"
-            raise RefusedError(403, error=f"{rule}, got it withdrawn")
-        answering = {asked[0].agreed.version: asked for asked in self._asks(request)}
+            raise RefusedError(403, f"{rule}, got it withdrawn")
+        asked = self.site.asked_by(request.scope[PEER])
+        answering = {version.agreed.version: version for version in asked}
         if name in answering:
             return answering[name]
         if name in site.faults:
-            raise RefusedError(503, error=f"version does not answer: {site.faults[name]}")
+            raise RefusedError(503, f"version does not answer: {site.faults[name]}")
         rule = f"version must be one that {site.config.name} answers for this certificate, its"
         names = ", ".join(answering) or "none"
-        raise RefusedError(409, error=f"{rule} active party's ({names}), got {name[:64]}")
+        raise RefusedError(409, f"{rule} active party's ({names}), got {name[:64]}")
 
     def _check(
-        self, event: str, peer: str, version: Version, rows: npt.NDArray[np.int64], document: Any
+        self, event: str, version: Version, rows: npt.NDArray[np.int64], document: Any
     ) -> None:
-        config, purpose = self.site.config, document["purpose"]
+        config, purpose, peer = self.site.config, document["purpose"], version.agreed.active
         ahead, is_of_all = config.standing_nightly, _is_of_all(event, document)
         if event == "ahead" and (ahead == "none" or (ahead == "named" and is_of_all)):
             rule = f"must be {'all' if ahead == 'named' else 'named or all'} in the node config of"
-            raise RefusedError(403, error=f"standing-nightly {rule} {config.name}, got {ahead}")
+            raise RefusedError(403, f"standing-nightly {rule} {config.name}, got {ahead}")
         if not is_of_all and len(np.unique(rows)) < config.standing_least_rows:
             least = f"standing-least-rows of {config.name}"
             rule = f"must be >= {config.standing_least_rows} different ones ({least})"
-            raise RefusedError(422, error=f"rows {rule}, got {len(np.unique(rows))}")
+            raise RefusedError(422, f"rows {rule}, got {len(np.unique(rows))}")
         if (purposes := config.standing_purposes) and purpose not in purposes:
             rule = f"purpose must be one of {', '.join(purposes)} (standing-purposes of"
             hint = did_you_mean(purpose, purposes)
-            raise RefusedError(422, error=f"{rule} {config.name}), got {purpose[:80]!r}{hint}")
+            raise RefusedError(422, f"{rule} {config.name}), got {purpose[:80]!r}{hint}")
         allowance = self._allowances.setdefault(peer, Allowance())
         if event == "cells":
             allowance.check_second(config, peer, len(rows), time.monotonic())
@@ -235,7 +231,7 @@ def _read(body: bytes) -> dict[str, Any]:
     document = read_object(body, RULE)
     texts = [document.get(name) for name in ("request", "purpose")]
     if not all(isinstance(text, str) and len(text) <= 80 for text in texts):
-        raise RefusedError(422, error=f"{RULE}, got texts of more than 80 characters or none")
+        raise RefusedError(422, f"{RULE}, got texts of more than 80 characters or none")
     return document
 
 
@@ -249,7 +245,7 @@ def _rows(document: dict[str, Any], n_rows: int, most_rows: int) -> npt.NDArray[
     rule = f"rows must be 1 to {most_rows} numbers of rows of the version, 0 to {n_rows - 1}"
     fits = isinstance(rows, list) and 1 <= len(rows) <= most_rows
     if not fits or not all(type(row) is int and 0 <= row < n_rows for row in rows):
-        raise RefusedError(422, error=f"{rule}, got {json.dumps(rows)[:60]}")
+        raise RefusedError(422, f"{rule}, got {json.dumps(rows)[:60]}")
     return np.array(rows, dtype=np.int64)
 
 

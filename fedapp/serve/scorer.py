@@ -153,7 +153,7 @@ class Scorer:
         for name, text in (("purpose", asked.purpose), ("way", asked.way)):
             if text:
                 rule = f"{name} must be left out for a model that is whole"
-                raise RefusedError(422, error=f"{rule}, got {text[:40]!r}")
+                raise RefusedError(422, f"{rule}, got {text[:40]!r}")
 
         def scored() -> Answered:
             with self._turns:
@@ -200,8 +200,7 @@ def _column(name: str, kind: str, values: Sequence[Any]) -> Any:
     try:
         return _array(kind, values)
     except (pa.ArrowException, OverflowError):
-        rule = "must hold numbers below 2^63 or texts"
-        raise RowError(f"column {name!r} {rule}", name) from None
+        raise RowError(f"column {name!r} must hold numbers below 2^63 or texts", name) from None
 
 
 def _array(kind: str, values: Sequence[Any]) -> Any:
@@ -209,10 +208,7 @@ def _array(kind: str, values: Sequence[Any]) -> Any:
     if kind in ("category", "") and len(types) > 1:
         values = [None if value is None else _text(value) for value in values]
     elif kind == "boolean" and len(types) > 1:
-        values = [
-            BOOLEANS[value.strip().lower()] if isinstance(value, str) else value for value in values
-        ]
-        values = [value if value is None else bool(value) for value in values]
+        values = [value if value is None else _is_yes(value) for value in values]
     elif kind in DAYS:
         spans = [None if value is None else round(value * DAY) for value in values]
         return pa.array(spans, pa.int64()).cast(DAYS[kind])
@@ -223,6 +219,10 @@ def _array(kind: str, values: Sequence[Any]) -> Any:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_yes(value: Any) -> bool:
+    return bool(BOOLEANS[value.strip().lower()] if isinstance(value, str) else value)
 
 
 def open_scorer(run_dir: Path) -> Scorer:

@@ -84,13 +84,13 @@ class Standing:
         loaded, name = site.versions.get(site.current), site.config.name
         if not site.is_allowed:
             rule = f"allow in the node config of {name} must have {METHOD}"
-            raise RefusedError(503, error=f"{rule}, got it withdrawn")
+            raise RefusedError(503, f"{rule}, got it withdrawn")
         if loaded is None:
             fault = site.faults.get(site.current, "none: fedapp federation activate RUN begins one")
-            raise RefusedError(503, error=f"version must be active at {name}, got {fault}")
+            raise RefusedError(503, f"version must be active at {name}, got {fault}")
         if not isinstance(loaded.part, ActivePart):
             rule = f"scores are at {loaded.agreed.active}, which has the labels"
-            raise RefusedError(404, error=f"{name} must be the party with the labels: {rule}")
+            raise RefusedError(404, f"{name} must be the party with the labels: {rule}")
         if self._joint is None or self._joint.loaded is not loaded:
             before, self._joint = self._joint, Joint(site, loaded)
             if before:
@@ -108,7 +108,7 @@ class Standing:
         try:
             return await (await self.joint()).ready()
         except RefusedError as error:
-            return str(error.content["error"])
+            return str(error)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -121,7 +121,7 @@ class Standing:
             with await self.joint() as joint:
                 await joint.ping()
         except RefusedError as error:
-            log.debug("no party is asked: %s", error.content["error"])
+            log.debug("no party is asked: %s", error)
 
     @property
     def app(self) -> Starlette:
@@ -145,7 +145,7 @@ class Standing:
             reason = await joint.ready()
         except RefusedError as error:
             if error.status != 404:  # a passive party, which is well without scores
-                reason = str(error.content["error"])
+                reason = str(error)
         parties = dict.fromkeys(joint.loaded.agreed.peers, "answers") if joint else {}
         parties |= joint.away if joint else {}
         version = self.site.versions.get(self.site.current)
@@ -164,7 +164,7 @@ class Standing:
         ids = document.get("ids")
         is_list = isinstance(ids, list) and ids and all(isinstance(row_id, str) for row_id in ids)
         if len(document) != 1 or not (is_list or document.get("all") is True):
-            raise RefusedError(422, error=f"{rule}, got another")
+            raise RefusedError(422, f"{rule}, got another")
         with await self.joint() as joint:
             return JSONResponse(await joint.fetch(ids))
 

@@ -156,12 +156,12 @@ def _named(served: Served, request: Request) -> dict[str, str]:
     for what, name in request.path_params.items():
         if name != getattr(served, what):
             rule = f"model {what} must be {getattr(served, what)!r}"
-            raise RefusedError(404, error=f"{rule}, got {name[:80]!r}")
+            raise RefusedError(404, f"{rule}, got {name[:80]!r}")
     return {"name": served.name}
 
 
 def _refused(rule: str, got: object) -> RefusedError:
-    return RefusedError(422, error=f"{rule}, got {str(got)[:80]}")
+    return RefusedError(422, f"{rule}, got {str(got)[:80]}")
 
 
 def _fields(entry: Any, what: str, **forms: Any) -> list[Any]:

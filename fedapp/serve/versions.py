@@ -102,9 +102,8 @@ class Site:
         self._refused_since = time.monotonic()
         certificate(self.config.name)
         if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
-            log.warning(
-                "the certificate ends in %d days: fedapp federation activate renews it", days
-            )
+            way = "fedapp federation activate renews it"
+            log.warning("the certificate ends in %d days: %s", days, way)
         self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
 
     def _read_config(self) -> SiteConfig:
@@ -209,7 +208,7 @@ class Site:
         try:
             append(self.folder.parent, event, **fields)
         except LogError as error:
-            raise RefusedError(503, error=error.strerror) from None
+            raise RefusedError(503, str(error.strerror)) from None
 
     @contextmanager
     def noting(self, event: str, line: Mapping[str, Any]) -> Iterator[None]:
@@ -244,12 +243,12 @@ class Site:
         self._refused.clear()
         self._refused_since = time.monotonic()
 
-    def peers_of(self, certificate: bytes) -> Iterator[tuple[Version, str]]:
-        """Versions and names of the party that has a certificate, DER."""
+    def asked_by(self, certificate: bytes) -> Iterator[Version]:
+        """Versions whose active party has a certificate, DER."""
         for version in self.versions.values():
-            for name, peer in version.agreed.peers.items():
-                if ssl.PEM_cert_to_DER_cert(peer.certificate) == certificate:
-                    yield version, name
+            peer = version.agreed.peers.get(version.agreed.active)
+            if peer and ssl.PEM_cert_to_DER_cert(peer.certificate) == certificate:
+                yield version
 
     def context_to(self, peer_certificate: str) -> ssl.SSLContext:
         """For connections to one peer, which must have this certificate, PEM."""

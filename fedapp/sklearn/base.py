@@ -276,21 +276,15 @@ class Federated(BaseEstimator):
             or the path of a file; see init-model of a run.
         """
         if y is None:
-            raise ValueError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None"
-            )
+            rule = "requires y to be passed, but the target y is None"
+            raise ValueError(f"{type(self).__name__} {rule}")
         with self._as_error(), following(self.progress) as watcher:
             table = self._read(X, reset=True)
             names = table.column_names
             labels, of_labels = self._targets(y)
             check_consistent_length(labels, range(table.num_rows))
             label = _free(LABEL, names)
-            arguments: dict[str, Any] = {
-                **self.always,
-                **self._settings(),
-                **of_labels,
-                "label": label,
-            }
+            arguments = {**self.always, **self._settings(), **of_labels, "label": label}
             table = table.append_column(label, [labels])
             of_rows = {} if base_margin is None else {"base-margin": column_or_1d(base_margin)}
             if sample_weight is not None or self.class_weight is not None:
@@ -322,10 +316,8 @@ class Federated(BaseEstimator):
                 if xgb_model is not None:
                     arguments["init-model"] = str(self._path_of(xgb_model, folder))
                 has_page = self.run_dir is not None
-                training = Training(
-                    self.method, arguments, self.engine, watcher=watcher, with_page=has_page
-                )
-                training.carry_out()
+                how: dict[str, Any] = {"watcher": watcher, "with_page": has_page}
+                Training(self.method, arguments, self.engine, **how).carry_out()
                 self._margin = arguments.get("base-margin", "")
                 self._keep(names, RunFolder(folder), eval_set or (), patience)
                 if has_page and patience:

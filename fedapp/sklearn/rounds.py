@@ -112,14 +112,10 @@ def evaluate_rounds(
     scores: list[list[dict[str, float]]] = [[] for _ in sets]
     for first, last in pairwise([0, *ends]):
         for index, (rows, labels) in enumerate(sets):
-            margins[index] = add_trees(
-                margins[index], model.trees[first:last], rows.table.values, model.sets
-            )
-            weights = np.ones_like(labels)
-            of_round = metrics.pooled(
-                model.objective, margins[index], labels, weights, history.eval_metrics
-            )
-            scores[index].append(of_round)
+            trees, before = model.trees[first:last], margins[index]
+            margins[index] = after = add_trees(before, trees, rows.table.values, model.sets)
+            pooled = after, labels, np.ones_like(labels)
+            scores[index].append(metrics.pooled(model.objective, *pooled, history.eval_metrics))
         history.add(scores[-1][-1])
         if history.stops:
             break

@@ -60,10 +60,9 @@ def pooled_rows() -> Pooled:
 def pooled_at(depth: int) -> tuple[Row, float]:
     """XGBoost's parameters at a depth, and its AUC."""
     settings, rows = speed_settings(POOLED, depth), pooled_rows()
-    auc, train = train_boosted(settings, rows).scores()["auc"], rows.split.train
+    auc = train_boosted(settings, rows).scores()["auc"]
     settings = settings.watching(0).splitting(rows.category_counts(of_training=False).tolist())
-    weights, labels = rows.weights[train], rows.labels[train]
-    return xgboost_parameters(settings, rows.labels, weights, labels, rows.columns), auc
+    return xgboost_parameters(settings, rows), auc
 
 
 def train_speed(method: str, depth: int) -> Row:

@@ -1,6 +1,7 @@
 """Bagging moves by the mean of the parties' steps; cyclic training takes turns by name."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,7 +53,9 @@ def moved_margins(settings, n_rounds):
     labels = [rows.labels[rows.split.train] for rows in parties]
     every, whole = np.concatenate(labels), np.concatenate(values)
     ones = np.ones(len(every), np.float32)
-    parameters = xgboost_parameters(settings, every, ones, every)
+    split = SimpleNamespace(train=np.arange(len(every)))
+    rows = SimpleNamespace(labels=every, weights=ones, columns=(), split=split)
+    parameters = xgboost_parameters(settings, rows)
     sums = label_sums(settings.objective, every, ones, 3)
     score = base_score(settings.objective, sums, len(every))
     nothing = Ensemble(settings.objective, score, (), (), ())
