@@ -27,7 +27,7 @@ from fedapp.conversation import Exchange
 from fedapp.errors import ConfigError, DivergedError, PartyError, StoppedError, as_plain
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
-from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
+from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_records
 from fedapp.run_folder import Stages
 from strategies.delivery import Courier, read_reply
 from strategies.drive import Driver
@@ -114,7 +114,7 @@ class FlowerStrategy(Driver[Any], Strategy):
                 state.gap(party),
                 self.protocol.settings.strategy,
             )
-            records = records_of(self._laid_out(party, request, encoded), envelope)
+            records = to_records(self._laid_out(party, request, encoded), envelope)
             address = self._addresses[party]
             messages.append(Message(records, address, request.kind, group_id=str(self._step)))
         return messages

@@ -165,13 +165,8 @@ class Envelope:
     method: str = ""
 
 
-def to_records(content: Content, envelope: Envelope) -> RecordDict:
-    """Lay a message and its envelope out for Flower; a ProtocolError if a field is of no kind."""
-    return records_of(to_bytes(content), envelope)
-
-
-def records_of(data: bytes, envelope: Envelope) -> RecordDict:
-    """``to_records`` for a message that is already laid out as bytes."""
+def to_records(data: bytes, envelope: Envelope) -> RecordDict:
+    """Lay a message, which ``to_bytes`` has laid out, and its envelope out for Flower."""
     # Copied from a cache: the messages of one exchange mostly have the same envelope, and Flower
     # checks each value that is set.
     head = _head(envelope).copy()
@@ -189,7 +184,7 @@ def _head(envelope: Envelope) -> ConfigRecord:
 
 
 def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
-    """Inverse of ``to_records``; arrays are read-only views of the bytes received."""
+    """Inverse of both; arrays are read-only views of the bytes received."""
     try:
         record = records[ENVELOPE]
         if not isinstance(record, ConfigRecord):

@@ -198,13 +198,6 @@ class TableRows:
 #    (``_keep``, ``_last_answer``).
 
 
-def answer(
-    config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
-) -> Content:
-    """Answer one message; see ``answered``."""
-    return from_bytes(answered(config, kind, envelope, content, stores), config.name)
-
-
 def answered(
     config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
 ) -> bytes:
@@ -482,7 +475,8 @@ def _log_reply(
             "letters_to": reply.scalars.get("peers", []),
             "fields": {name: list(np.shape(value)) for name, value in values.items()},
         }
-    event, seconds = "repeated" if reply is None else "answered", _since(asked.began)
+    seconds = round(time.perf_counter() - asked.began, 4)
+    event = "repeated" if reply is None else "answered"
     sizes = {"received": asked.content.size, "sent": len(laid_out)}
     append(home() / "sites" / config.name, event, **line, **sizes, seconds=seconds)
 
@@ -498,8 +492,4 @@ def log_refusal(name: str, message: Any, error: Exception, text: str, began: flo
         "received": n_bytes(message.content),
     }
     event = "refused" if isinstance(error, FedappError) else "failed"
-    append(home() / "sites" / name, event, **line, seconds=_since(began))
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 4)
+    append(home() / "sites" / name, event, **line, seconds=round(time.perf_counter() - began, 4))

@@ -25,11 +25,11 @@ from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
 from fedapp.messages.secagg import KeysRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.document import to_text
-from fedapp.site.answer import answer
 from fedapp.site.settings import site_config
 from fedapp.trees.model import NO_TREES, Ensemble
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.plans import planned
+from tests.sites import answer
 
 NAMES = ("bank", "insurer", "shop")
 MODEL = "0123456789abcdef"

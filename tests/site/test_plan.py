@@ -20,7 +20,6 @@ from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site import answer
 from fedapp.site.trust import site_fingerprint
 from tests.crypto.test_masks import (
     EDGES,
@@ -33,6 +32,7 @@ from tests.crypto.test_masks import (
 )
 from tests.plans import planned
 from tests.site.office import runs, vertical_hello
+from tests.sites import answer
 
 NO_CUTS = {"edges": np.empty(0, np.float32), "edge_offsets": np.empty(0, np.int64)}
 EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 2
@@ -47,7 +47,7 @@ def summing(first=False, **changes):
 
 def ask(config, request, step, method="pax", **more):
     envelope = Envelope(MODEL, step, method=method, **more)
-    return answer.answer(config, request.kind, envelope, to_content(request, config.name))
+    return answer(config, request.kind, envelope, to_content(request, config.name))
 
 
 def begun(config, **plan):
