@@ -35,7 +35,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -46,12 +46,11 @@ from fedapp.messages.fields import Reply, Request, check_fields
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
-from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
+from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import (
     ENVELOPE,
     Content,
     Envelope,
-    from_bytes,
     from_content,
     n_bytes,
     parcels_of,
@@ -61,6 +60,7 @@ from fedapp.messages.wire import (
     without_parcels,
 )
 from fedapp.process import OutOfTime, time_limit
+from fedapp.records.codec import IN_FILE, codec_of
 from fedapp.site.account import (
     Ending,
     account_of,
@@ -94,6 +94,7 @@ log = logging.getLogger("fedapp.site")
 Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
 Handlers = Mapping[type[Request], Handler]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
+LETTERS = codec_of(tuple[tuple[str, Annotated[bytes, IN_FILE]], ...])  # receiver and content
 # Arrays of a finished run: its last reply, and the one that unmasks it.
 ENDED, ENDED_MASKS = "ended", "ended_masks"
 LONGEST_KIND, LONGEST_REASON = 80, 1000  # characters of what comes from outside, in the log
@@ -407,10 +408,9 @@ def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parc
     """
     name = f"{SENT}{position_of(store).number}"
     if is_known and name in store:
-        content = from_bytes(store.read_bytes(name), "site")
-        return unpack_parcels(from_content(Parcels, content, "site"))
+        return list(store.read(name, LETTERS))
     if store.may_roll_back:
-        store.write_bytes(name, to_bytes(to_content(pack_parcels(written), "site")))
+        store.write(name, LETTERS, tuple(written))
     return written
 
 
