@@ -194,11 +194,10 @@ class Opening(Coded):
         reply, subsets = look(self.config, request)
         self.values = {name: table.values for name, table in subsets.items()}
         self.weights = {name: weights_of(table) for name, table in subsets.items()}
-        for name, table in subsets.items():
-            if table.base_margins is not None:
-                self.base_margins = {**self.base_margins, name: table.base_margins}
-            if table.labels is not None:
-                self.table_labels = {**self.table_labels, name: table.labels}
+        margins = {name: table.base_margins for name, table in subsets.items()}
+        self.base_margins = {name: each for name, each in margins.items() if each is not None}
+        labels = {name: table.labels for name, table in subsets.items()}
+        self.table_labels = {name: each for name, each in labels.items() if each is not None}
         self.local_categories = local_categories(subsets)
         self.columns, self.digests = reply.columns, reply.digests
         note_greeting(self.site.store, request)

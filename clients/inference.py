@@ -215,19 +215,12 @@ class Predicting(Aligned):
 
     def explain_asked(self, part: Part, records: Array, rows: list[Array]) -> None:
         """At a passive party: its splits that a row has reached; ``rows`` of each record."""
-        wanted = self._rows()
-        reached = dict(self.reached)
-        for record, rows_asked in zip(records.tolist(), rows, strict=True):
-            for row, position in wanted.items():
-                if (rows_asked == position).any():
-                    reached[row] = (*reached.get(row, ()), record)
-        self.reached = reached
-        entries = {
-            row: {
-                "splits": [self._split(part, record, position) for record in reached.get(row, ())]
-            }
-            for row, position in wanted.items()
-        }
+        entries, asked = dict[str, Entry](), list(zip(records.tolist(), rows, strict=True))
+        for row, position in self._rows().items():
+            reached = [record for record, rows_asked in asked if (rows_asked == position).any()]
+            self.reached = {**self.reached, row: (*self.reached.get(row, ()), *reached)}
+            splits = [self._split(part, record, position) for record in self.reached[row]]
+            entries[row] = {"splits": splits}
         self._write(REACHED, entries)
 
     def explain_scores(

@@ -29,7 +29,7 @@ from fedapp.errors import (
     without_folders,
 )
 from fedapp.messages.methods import message_kinds, method_of
-from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, records_of
+from fedapp.messages.wire import DIVERGED, FAILED, REFUSED, WAITING, from_records, to_records
 from fedapp.process import log_run
 from fedapp.site.answer import ON_DISK, answered, log_refusal
 from fedapp.site.bundle import check_bundle
@@ -157,7 +157,7 @@ class SiteApp(ClientApp):
         kind = message.metadata.message_type
         envelope, content = from_records(message.content, config.name)
         reply = answered(config, kind, envelope, content, self.stores)
-        return Message(records_of(reply, envelope), reply_to=message)
+        return Message(to_records(reply, envelope), reply_to=message)
 
     def _config_of(self, context: Context) -> SiteConfig:
         """The site's configuration; cached for as long as Flower passes the same one.

@@ -278,8 +278,10 @@ class Driver(Generic[I]):
         clocks = (clock_text(f"{name}'s", by, "the coordinator's") for name, by in ahead.items())
         for text in (*notes, *filter(None, clocks)):
             protocol.warn_once(text)
-        facts = common_notes({name: hello.facts for name, hello in parties.items()})
-        protocol.add_facts(facts)
+        for text in common_notes({name: hello.facts for name, hello in parties.items()}):
+            if text not in protocol.facts:
+                protocol.facts = (*protocol.facts, text)
+                log.info("%s", text)
         protocol.resolve_objective()
         return (yield from protocol.conversation(parties, self._saved))
 

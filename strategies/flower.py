@@ -27,7 +27,7 @@ from fedapp.conversation import Exchange
 from fedapp.errors import ConfigError, DivergedError, PartyError, StoppedError, as_plain
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
-from fedapp.messages.wire import WAITING, Envelope, records_of, to_bytes, to_content
+from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_records
 from fedapp.run_folder import Stages
 from strategies.delivery import Courier, read_reply
 from strategies.drive import Driver
@@ -114,7 +114,7 @@ class FlowerStrategy(Driver[Any], Strategy):
                 state.gap(party),
                 self.protocol.settings.strategy,
             )
-            records = records_of(self._laid_out(party, request, encoded), envelope)
+            records = to_records(self._laid_out(party, request, encoded), envelope)
             address = self._addresses[party]
             messages.append(Message(records, address, request.kind, group_id=str(self._step)))
         return messages
@@ -147,10 +147,11 @@ class FlowerStrategy(Driver[Any], Strategy):
             if self._conversation is None:
                 raise ConfigError("aggregate_train must come after configure_train")
             return self._arrays, self._metrics()[0]
-        self._receive({reply.metadata.src_node_id: reply for reply in replies})
+        self._receive(replies)
         return self._model_so_far(), self._metrics()[0]
 
-    def _receive(self, by_address: Mapping[int, Message]) -> None:
+    def _receive(self, replies: Iterable[Message]) -> None:
+        by_address = {reply.metadata.src_node_id: reply for reply in replies}
         self._is_asked = False
         self.take(lambda party: self._read(by_address.get(self._addresses[party]), party))
 
@@ -282,8 +283,7 @@ class FlowerStrategy(Driver[Any], Strategy):
         n_rounds = self.protocol.most_rounds(self.settings)
         end = self._stages.begin(request, self._state.rounds + 1, n_rounds)
         by_party = dict(zip(pending.requests, messages, strict=True))
-        replies = self._answers(courier, by_party).values()
-        self._receive({reply.metadata.src_node_id: reply for reply in replies})
+        self._receive(self._answers(courier, by_party).values())
         end()
         self.ledger.flush_at_times()
         if request.kind.startswith("train."):

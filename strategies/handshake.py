@@ -66,9 +66,7 @@ def find_nodes(
     wanted = (named or 1) - n_lost
     engine = ENGINES.get(type(grid).__name__)
     is_simulated = engine is not None
-    start = time.monotonic()
-    last_change = start
-    end = start + deadline
+    start = last_change = time.monotonic()
     nodes = list[int]()
     number = f"{wanted} {'party' if wanted == 1 else 'parties'}" if named else "the parties"
     wait(text := f"waiting for {number}")
@@ -89,7 +87,7 @@ def find_nodes(
             remedy = f"set parties=0, or --federation-config 'num-supernodes={wanted}'"
             rule = f"must be {len(nodes)}, as many as there are simulated SuperNodes"
             raise ConfigError(f"parties {rule}, got {wanted}; {remedy}")
-        if time.monotonic() > end:
+        if time.monotonic() > start + deadline:
             waited = f"within {deadline:g} s (start-deadline)"
             raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
         time.sleep(0.05 if is_simulated else 0.2)

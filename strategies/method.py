@@ -228,7 +228,7 @@ class TreeStrategy(ABC, Generic[I]):
     def check_held_out(self, n_test: int) -> None:
         """Check that there are test rows where groups or times decide; raises ConfigError."""
         holdout = self.settings.holdout
-        holds_together = any(getattr(hello, "together", "") for hello in self.parties.values())
+        holds_together = any(hello.together for hello in self.parties.values())
         if n_test or not holdout.holds_back or not (holdout.test_from or holds_together):
             return
         if holdout.test_from:
@@ -240,8 +240,7 @@ class TreeStrategy(ABC, Generic[I]):
 
     def split_facts(self) -> dict[str, Any]:
         """The summary's part about which rows test and validate."""
-        each = {name: getattr(hello, "together", "") for name, hello in self.parties.items()}
-        together = {name: column for name, column in each.items() if column}
+        together = {name: hello.together for name, hello in self.parties.items() if hello.together}
         return {"split": self.settings.holdout.in_words() | {"together": together}}
 
     def row_counts(self) -> dict[str, int]:
@@ -256,13 +255,6 @@ class TreeStrategy(ABC, Generic[I]):
         """Warn the user now, and again in the summary."""
         self.warnings = (*self.warnings, text)
         log.warning("%s", text)
-
-    def add_facts(self, texts: Iterable[str]) -> None:
-        """Add facts of how the tables were read to the summary."""
-        for text in texts:
-            if text not in self.facts:
-                self.facts = (*self.facts, text)
-                log.info("%s", text)
 
     def warn_once(self, text: str) -> None:
         """Warn, unless this run has already, also before an interruption."""

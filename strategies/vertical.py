@@ -261,6 +261,8 @@ def final_summary(
         subset: named_scores(reply.score_names, getattr(reply, f"{subset}_scores"))
         for subset in SUBSETS
     }
+    # Of the rarer of two classes in the validation rows, where scores show it.
+    share = rarer_share(scores["valid"]) if rows["valid"] else None
     spanned, spans = reply.interval_names, reply.intervals.tolist()
     if len(spanned) != len(spans):
         raise DataError(f"interval_names must be {len(spans)}, got {len(spanned)}")
@@ -268,19 +270,13 @@ def final_summary(
         "metrics": scores,
         "intervals": dict(zip(spanned, spans, strict=True)),
         "threshold": threshold_note(scores, threshold_rows(bool(rows["valid"]))),
-        **_rarer_class(scores["valid"], rows["valid"]),
+        **({} if share is None else {"rarer_class": share}),
         "active": mailbox.active,
         "matched_rows": rows,
         "matching": mailbox.matching,
         "importance": importance_of(names, gains, counts) if names else {},
         "few": few_summary(few),
     }
-
-
-def _rarer_class(scores: Mapping[str, float], n_rows: int) -> dict[str, float]:
-    """Share of the rarer of two classes in the validation rows, where scores show it."""
-    share = rarer_share(scores) if n_rows else None
-    return {} if share is None else {"rarer_class": share}
 
 
 def parts_file(

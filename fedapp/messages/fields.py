@@ -364,6 +364,9 @@ class Introduction(Reply, ABC):
     fingerprint: Annotated[str, Range(32, 32)]  # of the table, in hex; only its owner can read it
     notes: Annotated[tuple[str, ...], Range(0, 100)]  # warnings about the table, in words
     facts: Annotated[tuple[str, ...], Range(0, 100)] = ()  # how the table was read, in words
+    versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.2.0", "xgboost 3.2.0", ...
+    # Column whose rows are in one subset; empty: none, or not shared.
+    together: Annotated[str, Range(0, 10**4)] = ""
     # The last step that the party answered; 0 in a new run, and in a finished one.
     since: Annotated[int, Range(0, 2**40)] = 0
 

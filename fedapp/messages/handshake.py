@@ -337,14 +337,12 @@ class HelloReply(Introduction):
     base_margin: Annotated[str, Range(0, 10**4)]  # column that rows start from; empty: none
     label_low: float  # smallest and largest label; 0 for classification, unless the run asks
     label_high: float
-    versions: Annotated[tuple[str, ...], Range(0, 20)]  # "fedapp 0.2.0", "xgboost 3.2.0", ...
     category_counts: Counts
     categories: Names  # in the order of their codes; empty if the site does not share them
     untrained: Annotated[tuple[str, ...], Range(0, 1000)]  # classes that no training row has
     digests: Names  # a column with categories: of the names if its schema gives them, else empty
     merges_bins: bool = False  # bins below its node config's number of rows, in every node
     kinds: Kinds = ()
-    together: ColumnName = ""  # column whose rows are in one subset; empty: none
 
     @property
     def n_rows(self) -> int:

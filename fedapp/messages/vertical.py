@@ -121,7 +121,6 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import (
-    ColumnName,
     Counts,
     Few,
     HeldBack,
@@ -242,9 +241,7 @@ class VerticalHelloReply(Introduction):
     n_unlike: Annotated[int, Range(0, 10**6)]  # columns unlike those trained on
     box_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; the same in every run
     run_key: Annotated[Array, Form("uint8", 32)]  # X25519, public; of this run only
-    versions: Annotated[tuple[str, ...], Range(0, 20)]
     n_read: Annotated[int, Range(0, 2**40)] = 0  # rows that were aggregated to these; 0: none
-    together: ColumnName = ""  # column whose rows are in one subset; empty: none, or not shared
 
     @property
     def n_rows(self) -> int:

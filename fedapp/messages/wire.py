@@ -90,13 +90,9 @@ def to_content(message: Message, party: str, parcels: Iterable[Parcel] = ()) -> 
 
 def from_content(kind: type[M], content: Content, party: str) -> M:
     """Rebuild a message of the given class and check it, once."""
-    if (message := content.whole.get(kind)) is None:
-        message = content.whole[kind] = _put_together(kind, content, party)
-    whole: M = message
-    return whole
-
-
-def _put_together(kind: type[M], content: Content, party: str) -> M:
+    whole: M | None = content.whole.get(kind)
+    if whole is not None:
+        return whole
     if content.name != kind.wire_name:
         raise ProtocolError(party, kind.wire_name, "class", f"must be this one, got {content.name}")
     values: dict[str, Any] = {**content.scalars, **content.arrays}
@@ -108,7 +104,8 @@ def _put_together(kind: type[M], content: Content, party: str) -> M:
         if base is tuple and isinstance(values[name], list):
             values[name] = tuple(values[name])
     _check(kind, values, party)
-    return kind(**{name: values[name] for name in kind.forms})
+    whole = content.whole[kind] = kind(**{name: values[name] for name in kind.forms})
+    return whole
 
 
 def with_parcels(content: Content, parcels: Iterable[Parcel]) -> Content:
@@ -165,13 +162,8 @@ class Envelope:
     method: str = ""
 
 
-def to_records(content: Content, envelope: Envelope) -> RecordDict:
-    """Lay a message and its envelope out for Flower; a ProtocolError if a field is of no kind."""
-    return records_of(to_bytes(content), envelope)
-
-
-def records_of(data: bytes, envelope: Envelope) -> RecordDict:
-    """``to_records`` for a message that is already laid out as bytes."""
+def to_records(data: bytes, envelope: Envelope) -> RecordDict:
+    """Lay a message, which ``to_bytes`` has laid out, and its envelope out for Flower."""
     # Copied from a cache: the messages of one exchange mostly have the same envelope, and Flower
     # checks each value that is set.
     head = _head(envelope).copy()
@@ -189,7 +181,7 @@ def _head(envelope: Envelope) -> ConfigRecord:
 
 
 def from_records(records: RecordDict, party: str) -> tuple[Envelope, Content]:
-    """Inverse of ``to_records``; arrays are read-only views of the bytes received."""
+    """Inverse of both; arrays are read-only views of the bytes received."""
     try:
         record = records[ENVELOPE]
         if not isinstance(record, ConfigRecord):

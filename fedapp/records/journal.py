@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.errors import DataError
-from fedapp.home import PRIVATE, sync_folder
+from fedapp.home import PRIVATE, replacing, sync_folder
 from fedapp.records.codec import Array, Codec, Tree
 
 MAGIC = b"fedapp A"  # 8 bytes; the last is the version of the states that parties have
@@ -341,17 +341,9 @@ class Journal:
         if mark is not None:
             more, added = self._entry(first, self.now, filed, mark)
             parts, filed = [*parts, *more], filed | added
-        new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
-        try:
-            size = _write_all(descriptor, parts, 0, self.lasting)
-            inode = os.fstat(descriptor).st_ino
-            new.replace(self.path)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
+        with replacing(self.path) as file:
+            size = _write_all(file.fileno(), parts, 0, self.lasting)
+            inode = os.fstat(file.fileno()).st_ino
         self._filed, self._inode, self._size, self._least = filed, inode, size, size
         self._written = self.now
         self.base = self.base if keeps_base else None

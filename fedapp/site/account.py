@@ -13,10 +13,8 @@ with a ``PlanLimit`` at most its value, rounds rise by one and end. ``take`` put
 its place. Each question is bound to all questions before it by a chain of digests, so two questions
 are the same only if the whole line up to them is.
 
-Steps, attempts and gaps. A server numbers its exchanges; a site that was not asked in some of them
-gets the *gap* to the one before. A repeated step gets the stored reply and is no question. A
-restarted server counts its *attempts*, and goes back to its last checkpoint; the site goes back to
-the state that it stored then::
+A repeated step gets the stored reply and is no question. A restarted server goes back to its last
+checkpoint, and the site to the state that it stored then (see the page in ``site.answer``)::
 
     question    1    2    3    4    5          chain and number of the last one: ``Position``,
                           |                    a part of the state

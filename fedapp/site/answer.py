@@ -36,7 +36,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -47,12 +47,11 @@ from fedapp.messages.fields import Reply, Request, check_fields
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
-from fedapp.messages.vertical import Parcel, Parcels, pack_parcels, unpack_parcels
+from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import (
     ENVELOPE,
     Content,
     Envelope,
-    from_bytes,
     from_content,
     n_bytes,
     parcels_of,
@@ -62,6 +61,7 @@ from fedapp.messages.wire import (
     without_parcels,
 )
 from fedapp.process import OutOfTime, time_limit
+from fedapp.records.codec import IN_FILE, codec_of
 from fedapp.site.account import (
     Ending,
     account_of,
@@ -97,6 +97,7 @@ Result = Reply | tuple[Reply, Letters] | Sums
 Handler = Callable[..., Result]
 Handlers = Mapping[type[Request], Handler]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
+LETTERS = codec_of(tuple[tuple[str, Annotated[bytes, IN_FILE]], ...])  # receiver and content
 # Arrays of a finished run: its last reply, and the one that unmasks it.
 ENDED, ENDED_MASKS = "ended", "ended_masks"
 LONGEST_KIND, LONGEST_REASON = 80, 1000  # characters of what comes from outside, in the log
@@ -143,6 +144,7 @@ class Site:
 class Asked:
     """A message that the site's policy allows, as received and as read."""
 
+    config: SiteConfig
     request: Request
     handler: Handler
     envelope: Envelope
@@ -201,13 +203,6 @@ class TableRows:
 #    (``_keep``, ``_last_answer``).
 
 
-def answer(
-    config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
-) -> Content:
-    """Answer one message; see ``answered``."""
-    return from_bytes(answered(config, kind, envelope, content, stores), config.name)
-
-
 def answered(
     config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
 ) -> bytes:
@@ -220,27 +215,26 @@ def answered(
     asked = _allowed(config, kind, envelope, content)
     folder = _folder_of(home(), config.name, envelope.model_id)
     if not asked.request.is_step:
-        return _new_answer(Site(config, Store(folder)), asked)
+        return _new_answer(Store(folder), asked)
     begins = not config.simulated and not has_begun(folder)
     admitted = opening(config, envelope.model_id, envelope.method, asked.request)
     with admitted if begins else nullcontext(), _locked(stores, folder, begins):
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
         # 1. A restarted server continues from its checkpoint, and so does the site.
-        store = _resumed(store, envelope, config.name, content.name)
+        store = _resumed(store, asked)
         marks = 0 < store.step <= envelope.checkpoint and not store.finished
         number = position_of(store).number
         # 2. A step takes effect once.
         if store.step == envelope.step:
-            reply = _stored_reply(store, asked, config, REPLY)
+            reply = _stored_reply(store, asked, REPLY)
         else:
             # 3. No step is skipped.
-            _check_in_order(store, envelope, config.name, content.name)
+            _check_in_order(store, asked)
             note(store, method=envelope.method)
             store.may_roll_back |= marks
             # 4. A run ends once.
-            site = Site(config, store)
-            reply = _last_answer(site, asked) or _new_answer(site, asked, begins)
+            reply = _last_answer(store, asked) or _new_answer(store, asked, begins)
             if store.finished:
                 end_session(store)
             # Until the answer is there, a checkpoint is not written either.
@@ -263,7 +257,7 @@ def _allowed(config: SiteConfig, kind: str, envelope: Envelope, content: Content
     check_leaving(config, envelope.method, request)
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
-    return Asked(request, handler, envelope, content, time.perf_counter())
+    return Asked(config, request, handler, envelope, content, time.perf_counter())
 
 
 @lru_cache
@@ -283,12 +277,13 @@ def _locked(stores: Stores, folder: Path, begins: bool) -> Iterator[None]:
             raise
 
 
-def _resumed(store: Store, envelope: Envelope, party: str, message: str) -> Store:
+def _resumed(store: Store, asked: Asked) -> Store:
     """The state from which a message of this attempt of the server is answered."""
+    envelope = asked.envelope
     step, attempt, least = envelope.step, envelope.attempt, store.attempt
     check_fields(
-        party,
-        message,
+        asked.config.name,
+        asked.content.name,
         ("step", step >= 1, f"must be 1 or more, got {step}"),
         ("step", step <= LARGEST_STEP, f"must be <= {LARGEST_STEP}, got {step}"),
         ("attempt", attempt >= least, f"must be {least} or more, got {attempt}"),
@@ -307,8 +302,9 @@ def _resumed(store: Store, envelope: Envelope, party: str, message: str) -> Stor
     return store
 
 
-def _check_in_order(store: Store, envelope: Envelope, party: str, message: str) -> None:
+def _check_in_order(store: Store, asked: Asked) -> None:
     """Check that a message follows the site's last step, and is of the run's method."""
+    envelope = asked.envelope
     due = f"must be {store.step + envelope.gap}, got {envelope.step}"
     if not store.step:
         due = "must be 1: the site has no state of this model, or has lost it"
@@ -316,24 +312,23 @@ def _check_in_order(store: Store, envelope: Envelope, party: str, message: str) 
     is_later = not envelope.gap and 0 < store.step < envelope.step
     method = account_of(store).method or envelope.method
     check_fields(
-        party,
-        message,
+        asked.config.name,
+        asked.content.name,
         ("step", is_later or store.step == envelope.step - envelope.gap, due),
         ("method", method == envelope.method, f"must be {method}, which has begun this run"),
     )
 
 
-def _stored_reply(store: Store, asked: Asked, config: SiteConfig, name: str) -> bytes:
+def _stored_reply(store: Store, asked: Asked, name: str) -> bytes:
     reply = store.read_bytes(name)
-    _log_reply(store, asked, config, reply)
+    _log_reply(store, asked, reply)
     return reply
 
 
-def _new_answer(site: Site, asked: Asked, begins: bool = False) -> bytes:
+def _new_answer(store: Store, asked: Asked, begins: bool = False) -> bytes:
     """Answer a message for the first time, or again after a rollback; `begins`: it opens a run."""
-    config, store, model_id = site.config, site.store, asked.envelope.model_id
-    had_finished = store.finished
-    reply = _handled(site, asked)
+    config, model_id, had_finished = asked.config, asked.envelope.model_id, store.finished
+    reply = _handled(Site(config, store), asked)
     if letters := parcels_of(reply):
         reply = with_parcels(reply, seal_mail(config.name, store, asked.envelope, letters))
     laid_out = to_bytes(reply)
@@ -342,7 +337,7 @@ def _new_answer(site: Site, asked: Asked, begins: bool = False) -> bytes:
     if begins:
         store.put(TableRows(record_opened(config.name, model_id)))
         drop_old(store.folder.parent, config.log_days)
-    _log_reply(store, asked, config, laid_out, reply)
+    _log_reply(store, asked, laid_out, reply)
     if store.finished and not (had_finished or config.simulated):
         record_ended(config.name, model_id, position_of(store).number)
     return laid_out
@@ -430,10 +425,9 @@ def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parc
     """
     name = f"{SENT}{position_of(store).number}"
     if is_known and name in store:
-        content = from_bytes(store.read_bytes(name), "site")
-        return unpack_parcels(from_content(Parcels, content, "site"))
+        return list(store.read(name, LETTERS))
     if store.may_roll_back:
-        store.write_bytes(name, to_bytes(to_content(pack_parcels(written), "site")))
+        store.write(name, LETTERS, tuple(written))
     return written
 
 
@@ -446,14 +440,14 @@ def _keep(store: Store, asked: Asked, reply: bytes) -> None:
         store.write_bytes(name, reply)
 
 
-def _last_answer(site: Site, asked: Asked) -> bytes | None:
+def _last_answer(store: Store, asked: Asked) -> bytes | None:
     """The kept reply, if a restarted server asks for it again; otherwise None."""
-    for name, ending in account_of(site.store).endings.items():
+    for name, ending in account_of(store).endings.items():
         if ending.kind == asked.request.kind and ending.attempt < asked.envelope.attempt:
             rule = "must be what it was when the run ended"
             is_same = ending.digest == _digest(asked.content)
-            check_fields(site.name, asked.content.name, ("content", is_same, rule))
-            return _stored_reply(site.store, asked, site.config, name)
+            check_fields(asked.config.name, asked.content.name, ("content", is_same, rule))
+            return _stored_reply(store, asked, name)
     return None
 
 
@@ -478,11 +472,9 @@ def find_handler(kind: str, party: str) -> tuple[type[Request], Handler]:
     raise ProtocolError(party, "message", "kind", f"must be known, got {kind!r}")
 
 
-def _log_reply(
-    store: Store, asked: Asked, config: SiteConfig, laid_out: bytes, reply: Content | None = None
-) -> None:
+def _log_reply(store: Store, asked: Asked, laid_out: bytes, reply: Content | None = None) -> None:
     """Write a line of a reply that is about to be stored and sent; without `reply`, sent again."""
-    if config.simulated:
+    if asked.config.simulated:
         return
     request, envelope = asked.request, asked.envelope
     line: dict[str, Any] = {"run": envelope.model_id, "kind": request.kind, "step": envelope.step}
@@ -498,9 +490,10 @@ def _log_reply(
             "letters_to": reply.scalars.get("peers", []),
             "fields": {name: list(np.shape(value)) for name, value in values.items()},
         }
-    event, seconds = "repeated" if reply is None else "answered", _since(asked.began)
+    seconds = round(time.perf_counter() - asked.began, 4)
+    event = "repeated" if reply is None else "answered"
     sizes = {"received": asked.content.size, "sent": len(laid_out)}
-    append(home() / "sites" / config.name, event, **line, **sizes, seconds=seconds)
+    append(home() / "sites" / asked.config.name, event, **line, **sizes, seconds=seconds)
 
 
 def log_refusal(name: str, message: Any, error: Exception, text: str, began: float) -> None:
@@ -514,8 +507,4 @@ def log_refusal(name: str, message: Any, error: Exception, text: str, began: flo
         "received": n_bytes(message.content),
     }
     event = "refused" if isinstance(error, FedappError) else "failed"
-    append(home() / "sites" / name, event, **line, seconds=_since(began))
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 4)
+    append(home() / "sites" / name, event, **line, seconds=round(time.perf_counter() - began, 4))

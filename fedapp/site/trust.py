@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedapp.crypto.sealed import KEY_BYTES, fingerprint_of, new_private_key, public_key
 from fedapp.data.datasets import NAME
-from fedapp.errors import ProtocolError
 from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, write_atomically
+from fedapp.messages.fields import check_fields
 from fedapp.site.settings import SiteConfig, pinned_key
 
 IDENTITY = "identity.key"
@@ -101,13 +101,10 @@ def check_trusted(config: SiteConfig, keys: dict[str, bytes]) -> None:
     site = config.name
     trusted = trusted_keys(config, keys)
     for name, key in keys.items():
-        got = fingerprint_of(key)
-        pinned = trusted.get(name, "")
-        if got == pinned:
-            continue
+        got, pinned = fingerprint_of(key), trusted.get(name, "")
         rule = f"must be one {site} trusts ({pinned or 'none is pinned'}), got {got}"
         way = f"run at {site}: fedapp site trust {name} {got} --site FOLDER"
         if name in config.trusted:
             way = f"change trusted in the node config of {site}"
         compare = f"if 'fedapp site key' prints that at {name}"
-        raise ProtocolError(name, "parcel", "key", f"{rule}; {compare}, {way}")
+        check_fields(name, "parcel", ("key", got == pinned, f"{rule}; {compare}, {way}"))

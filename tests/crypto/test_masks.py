@@ -27,7 +27,7 @@ from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.document import to_text
 from fedapp.site import answer as answer_module
 from fedapp.site.account import note, opening_of
-from fedapp.site.answer import Site, answer
+from fedapp.site.answer import Asked, Site
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.store import Store
 from fedapp.site.sums import Sums
@@ -35,6 +35,7 @@ from fedapp.trees.model import NO_TREES, Ensemble
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
 from tests.messages.declared import example, kinds, name_of
 from tests.plans import planned
+from tests.sites import answer
 
 NAMES = ("bank", "insurer", "shop")
 MODEL = "0123456789abcdef"
@@ -329,15 +330,16 @@ def test_whether_sums_are_masked_the_plan_says_and_no_field(tmp_path, kind, aggr
         values |= {"box_keys": NO_KEYS(), "run_keys": NO_KEYS(), "threshold": 0}
     request, sums = kind(**values), Sums([np.arange(3)], lambda sums: CountsReply(sums))
     envelope = Envelope(MODEL, 4, method="pax")
-    asked = lambda *_: sums, request, envelope, to_content(request, "bank")
+    content, bank = to_content(request, "bank"), replace(config, least_parties=2)
+    asked = Asked(config, request, lambda *_: sums, envelope, content, 0.0)
     if aggregation == "secure":
         rule = rf"^bank: {kind.__name__}\.step must come later: the site has no masks of this model"
         with pytest.raises(ProtocolError, match=rule):
-            answer_module._handled(site, *asked)
+            answer_module._handled(site, asked)
         return
     with pytest.raises(ConfigError, match="aggregation must be secure for bank, whose node config"):
-        answer_module._handled(replace(site, config=replace(config, least_parties=2)), *asked)
-    np.testing.assert_array_equal(answer_module._handled(site, *asked).arrays["counts"], range(3))
+        answer_module._handled(replace(site, config=bank), asked)
+    np.testing.assert_array_equal(answer_module._handled(site, asked).arrays["counts"], range(3))
 
 
 def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(coordinator):

@@ -52,8 +52,9 @@ def said(party, dictionary, /, given=(), shares=True, **changes):
     if not shares:
         packed["categories"] = ()
     reply = HelloReply(
-        *(9, 0, 3, ("color", "size"), ("0", "1"), "", "", 0.0, 0.0, ()),
+        *(9, 0, 3, ("color", "size"), ("0", "1"), "", "", 0.0, 0.0),
         name=party,
+        versions=(),
         simulated=False,
         fingerprint="0" * 32,
         notes=(),

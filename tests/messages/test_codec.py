@@ -130,7 +130,7 @@ def sent_records(message, as_array):
     """Records of a message, its content an array or with the envelope."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "MOST_WITH_ENVELOPE", -1 if as_array else 2**20)
-        return to_records(to_content(message, "bank"), ENVELOPE)
+        return to_records(to_bytes(to_content(message, "bank")), ENVELOPE)
 
 
 NO_ROWS = {"offsets": np.empty(0, "i8"), "bits": np.empty(0, "u1"), "classes": (), "name": "\t\né"}
@@ -162,7 +162,7 @@ def test_a_message_that_keeps_its_rules_arrives_and_sizes_that_its_receiver_know
 
 def test_an_array_in_another_memory_order_arrives_in_c_order():
     sums = np.asfortranarray(np.arange(12, dtype=np.float64).reshape(2, 3, 2))
-    records = to_records(to_content(sample(sums=sums), "bank"), ENVELOPE)
+    records = to_records(to_bytes(to_content(sample(sums=sums), "bank")), ENVELOPE)
     found = from_content(Sample, from_records(records, "bank")[1], "bank")
     assert found.sums.tolist() == sums.tolist()
 
@@ -344,7 +344,7 @@ def test_records_of_another_app_are_refused(as_array, change, rule):
 @pytest.mark.parametrize(("n_rows", "n_objects"), [(0, 2), (2**16, 2), (2**17, 5)])
 def test_a_message_is_few_objects_of_flower_however_many_arrays_it_has(n_rows, n_objects):
     message = sample(offsets=np.zeros(n_rows, dtype=np.int64))
-    records = to_records(to_content(message, "bank"), ENVELOPE)
+    records = to_records(to_bytes(to_content(message, "bank")), ENVELOPE)
     assert len(get_all_nested_objects(records)) == n_objects
 
 

@@ -149,14 +149,15 @@ class Damaging(SiteApp):
         if is_last and not in_reply:
             content = self._other(config, request, envelope, content) or content
         reply = super().__call__(
-            Message(to_records(content, envelope), message.metadata.dst_node_id, kind), context
+            Message(to_records(to_bytes(content), envelope), message.metadata.dst_node_id, kind),
+            context,
         )
         if reply.has_error() and reply.error.code == FAILED:
             self.foreign.append(f"after {self._about}: {reply.error.reason}")
         if in_reply and not reply.has_error():
             told = from_records(reply.content, config.name)[1]
             if damaged := self.with_other_field(told, kind_of(told, envelope, request)):
-                reply = Message(to_records(damaged, envelope), reply_to=message)
+                reply = Message(to_records(to_bytes(damaged), envelope), reply_to=message)
         reply.metadata.__dict__["_reply_to_message_id"] = message.metadata.message_id
         return reply
 

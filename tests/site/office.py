@@ -21,10 +21,11 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
-from fedapp.site import account, answer, register
+from fedapp.site import account, register
 from fedapp.site.rows import hash_rows
 from fedapp.site.settings import SiteConfig, site_config
 from tests.plans import planned
+from tests.sites import answer
 
 NODE = {"name": "bank", "data": "rows.csv", "allow": ",".join(all_methods()), "runs-per-day": 100}
 ASKS = {**NODE, "approve": "ask"}
@@ -58,7 +59,7 @@ def ask(config, number, request=None, step=1, method="pax"):
     """What a site answers to a coordinator; by default to the opening of a run."""
     request = request or hello((config.name,))
     envelope = Envelope(model_id(number), step, method=method)
-    return answer.answer(config, request.kind, envelope, to_content(request, config.name))
+    return answer(config, request.kind, envelope, to_content(request, config.name))
 
 
 def rows_at(path):

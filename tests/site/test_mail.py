@@ -27,7 +27,6 @@ from fedapp.messages.handshake import Plan
 from fedapp.messages.vertical import SentReply
 from fedapp.messages.wire import Content, Envelope, from_content, parcels_of, to_content
 from fedapp.site.account import Account
-from fedapp.site.answer import answer
 from fedapp.site.mail import (
     address_of,
     begin_session,
@@ -42,6 +41,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from tests.plans import planned
 from tests.site.office import declare_group
+from tests.sites import answer
 from tests.tampering import refuses
 
 MODEL = "0123456789abcdef"

@@ -19,7 +19,6 @@ from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site import answer
 from fedapp.site.trust import site_fingerprint
 from tests.crypto.test_masks import (
     EDGES,
@@ -32,6 +31,7 @@ from tests.crypto.test_masks import (
 )
 from tests.plans import planned
 from tests.site.office import runs, vertical_hello
+from tests.sites import answer
 
 EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 2
 ANOTHER = r"content must be what it was before the run was resumed; begin a new run$"
@@ -45,7 +45,7 @@ def summing(first=False, **changes):
 
 def ask(config, request, step, method="pax", **more):
     envelope = Envelope(MODEL, step, method=method, **more)
-    return answer.answer(config, request.kind, envelope, to_content(request, config.name))
+    return answer(config, request.kind, envelope, to_content(request, config.name))
 
 
 def begun(config, **plan):

@@ -18,13 +18,13 @@ from fedapp.messages.handshake import Plan
 from fedapp.messages.wire import Content, Envelope, from_content, to_content
 from fedapp.records.codec import codec_of
 from fedapp.site.account import note
-from fedapp.site.answer import answer
 from fedapp.site.database import DATABASE
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import PART_FILE, STATE, LiveStores, Store, Stores, drop_abandoned, locked
 from tests.disk import full_disk
 from tests.plans import planned
 from tests.site.office import declare_group
+from tests.sites import answer
 
 MODEL = "0123456789abcdef"
 LARGE = 65

@@ -12,7 +12,6 @@ from fedapp.errors import ConfigError, ProtocolError
 from fedapp.home import home
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
-from fedapp.site.answer import answer
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.trust import (
     PINNED,
@@ -24,6 +23,7 @@ from fedapp.site.trust import (
 )
 from strategies.vertical import Mailbox
 from tests.deploy_folders import checked_site, invoke
+from tests.sites import answer
 from tests.tampering import refuses
 
 MALLORY = new_private_key()  # the coordinator's own

@@ -23,7 +23,6 @@ from fedapp.messages.vertical import VerticalHelloReply, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.codec import codec_of
 from fedapp.site.account import note
-from fedapp.site.answer import answer
 from fedapp.site.mail import box_key, seal_mail, write_letters
 from fedapp.site.settings import site_config
 from fedapp.site.store import Store
@@ -34,6 +33,7 @@ from tests.letters import letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
 from tests.pooled import Pooled, assert_xgboosts, in_order
+from tests.sites import answer
 from tests.tables import write_rows
 from tests.tampering import refuses, rewrite_letters, set_last_bit
 from tests.transcript import Listener

@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import GreetReply, GreetRequest
-from fedapp.messages.wire import Envelope, n_bytes, to_content, to_records
+from fedapp.messages.wire import Envelope, n_bytes, to_bytes, to_content, to_records
 from strategies import delivery
 from strategies.delivery import (
     LONGEST_POLL,
@@ -93,11 +93,11 @@ class Network:
 
 
 def greet_reply():
-    return to_records(to_content(GreetReply("bank", ""), "bank"), ENVELOPE)
+    return to_records(to_bytes(to_content(GreetReply("bank", ""), "bank")), ENVELOPE)
 
 
 def request():
-    return to_records(to_content(GreetRequest(), "bank"), ENVELOPE)
+    return to_records(to_bytes(to_content(GreetRequest(), "bank")), ENVELOPE)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from fedapp.errors import ConfigError, DivergedError, FedappError, PartyError
 from fedapp.home import home
 from fedapp.messages.handshake import GreetReply
 from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply
-from fedapp.messages.wire import from_content, from_records, to_content, to_records
+from fedapp.messages.wire import from_content, from_records, to_bytes, to_content, to_records
 from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import load_settings
@@ -90,7 +90,9 @@ def changes(step, kind=None, **fields):
         sent = from_content(SketchReply if step == 2 else GrowReply, content, "party-2")
         others = {name: change(getattr(sent, name)) for name, change in fields.items()}
         changed = kind("party-2", "") if kind else replace(sent, **others)
-        return Message(to_records(to_content(changed, "party-2"), envelope), reply_to=request)
+        return Message(
+            to_records(to_bytes(to_content(changed, "party-2")), envelope), reply_to=request
+        )
 
     return fault
 

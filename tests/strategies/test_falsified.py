@@ -12,7 +12,7 @@ from fedapp.crypto.workers import Workers
 from fedapp.errors import FedappError, ProtocolError
 from fedapp.messages.cuts import check_sketch
 from fedapp.messages.vertical import read_splits
-from fedapp.messages.wire import from_records, to_records
+from fedapp.messages.wire import from_records, to_bytes, to_records
 from fedapp.trees.forest.cart import NO_RANK
 from strategies.federated_forest import OF_CATEGORIES
 from strategies.local_boosting import check_report
@@ -281,7 +281,8 @@ class Rewriting(SiteApp):
 
     def _rewrite(self, message):
         envelope, content = from_records(message.content, "sender")
-        message.content = to_records(changed(content, self._name, self._changes), envelope)
+        data = to_bytes(changed(content, self._name, self._changes))
+        message.content = to_records(data, envelope)
 
 
 def all_are(value):

@@ -11,8 +11,9 @@ from fedapp.messages.handshake import HelloReply
 from strategies.handshake import check_texts
 
 REPLY = HelloReply(
-    *(9, 0, 3, ("a",), ("0", "1"), "", "", 0.0, 0.0, ("fedapp 0.2.0",)),
+    *(9, 0, 3, ("a",), ("0", "1"), "", "", 0.0, 0.0),
     *(np.empty(0, np.int32), (), (), ()),
+    versions=("fedapp 0.2.0",),
     name="bank",
     simulated=False,
     fingerprint="0" * 32,
