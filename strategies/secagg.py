@@ -12,7 +12,6 @@ from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import n_words, recover_secret, unmasked_sum
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
-from fedapp.histograms.sketch import N_DIGITS, Descent
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.secagg import (
     EVERYONE,
@@ -27,7 +26,6 @@ from fedapp.messages.secagg import (
 from fedapp.metrics import is_custom
 from fedapp.settings import Settings
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.quantiles import QuantileSearch
 from strategies.handshake import Hellos
 
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
@@ -60,21 +58,6 @@ def row_bounds(parties: Hellos, heaviest: int = 0) -> Bounds:
     # For regression; where only sums leave, the parties have rounded the range to powers of two.
     largest = max(max(-hello.label_low, hello.label_high) for hello in hellos)
     return Bounds(n_rows, heaviest, power_above(largest))
-
-
-def descend(
-    search: Descent | QuantileSearch,
-    count: Callable[[int, Array, Array], Conversation[Whole | None]],
-) -> Conversation[None]:
-    """Resolve values digit by digit, by counts of what has each prefix; ends where there are none.
-
-    ``count`` asks for the counts by a digit, given the prefixes and their offsets.
-    """
-    while search.digit < N_DIGITS:
-        counts = yield from count(search.digit, *search.wanted())
-        if counts is None:
-            return
-        search.take(counts)
 
 
 @dataclass(frozen=True, slots=True)
