@@ -230,6 +230,8 @@ def answered(
         # A simulated site dies with its coordinator: syncing to disk would only cost time.
         store = stores.open(folder, lasting=not config.simulated)
         store = _at_step(store, envelope, config.name, content.name)
+        if account_of(store).opening and (leaves := disclosed(store, request)) != request.leaves:
+            check_leaving(config, envelope.method, request, leaves)
         if store.step == envelope.step:
             if store.finished:
                 stores.ended(folder)
@@ -321,8 +323,7 @@ def _handled(
     try:
         if isinstance(request, Plan):
             open_account(config, store, request)
-        if (leaves := disclosed(store, request)) != request.leaves:
-            check_leaving(config, envelope.method, request, leaves)
+        leaves = disclosed(store, request)
         if request.carries_letters:
             mail.append(open_mail(site.name, store, envelope, parcels_of(content)))
         letters = [pair for inbox in mail for pair in inbox.decoded(envelope.method, type(request))]
