@@ -193,7 +193,7 @@ class Totals(ABC):
         def check(party: str, reply: RisksReply) -> None:
             check_sizes(party, reply, n_time_bins=len(self._times(party, cuts)))
 
-        form = Form.of(RisksReply, shape)
+        form = Form.of(RisksReply, shape, without_lost=True)
         request = replace(request, **self.shared(cuts))
         replies = yield from self.sums.ask(parties, request, form, check)
         summed = np.zeros(shape, dtype=np.int64)
@@ -502,7 +502,9 @@ class MaskedTotals(Totals):
             root_sums, *scores = of_roots
             return GrowReply(*first, from_fixed(root_sums, exponents), *self._read_scores(scores))
 
-        form = Form(GrowReply, lambda: shapes, read, part_of_others=is_part)
+        form = Form(
+            GrowReply, lambda: shapes, read, part_of_others=is_part, without_lost=not is_part
+        )
         request = replace(request, **self.shared(boosting.cuts))
         return (yield from self.sums.ask(parties, request, form, check))
 

@@ -69,6 +69,8 @@ class Form(Generic[R]):
     read: Callable[[Sequence[Whole]], R]
     n_bytes: int = 8  # of each number
     part_of_others: bool = False  # see ``MaskedSums.add``
+    # Whether lost parties are not asked for. A last sum that is repeated is over the same parties.
+    without_lost: bool = False
 
     @classmethod
     def of(cls, reply: type[R], *shapes: tuple[int, ...], **more: Any) -> Form[R]:
@@ -103,10 +105,6 @@ class MaskedSums:
         """The parties of the next sum, as the field of a request."""
         return self.names if self.threshold else ()
 
-    def without_lost(self, parties: Mapping[str, Any]) -> None:
-        """Ask the next sum only of ``parties``, if any may be lost."""
-        self.names = tuple(name for name in self.names if name in parties or not self.threshold)
-
     def ask(
         self,
         parties: Hellos,
@@ -116,8 +114,8 @@ class MaskedSums:
         may_fail: int | None = None,
     ) -> Conversation[dict[str, R]]:
         """As of ``PlainSums``: all parties answer as one, ``EVERYONE``; none if a sum lacks one."""
-        if not form.part_of_others:
-            self.without_lost(parties)
+        if self.threshold and form.without_lost:
+            self.names = tuple(name for name in self.names if name in parties)
         if isinstance(request, Among):
             request = replace(request, among=self.among)
         sums = yield from self.add(
