@@ -27,7 +27,7 @@ from fedapp.messages.pax_secure import (
 )
 from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.sums import Noise, Sums, bounds_of, budget_of, check_budget, clip_of
+from fedapp.site.sums import Noise, Promised, Sums, bounds_of, check_budget
 from fedapp.trees.model import LEAF, Ensemble, Grown
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
@@ -64,7 +64,7 @@ class Private(Counted):
         check_budget(self.config, store, request, request, n_rows, len(request.names))
         self._gradient_bounds()
         sensitivity = math.sqrt(2) * self._heaviest_units()
-        variance = budget_of(store).party_variance("labels", sensitivity)
+        variance = self._promised.budget.party_variance("labels", sensitivity)
         noise = Noise("labels", 0, (variance,)), self._count_noise(0)
         # With several classes every margin starts at the same value: only the weight sum is sent.
         return Sums([sums if len(sums) == 2 else sums[-1:], counts], noise=noise)
@@ -92,7 +92,7 @@ class Private(Counted):
         self.places, self.n_leaves = places, first
         store = self.site.store
         sensitivities = self._gradient_bounds().sensitivities(bounds_of(store))
-        variances = [budget_of(store).party_variance("tree", each) for each in sensitivities]
+        variances = [self._promised.budget.party_variance("tree", each) for each in sensitivities]
         noise = Noise("tree", request.round_id, tuple(variances))
         return Sums([np.concatenate(sums)], noise=(noise,))
 
@@ -100,10 +100,10 @@ class Private(Counted):
         """Clipped sums and score histograms of the held-back rows; then drops all rows."""
         store = self.site.store
         bounds = bounds_of(store)
-        budget = budget_of(store)
+        budget = self._promised.budget
         arrays, noise = [], list[Noise]()
         for subset in HELD_OUT:
-            adder = ClippedNumbers(bounds, clip_of(store))
+            adder = ClippedNumbers(bounds, self._promised.clip)
             # Merged bins depend on row counts, so one row could move more than its own cell.
             scores, _ = self.score_subsets(
                 request, Ensemble, predict_margins, adder, (subset,), least_bin_rows=0
@@ -116,10 +116,14 @@ class Private(Counted):
         self.end()
         return Sums(arrays, noise=tuple(noise))
 
+    @property
+    def _promised(self) -> Promised:
+        return self.site.store.get(Promised)
+
     def _gradient_bounds(self) -> RowBounds:
         """Bounds on a row's gradients; a ConfigError if the clip does not fit the objective."""
         try:
-            return row_bounds(self.objective, self.loss, clip_of(self.site.store))
+            return row_bounds(self.objective, self.loss, self._promised.clip)
         except ValueError as error:
             raise ConfigError(f"privacy.clip {error}") from None
 
@@ -132,7 +136,7 @@ class Private(Counted):
         # A row is counted once per numeric column.
         n_columns = int((self.category_widths == 0).sum())
         sensitivity = math.sqrt(max(n_columns, 1)) * self._heaviest_units()
-        variance = budget_of(self.site.store).party_variance("counts", sensitivity)
+        variance = self._promised.budget.party_variance("counts", sensitivity)
         return Noise("counts", digit, (variance,))
 
     def _route_rows(self, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:

@@ -25,7 +25,7 @@ from fedapp.errors import ConfigError, ProtocolError, as_plain, as_protocol_erro
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
-from fedapp.histograms.sketch import BASE
+from fedapp.histograms.sketch import BASE, descend
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     CellsRequest,
@@ -42,7 +42,7 @@ from fedapp.messages.describe import (
     SumRequest,
     TakeRequest,
 )
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Request
 from fedapp.messages.secagg import EVERYONE
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics.tables import (
@@ -74,7 +74,6 @@ from strategies.secagg import (
     MaskedSums,
     PlainSums,
     arrays_of,
-    descend,
     exchange_keys,
     row_bounds,
 )
@@ -137,14 +136,10 @@ class DescribeRows(HorizontalStrategy):
         (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
         descent = new_descent(widths)
         descent.take(counts)
-
-        def count(digit: int, prefixes: Array, offsets: Array) -> Conversation[Whole]:
+        for digit, prefixes, offsets in descend(descent) if n_numbers else ():
             request = CountRequest(digit, prefixes, offsets)
             (counts,), _ = yield from self._ask(parties, request, (len(prefixes), BASE))
-            return counts
-
-        if n_numbers:
-            yield from descend(descent, count)
+            descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
         n_cells, cells = len(cuts.edges) + len(widths), CellsRequest(cuts.edges, cuts.offsets)
         shapes = (n_cells,), (n_cells,), (n_cells, n_classes or 2)

@@ -30,10 +30,9 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.fixed_point import Whole
-from fedapp.histograms.sketch import N_DIGITS
+from fedapp.histograms.sketch import BASE, N_DIGITS, descend
 from fedapp.kernels import frozen
-from fedapp.messages.fields import Array, Reply, check_sizes, fields_of, parameters_of
+from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
 from fedapp.messages.handshake import MOST_RESTARTS
 from fedapp.messages.pax import (
     CountRequest,
@@ -102,7 +101,7 @@ from strategies.scoring import (
     cell_fields,
     pooled_statistics,
 )
-from strategies.secagg import check_secure_aggregation, descend
+from strategies.secagg import Form, check_secure_aggregation
 
 CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
 
@@ -354,7 +353,7 @@ class PAX(HorizontalStrategy):
             with as_protocol_error(party, "QuantilesReply", "counts"):
                 search.check(party, reply.counts)
 
-        def count(digit: int, prefixes: Array, offsets: Array) -> Conversation[Whole | None]:
+        for digit, prefixes, offsets in descend(search):
             request = QuantilesRequest(
                 digit=digit,
                 n_trees=len(leaf_ids),
@@ -364,15 +363,14 @@ class PAX(HorizontalStrategy):
                 offsets=offsets,
                 **_last_splits(boosting),
             )
-            replies = yield from self.totals.count(parties, request, check, may_fail)
+            shape, n_bytes = (len(prefixes), BASE), self.totals.count_bytes
+            form = Form.of(QuantilesReply, shape, n_bytes=n_bytes)
+            replies = yield from self.totals.sums.ask(parties, request, form, check, may_fail)
             if boosting is not None:
                 boosting.mark_sent()
             if len(parties) < n_asked:
-                return None
-            counts: Whole = np.sum([reply.counts for reply in replies.values()], 0, np.int64)
-            return counts
-
-        yield from descend(search, count)
+                break
+            search.take(np.sum([reply.counts for reply in replies.values()], 0, np.int64))
         return search
 
     def _first_request(

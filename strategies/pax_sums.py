@@ -32,6 +32,7 @@ from fedapp.histograms.sketch import (
     Descent,
     Sketch,
     bin_map,
+    descend,
     fuse_sketches,
     used_categories,
 )
@@ -41,8 +42,6 @@ from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
     GrowReply,
     GrowRequest,
-    QuantilesReply,
-    QuantilesRequest,
     RisksReply,
     RisksRequest,
 )
@@ -71,7 +70,6 @@ from strategies.secagg import (
     Form,
     MaskedSums,
     PlainSums,
-    descend,
     exchange_keys,
     setting_of,
 )
@@ -195,7 +193,7 @@ class Totals(ABC):
         def check(party: str, reply: RisksReply) -> None:
             check_sizes(party, reply, n_time_bins=len(self._times(party, cuts)))
 
-        form = Form.of(RisksReply, shape)
+        form = Form.of(RisksReply, shape, without_lost=True)
         request = replace(request, **self.shared(cuts))
         replies = yield from self.sums.ask(parties, request, form, check)
         summed = np.zeros(shape, dtype=np.int64)
@@ -239,14 +237,6 @@ class Totals(ABC):
             part_of_others=part_of_others,
         )
 
-    def count(
-        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
-    ) -> Conversation[dict[str, QuantilesReply]]:
-        """Rows of leaves by a digit of their residuals; ``may_fail`` as of ``ask``."""
-        shape = len(request.prefixes), BASE
-        form = Form.of(QuantilesReply, shape, n_bytes=self._count_bytes)
-        return (yield from self.sums.ask(parties, request, form, check, may_fail))
-
     def _new_adder(self) -> WholeNumbers:
         return WholeNumbers(self.state.bounds)
 
@@ -267,7 +257,7 @@ class Totals(ABC):
         return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
 
     @property
-    def _count_bytes(self) -> int:
+    def count_bytes(self) -> int:
         """The fewest bytes that can count whole rows, or weights to WEIGHT_BITS."""
         bounds = self.state.bounds
         least = WEIGHT_BITS - bounds.heaviest if self.state.weighted else 0
@@ -426,8 +416,7 @@ class MaskedTotals(Totals):
         masked = self.state.sums
         *sums, counts = yield from masked.add(parties, opening.request, *shapes, may_fail=0)
         descent.take(opening.consistent(counts, None))
-
-        def count(digit: int, prefixes: Array, offsets: Array) -> Conversation[Whole]:
+        for digit, prefixes, offsets in descend(descent):
             shape, n_bytes = (len(prefixes), BASE), opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
                 rule = f"must be less for so many columns with {setting_of(self.settings)}=secure: "
@@ -436,9 +425,7 @@ class MaskedTotals(Totals):
                 raise ConfigError(f"max-bin {rule}")
             request = opening.count(digit, prefixes, offsets)
             (counts,) = yield from masked.add(parties, request, shape, n_bytes=n_bytes, may_fail=0)
-            return opening.consistent(counts, descent.masses)
-
-        yield from descend(descent, count)
+            descent.take(opening.consistent(counts, descent.masses))
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
         self.state.places = {EVERYONE: np.arange(len(cuts.edges))}
@@ -458,7 +445,7 @@ class MaskedTotals(Totals):
         roster, self.state.bounds, weighted = yield from exchange_keys(parties, threshold)
         self.state.weighted = weighted
         self.state.sums = MaskedSums(roster["names"], threshold)
-        n_bytes = self._count_bytes
+        n_bytes = self.count_bytes
         n_categories = int(self.table.category_counts.sum())
         n_sums = n_label_sums(self.settings.objective, len(self.table.classes))
         return Opening(
@@ -515,7 +502,9 @@ class MaskedTotals(Totals):
             root_sums, *scores = of_roots
             return GrowReply(*first, from_fixed(root_sums, exponents), *self._read_scores(scores))
 
-        form = Form(GrowReply, lambda: shapes, read, part_of_others=is_part)
+        form = Form(
+            GrowReply, lambda: shapes, read, part_of_others=is_part, without_lost=not is_part
+        )
         request = replace(request, **self.shared(boosting.cuts))
         return (yield from self.sums.ask(parties, request, form, check))
 

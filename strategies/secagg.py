@@ -12,7 +12,6 @@ from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import n_words, recover_secret, unmasked_sum
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
-from fedapp.histograms.sketch import N_DIGITS, Descent
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.secagg import (
     EVERYONE,
@@ -27,7 +26,6 @@ from fedapp.messages.secagg import (
 from fedapp.metrics import is_custom
 from fedapp.settings import Settings
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.quantiles import QuantileSearch
 from strategies.handshake import Hellos
 
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
@@ -62,21 +60,6 @@ def row_bounds(parties: Hellos, heaviest: int = 0) -> Bounds:
     return Bounds(n_rows, heaviest, power_above(largest))
 
 
-def descend(
-    search: Descent | QuantileSearch,
-    count: Callable[[int, Array, Array], Conversation[Whole | None]],
-) -> Conversation[None]:
-    """Resolve values digit by digit, by counts of what has each prefix; ends where there are none.
-
-    ``count`` asks for the counts by a digit, given the prefixes and their offsets.
-    """
-    while search.digit < N_DIGITS:
-        counts = yield from count(search.digit, *search.wanted())
-        if counts is None:
-            return
-        search.take(counts)
-
-
 @dataclass(frozen=True, slots=True)
 class Form(Generic[R]):
     """What a request that sums rows is answered by, and how a masked sum is read as the same."""
@@ -86,6 +69,8 @@ class Form(Generic[R]):
     read: Callable[[Sequence[Whole]], R]
     n_bytes: int = 8  # of each number
     part_of_others: bool = False  # see ``MaskedSums.add``
+    # Whether lost parties are not asked for. A last sum that is repeated is over the same parties.
+    without_lost: bool = False
 
     @classmethod
     def of(cls, reply: type[R], *shapes: tuple[int, ...], **more: Any) -> Form[R]:
@@ -120,10 +105,6 @@ class MaskedSums:
         """The parties of the next sum, as the field of a request."""
         return self.names if self.threshold else ()
 
-    def without_lost(self, parties: Mapping[str, Any]) -> None:
-        """Ask the next sum only of ``parties``, if any may be lost."""
-        self.names = tuple(name for name in self.names if name in parties or not self.threshold)
-
     def ask(
         self,
         parties: Hellos,
@@ -133,8 +114,8 @@ class MaskedSums:
         may_fail: int | None = None,
     ) -> Conversation[dict[str, R]]:
         """As of ``PlainSums``: all parties answer as one, ``EVERYONE``; none if a sum lacks one."""
-        if not form.part_of_others:
-            self.without_lost(parties)
+        if self.threshold and form.without_lost:
+            self.names = tuple(name for name in self.names if name in parties)
         if isinstance(request, Among):
             request = replace(request, among=self.among)
         sums = yield from self.add(

@@ -223,6 +223,7 @@ def answered(
         store = stores.open(folder, lasting=not config.simulated)
         # 1. A restarted server continues from its checkpoint, and so does the site.
         store = _resumed(store, asked)
+        _check_disclosed(store, asked)
         marks = 0 < store.step <= envelope.checkpoint and not store.finished
         number = position_of(store).number
         # 2. A step takes effect once.
@@ -302,6 +303,13 @@ def _resumed(store: Store, asked: Asked) -> Store:
     return store
 
 
+def _check_disclosed(store: Store, asked: Asked) -> None:
+    """Compare what the plan says of sums with the site's policy, also for an earlier answer."""
+    leaves = asked.request.leaves
+    if account_of(store).opening and (by_plan := disclosed(store, asked.request)) != leaves:
+        check_leaving(asked.config, asked.envelope.method, asked.request, by_plan)
+
+
 def _check_in_order(store: Store, asked: Asked) -> None:
     """Check that a message follows the site's last step, and is of the run's method."""
     envelope = asked.envelope
@@ -372,8 +380,7 @@ def _handled(site: Site, asked: Asked) -> Content:
     try:
         if isinstance(request, Plan):
             open_account(config, store, request)
-        if (leaves := disclosed(store, request)) != request.leaves:
-            check_leaving(config, envelope.method, request, leaves)
+        leaves = disclosed(store, request)
         if request.carries_letters:
             mail.append(open_mail(site.name, store, envelope, parcels_of(content)))
         letters = [pair for inbox in mail for pair in inbox.decoded(envelope.method, type(request))]

@@ -341,16 +341,6 @@ def check_budget(
     store.put(Promised(budget, terms.clip))
 
 
-def budget_of(store: Store) -> Budget:
-    """The stored privacy budget of a run."""
-    return store.get(Promised).budget
-
-
-def clip_of(store: Store) -> float:
-    """Bound on a row's gradients that the run promised; 0 for none."""
-    return store.get(Promised).clip
-
-
 def add_noise(
     name: str, store: Store, request: Request, arrays: Sequence[Whole], noise: Sequence[Noise]
 ) -> list[Whole]:
@@ -365,7 +355,7 @@ def add_noise(
     if max(max(gaussian.variances) for gaussian in noise) > MAX_VARIANCE:
         rule = "must be of less noise, for sums to fit in 64 bits; a larger epsilon helps"
         raise ProtocolError(name, message, "multiplier", rule)
-    limits = {item.kind: item.times for item in budget_of(store).schedule} | ONCE
+    limits = {item.kind: item.times for item in store.get(Promised).budget.schedule} | ONCE
     slots = dict.fromkeys((gaussian.kind, gaussian.number) for gaussian in noise)
     noised = dict(account.noised)
     for kind, number in slots:

@@ -255,6 +255,14 @@ def test_a_plain_round_begins_as_often_as_the_plan_says(configs, case):
         ask(bank, again, 3 + n_begun)
 
 
+def test_a_site_that_discloses_only_sums_leaves_a_plain_run_that_has_begun(configs):
+    bank = begun(configs["bank"], aggregation="plain")
+    ask(bank, growing(), 3)
+    for step in (3, 4):  # also what it has answered
+        with pytest.raises(ConfigError, match=r"^aggregation must be secure for bank, whose node"):
+            ask(replace(bank, least_parties=2), growing(), step)
+
+
 @pytest.mark.parametrize("case", OPENINGS)
 def test_a_run_restarts_no_more_rounds_than_it_can(configs, case):
     opening, rule = OPENINGS[case]
