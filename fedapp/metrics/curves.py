@@ -18,8 +18,6 @@ from fedapp.metrics.sums import (
 )
 from fedapp.trees.objective import is_of_rows
 
-# Curves of a report
-
 
 def curves(
     objective: str,

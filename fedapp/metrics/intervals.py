@@ -28,7 +28,9 @@ from fedapp.metrics.sums import (
     Array,
     Rows,
     Statistics,
+    binary_losses,
     checked_rows,
+    class_losses,
     confusion,
     is_called,
     losses_of,
@@ -43,6 +45,7 @@ NORMAL: Final = NormalDist()
 TWO_SIDED = NORMAL.inv_cdf(0.975)
 N_BINS = 2**12
 Span = tuple[float, float]
+Difference = tuple[float, float, float]  # of two scores, and the ends of its interval
 
 
 def intervals(
@@ -51,7 +54,7 @@ def intervals(
     center: float = 0.0,
     residual_range: float = 1.0,
     extra: Sequence[str] = (),
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Span]:
     """95 % intervals of scores over samples of as many unweighted rows; arguments as for `curves`.
 
     ``auc`` has DeLong's interval on the logit scale, from the histogram, whose bins are ties.
@@ -197,7 +200,7 @@ def paired(
     labels: Rows,
     weights: Rows,
     extra: Sequence[str] = (),
-) -> dict[str, tuple[float, float, float]]:
+) -> dict[str, Difference]:
     """Scores of the first model less those of the second one on the same rows, with 95 % intervals.
 
     Both have made the same rows right or wrong, so the difference is known better than either
@@ -233,33 +236,30 @@ def row_losses(
     """Unweighted terms of each row, by the score that is their mean (of squares: its root)."""
     margins64, labels64, _ = checked_rows(objective, margins, labels, np.ones_like(labels))
     if objective == "multi:softprob":
-        class_ids, rows = labels64.astype(np.int64), np.arange(len(labels))
-        shifted = margins64 - margins64.max(axis=1, keepdims=True)
-        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        class_ids = labels64.astype(np.int64)
         hits = (margins64.argmax(axis=1) == class_ids).astype(np.float64)
-        return {"mlogloss": -logs[rows, class_ids], "accuracy": hits}
+        return {"mlogloss": class_losses(margins64, class_ids), "accuracy": hits}
     predictions = exact_predictions(objective, margins64)[:, 0]
     terms = {
         name: losses_of(name, labels64, predictions)
         for name in summed(objective, extra)
         if not is_custom(name)
     }
-    if objective == "binary:logistic":
-        losses = np.logaddexp(0.0, margins64[:, 0]) - labels64 * margins64[:, 0]
+    if objective == BINARY:
         hits = (is_called(margins64[:, 0]) == (labels64 > 0)).astype(np.float64)
-        return {"logloss": losses, "accuracy": hits, **terms}
+        return {"logloss": binary_losses(margins64[:, 0], labels64), "accuracy": hits, **terms}
     if is_survival(objective):  # whose labels are signed, and predictions may be hazard ratios
         return terms
     residuals = labels64 - predictions
     return {"rmse": residuals**2, "mae": np.abs(residuals), **terms}
 
 
-def _normal(value: float, variance: float) -> tuple[float, float, float]:
+def _normal(value: float, variance: float) -> Difference:
     reach = TWO_SIDED * float(np.sqrt(variance))
     return value, value - reach, value + reach
 
 
-def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, tuple[float, float, float]]:
+def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, Difference]:
     positive = labels > 0
     if min(positive.sum(), (~positive).sum()) < 2:
         return {}
@@ -284,7 +284,7 @@ def _placements(negatives: Rows, positives: Rows) -> tuple[Array, Array]:
 
 def _bootstrap(
     exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, Array]]
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Span]:
     """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score.
 
     ``score`` takes draws, shape (n, *counts.shape); its scores have shape (n,).
@@ -297,7 +297,7 @@ def _bootstrap(
     draws = np.zeros((1 + N_DRAWS, counts.size))
     draws[0] = counts.ravel()
     draws[1:, cells] = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
-    spans: dict[str, tuple[float, float]] = {}
+    spans: dict[str, Span] = {}
     for name, every in score(draws.reshape(-1, *counts.shape)).items():
         value, values = float(every[0]), every[1:]
         values = values[~np.isnan(values)]
@@ -311,7 +311,7 @@ def _bootstrap(
     return spans
 
 
-def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[float, float]]:
+def _delong(area: float, negatives: Array, positives: Array) -> dict[str, Span]:
     """Interval of ``auc``; empty if it is undefined, 0 or 1, or a class has one row only."""
     n_negatives, n_positives = float(negatives.sum()), float(positives.sum())
     if not 0 < area < 1 or min(n_negatives, n_positives) < 2:

@@ -414,9 +414,12 @@ def best_bin(statistics: Statistics, extra: Sequence[str] = ()) -> int | None:
     negatives, positives = statistics.histogram
     if not positives.any():
         return None
-    used = np.flatnonzero(negatives + positives)
-    calls = _from_above(statistics.histogram[:, used])
-    best = _last_best(*calls, float(positives.sum()), extra)
+    used, n_positives = np.flatnonzero(negatives + positives), float(positives.sum())
+    hits, alarms = _from_above(statistics.histogram[:, used])
+    values = 2.0 * hits / (hits + alarms + n_positives)
+    if prices := prices_of(extra):
+        values = -_cost(hits, alarms, n_positives, next(iter(prices.values())))
+    best = values.size - 1 - np.argmax(values[::-1])
     return int(used[best]) if best else 0
 
 
@@ -465,14 +468,6 @@ def _from_above(histogram: Array) -> tuple[Array, Array]:
 def _cost(hits: Calls, alarms: Calls, n_positives: float, price: float) -> Calls:
     """Cost of all rows, in false alarms; a missed positive costs ``price``."""
     return price * (n_positives - hits) + alarms
-
-
-def _last_best(hits: Array, alarms: Array, n_positives: float, extra: Sequence[str]) -> int:
-    """Index of the least cost, or the largest F1, the last of ties."""
-    values = 2.0 * hits / (hits + alarms + n_positives)
-    if prices := prices_of(extra):
-        values = -_cost(hits, alarms, n_positives, next(iter(prices.values())))
-    return int(values.size - 1 - np.argmax(values[::-1]))
 
 
 def _named(
