@@ -94,15 +94,11 @@ class BoostedParty:
         ends = isinstance(transcript.request, HandOverRequest)
         if "nodes" in transcript.site.store and (ends or transcript.mail.all(EncryptedGradients)):
             party = secureboost_passive.Passive.load(transcript.site)
-            self.nodes.append(np.array(self._last_seen(party)[:, : party.n_train]))
-
-    def _last_seen(self, party: secureboost_passive.Passive) -> Nodes:
-        """Nodes of rows, after this party's splits of the last level, which move no rows."""
-        splits = party.splits
-        if splits is None:
-            return party.nodes
-        last = party.structure.split(splits.trees, splits.nodes, splits.owners).last
-        return rows_after(party.nodes, last, party.peers, party.sides)
+            nodes = party.nodes
+            if (splits := party.splits) is not None:  # of the last level, which move no rows
+                last = party.structure.split(splits.trees, splits.nodes, splits.owners).last
+                nodes = rows_after(nodes, last, party.peers, party.sides)
+            self.nodes.append(np.array(nodes[:, : party.n_train]))
 
 
 def embedded(rounds: Sequence[Nodes]) -> Array:

@@ -30,6 +30,7 @@ from fedapp.data.notes import (
 )
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
 from fedapp.data.table import DROPPED, is_missing, read_role
+from fedapp.errors import as_plain
 
 LONGEST_EXAMPLE = 24
 REFUSED = "are refused by a run; missing-label=drop drops them"
@@ -215,7 +216,8 @@ def _n_nan(values: Any) -> int:
 
 def _ends(column: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
     if column.names:
-        return _cut(column.names[0]), _cut(column.names[-1])
+        first, last = (as_plain(column.names[end], LONGEST_EXAMPLE) for end in (0, -1))
+        return first, last
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
@@ -232,9 +234,4 @@ def _example(column: Any) -> str:
     values = column.drop_null()
     if pa.types.is_binary(values.type):
         return ""
-    return _cut(str(values[0].as_py())) if len(values) else ""
-
-
-def _cut(text: str) -> str:
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return shown if len(shown) <= LONGEST_EXAMPLE else f"{shown[: LONGEST_EXAMPLE - 3]}..."
+    return as_plain(str(values[0].as_py()), LONGEST_EXAMPLE) if len(values) else ""

@@ -137,7 +137,9 @@ class Holdout:
 
     def _drawn_by_name(self, names: Texts) -> Split:
         seed = self.seed.to_bytes(8, "little")
-        of_test, of_valid = (_numbers_of(names, seed + use) for use in (b"test", b"valid"))
+        digests = (keyed_digests(names.tolist(), seed + use) for use in (b"test", b"valid"))
+        # Each name has two numbers in [0, 1), of 53 bits.
+        of_test, of_valid = ((bits[:, 0] >> np.uint64(11)) * 2.0**-53 for bits in digests)
         if self.folds:
             check_fold(self.fold, self.folds)
             is_test = (of_test * self.folds).astype(np.int64) == self.fold - 1
@@ -275,12 +277,6 @@ def keyed_digests(names: Iterable[str], key: bytes) -> npt.NDArray[np.uint64]:
         digest.update(name.encode())
         digests += digest.digest()
     return np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
-
-
-def _numbers_of(names: Texts, key: bytes) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each name, which follows from it and the key."""
-    bits = keyed_digests(names.tolist(), key)[:, 0] >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
 
 
 def _check_fraction(name: str, fraction: float) -> None:
