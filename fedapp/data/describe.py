@@ -95,9 +95,11 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     frame, roles, text, reader = source_frame(source, roles, reader)
     features: list[Converted] = []
     n_unlabelled, columns = 0, list[Described]()
+    used = {column: role for role, column in reversed(roles.columns())}  # its first role
+    used |= dict.fromkeys(roles.drop, "dropped")
     for index, name in enumerate(frame.column_names):
         values = frame.column(index)
-        role = _role(name, roles)
+        role = used.get(name, "")
         try:
             column = Column(name, reader.of_feature(name))
             converted = convert(column, frame, index, reader, text is not None)
@@ -184,13 +186,6 @@ def _section(column: Described, declared: Declared, roles: Roles) -> dict[str, A
     if declared.codes:
         section["codes"] = dict(declared.codes)
     return section
-
-
-def _role(name: str, roles: Roles) -> str:
-    """Role of a column; empty for a feature."""
-    if name in roles.drop:
-        return "dropped"
-    return next((role for role, column in roles.columns() if column == name), "")
 
 
 def _described(column: Column, stored: Any, values: Any, role: str) -> Described:

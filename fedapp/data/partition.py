@@ -102,21 +102,18 @@ class Holdout:
 
         Raises ConfigError if a fraction, a fold or the number of rows breaks its rule.
         """
-        split = self._drawn(n_rows)
+        if self.folds:
+            check_fold(self.fold, self.folds)
+            if n_rows < self.folds:
+                rule = f"folds must be at most the {n_rows} rows of a table"
+                raise ConfigError(f"{rule}, got {self.folds}")
+            _check_fraction("valid-fraction", self.valid_fraction)
+            parts = np.array_split(_shuffled(n_rows, self.seed), self.folds)
+            test = parts.pop(self.fold - 1)
+            split = _split(test, np.concatenate(parts), self.valid_fraction)
+        else:
+            split = split_rows(n_rows, self.test_fraction, self.valid_fraction, self.seed)
         return split if self.score_test else replace(split, test=split.test[:0])
-
-    def _drawn(self, n_rows: int) -> Split:
-        if not self.folds:
-            return split_rows(n_rows, self.test_fraction, self.valid_fraction, self.seed)
-        check_fold(self.fold, self.folds)
-        if n_rows < self.folds:
-            raise ConfigError(
-                f"folds must be at most the {n_rows} rows of a table, got {self.folds}"
-            )
-        _check_fraction("valid-fraction", self.valid_fraction)
-        parts = np.array_split(_shuffled(n_rows, self.seed), self.folds)
-        test = parts.pop(self.fold - 1)
-        return _split(test, np.concatenate(parts), self.valid_fraction)
 
     def split_groups(self, groups: Texts, is_whole: bool) -> Split:
         """Draw groups, whose rows are all in one subset.

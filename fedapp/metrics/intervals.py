@@ -71,16 +71,17 @@ def intervals(
     """
     extra = [name for name in extra if not prices_of([name])]
     exact = scores(objective, statistics, extra)
-    histogram = statistics.histogram
-    n_rows = float(statistics.sums[0])
-    counted = np.concatenate((histogram.ravel(), _counts(objective, statistics.sums)))
+    sums, histogram = statistics.sums, statistics.histogram
+    n_rows = float(sums[0])
+    counts = {BINARY: sums[2:N_BASE_SUMS], "multi:softprob": sums[2:]}.get(objective, sums[:1])
+    counted = np.concatenate((histogram.ravel(), counts))
     is_counted = histogram.any() and (counted == np.rint(counted)).all()
     if not n_rows or not is_of_rows(objective) or not is_counted:
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
         losses = np.logaddexp(0.0, -odds) / n_rows
-        counts = confusion(statistics.sums)
+        counts = confusion(sums)
 
         def class_counts(draws: Array) -> dict[str, Array]:
             by_draw = [multi_scores(np.array([n_rows, np.nan, *drawn.flat]), ()) for drawn in draws]
@@ -109,7 +110,7 @@ def intervals(
                 by_name["aucpr"] = np.array(list(map(area_under_precision_recall, draws)))
             return by_name
 
-        hits, misses, alarms = map(float, statistics.sums[2:N_BASE_SUMS])
+        hits, misses, alarms = map(float, sums[2:N_BASE_SUMS])
         shares = {
             "accuracy": (n_rows - misses - alarms, n_rows),
             "precision": (hits, hits + alarms),
@@ -144,13 +145,6 @@ def row_intervals(
         return {}
     sums = statistics(objective, margins, labels, weights, N_BINS, widest, center, extra=extra)
     return intervals(objective, sums, center, widest, extra)
-
-
-def _counts(objective: str, sums: Array) -> Array:
-    """The sums that count rows."""
-    if objective == BINARY:
-        return sums[2:N_BASE_SUMS]
-    return sums[2:] if objective == "multi:softprob" else sums[:1]
 
 
 def wilson(count: float, total: float) -> Span:
