@@ -231,14 +231,9 @@ class FederatedForest(VerticalStrategy):
 
     def _search_encrypted(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
-        drawn, fields, active = (
-            self._drawn(parties, run),
-            fields_of(run.structure.last, LevelSplits),
-            run.mailbox.active,
-        )
-        requests = {
-            party: SumRequest(**fields, n_drawn=drawn[party]) for party in run.mailbox.passive
-        }
+        drawn, fields = self._drawn(parties, run), fields_of(run.structure.last, LevelSplits)
+        active, passive = run.mailbox.active, run.mailbox.passive
+        requests = {party: SumRequest(**fields, n_drawn=drawn[party]) for party in passive}
         yield from run.mailbox.relay_each(requests, SentReply)
 
         def check_reply(party: str, reply: SplitReply) -> None:
@@ -288,9 +283,8 @@ class FederatedForest(VerticalStrategy):
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
         fields = fields_of(run.structure.last, LevelSplits)
-        reply = (yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields))[
-            active
-        ]
+        replies = yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields)
+        reply = replies[active]
         if len(run.structure.last.trees):
             yield self._progress(run, reply)
         if self.section.master_keeps_model:
@@ -298,10 +292,9 @@ class FederatedForest(VerticalStrategy):
             yield SavedModel({"model.json": to_text(model)})
         else:
             yield parts_file(self.model_id, self.settings, active, run.mailbox.passive)
+        few = [part.few for part in (*parts.values(), reply)]
         return {
-            **final_summary(
-                reply, run.mailbox, run.rows, [part.few for part in (*parts.values(), reply)]
-            ),
+            **final_summary(reply, run.mailbox, run.rows, few),
             "oob": named_scores(reply.score_names, reply.oob_scores),
             "trees": self.section.trees,
             "best_round": None,

@@ -421,11 +421,8 @@ def against_membership(settings: Settings) -> tuple[str, str]:
     """What lowers the membership of a run, and its cost."""
     if settings.strategy != "pax":
         return "no setting that was measured", "not known"
-    return (
-        ("privacy.epsilon is in force", IN_SCORES)
-        if settings.sections["privacy"]["epsilon"]
-        else NOISE
-    )
+    is_noised = settings.sections["privacy"]["epsilon"]
+    return ("privacy.epsilon is in force", IN_SCORES) if is_noised else NOISE
 
 
 def membership(subject: Subject) -> Attacks:

@@ -95,15 +95,11 @@ class BoostedParty:
         if "trees" not in transcript.site.store:
             return
         party = secureboost_passive.Passive.load(transcript.site)
-        if len(party.trees.nodes) and (ends or transcript.mail.all(EncryptedGradients)):
-            self.nodes.append(np.array(self._last_seen(party)[:, : party.n_train]))
-
-    def _last_seen(self, party: secureboost_passive.Passive) -> Nodes:
-        """Nodes of rows, after this party's splits of the last level, which move no rows."""
-        trees, splits = party.trees, party.splits
-        if splits is None:
-            return trees.nodes
-        return rows_after(trees.nodes, trees.after(splits).last, trees.parties, trees.sides)
+        trees, nodes = party.trees, party.trees.nodes
+        if len(nodes) and (ends or transcript.mail.all(EncryptedGradients)):
+            if (splits := party.splits) is not None:  # of the last level, which move no rows
+                nodes = rows_after(nodes, trees.after(splits).last, trees.parties, trees.sides)
+            self.nodes.append(np.array(nodes[:, : party.n_train]))
 
 
 def embedded(rounds: Sequence[Nodes]) -> Array:

@@ -123,14 +123,10 @@ def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> 
             margins = train(settings, replace(rows, labels=shown, split=split)).margins(row_ids)
             models.append(judged(transform(settings.objective, margins), half))
         else:
-            halved: dict[str, Any] = {
-                "test-fraction": 0.5,
-                "valid-fraction": 0.0,
-                "fold": 0,
-                "folds": 0,
-            }
-            halved |= {"early-stopping-rounds": 0, "seed": settings.seed + 1 + number}
+            halved: dict[str, Any] = {"test-fraction": 0.5, "valid-fraction": 0.0}
+            halved |= dict.fromkeys(("fold", "folds", "early-stopping-rounds"), 0)
             halved |= dict.fromkeys(("test-from", "valid-from"), "")
+            halved["seed"] = settings.seed + 1 + number
             config = {**flatten(settings.as_config()), **halved, "calibration": "none"}
             shadow = load_settings(config)
             half = baseline_rows(shadow)[0].split.train

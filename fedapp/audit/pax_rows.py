@@ -178,12 +178,8 @@ class Sender:
         note(store, opening={"aggregation": "plain"})
         party = Party.load(Site(SiteConfig("known", data=""), store))
         codes = np.where(table[:, :-1] == MISSING, MISSING_CODE, table[:, :-1]).astype(np.uint16)
-        points, offsets, n_columns = (
-            self.sketch.representatives,
-            self.sketch.offsets,
-            codes.shape[1],
-        )
-        party.binned = Binned(codes, MISSING_CODE, points, offsets)
+        sketch, n_columns = self.sketch, codes.shape[1]
+        party.binned = Binned(codes, MISSING_CODE, sketch.representatives, sketch.offsets)
         party.columns, party.category_widths = ("",) * n_columns, self.categories
         n_rows = {"train": len(rows), "valid": 0}
         party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}

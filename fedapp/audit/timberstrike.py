@@ -149,10 +149,8 @@ class Rows:
     def may_be_in(self, leaves: Leaves) -> Flags:
         """Whether the boxes of rows and leaves intersect, shape (n_rows, n_leaves)."""
         intersects = np.ones((len(self.labels), len(leaves.steps)), dtype=bool)
-        used, kinds = (
-            (np.isfinite(leaves.lows) | np.isfinite(leaves.highs)).any(axis=0),
-            leaves.kinds,
-        )
+        used = (np.isfinite(leaves.lows) | np.isfinite(leaves.highs)).any(axis=0)
+        kinds = leaves.kinds
         if kinds is not None:
             differ = (leaves.marks != kinds.occurring).any(axis=0)
             used |= np.logical_or.reduceat(differ, kinds.starts[:-1])

@@ -203,8 +203,8 @@ def documents(
     What fedapp cannot know is marked TO FILL IN; answers fill it, in this run and the next ones.
     """
     from fedapp.home import read_toml, write_atomically
-    from fedapp.report.card import CARD, model_card
-    from fedapp.report.documents import CHECKSUMS, KINDS, PACKAGES, Blanks, checksums
+    from fedapp.report.card import CARD, Blanks, model_card
+    from fedapp.report.documents import CHECKSUMS, KINDS, PACKAGES, checksums
     from fedapp.report.documents import documents as written
 
     folder = output or run / "documents"

@@ -187,7 +187,8 @@ def convert(
 
 def _converted(column: Column, values: Any, reader: Reader, is_written: bool) -> Converted:
     declared, column = column.declared, column if column.kind else _of_type(column, values.type)
-    values = values_of(values)
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
     type, absent = values.type, (*reader.missing, *declared.missing)
     if column.kind in DAYS and pa.types.is_temporal(type):
         days, is_span = _days(values), pa.types.is_time(type) or pa.types.is_duration(type)
@@ -201,16 +202,23 @@ def _converted(column: Column, values: Any, reader: Reader, is_written: bool) ->
         numbers = null_missing_codes(values, absent, reader.decimal)
         n_equal = numbers.null_count - values.null_count if is_written else 0
         return Converted(numbers, column, n_equal=n_equal)
-    texts = as_texts(values, declared, reader, is_written, column.names or ())
+    texts, trimmed, words = as_texts(values, declared, reader, is_written, column.names or ())
     decimal = "." if holds_numbers(type) else reader.decimal
     if not column.kind:
-        kind = _kind_of(texts.values, type, decimal, is_written)
+        kind = _kind_of(texts, type, decimal, is_written)
         column = replace(column, kind=kind, inferred=True)
     if column.kind == "category" and column.names is None:
-        names = pc.unique(as_names(texts.values)).drop_null().to_pylist()
+        names = pc.unique(as_names(texts)).drop_null().to_pylist()
         column = replace(column, names=tuple(sorted(names)))
-    converted = _of_texts(column, texts.values, reader, decimal, is_written)
-    return converted._replace(trimmed=texts.trimmed, words=texts.words)
+    if column.kind == "label":
+        converted = _of_label(column, texts, reader, decimal, is_written)
+    elif column.kind in ("category", "ordinal"):
+        converted = _of_category(column, texts)
+    elif column.kind in ("name", COUNTED):
+        converted = Converted(as_names(texts) if column.kind == "name" else texts, column)
+    else:
+        converted = _of_numbers(column, texts, reader, decimal)
+    return converted._replace(trimmed=trimmed, words=words)
 
 
 def as_counted(column: Column) -> Column:
@@ -238,21 +246,6 @@ def _of_type(column: Column, type: Any) -> Column:
     elif not kind and holds_numbers(type) and not goes_by_text(type, declared):
         kind = "boolean" if pa.types.is_boolean(type) else "number"
     return replace(column, kind=kind, names=names)
-
-
-def _of_texts(
-    column: Column, texts: Any, reader: Reader, decimal: str, is_written: bool
-) -> Converted:
-    """Texts by the column's kind."""
-    if column.kind == "label":
-        return _of_label(column, texts, reader, decimal, is_written)
-    if column.kind in ("category", "ordinal"):
-        return _of_category(column, texts)
-    if column.kind == COUNTED:
-        return Converted(texts, column)
-    if column.kind == "name":
-        return Converted(as_names(texts), column)
-    return _of_numbers(column, texts, reader, decimal)
 
 
 def _of_label(
@@ -362,13 +355,6 @@ def goes_by_text(type: Any, declared: Declared) -> bool:
     return is_read_as_text(declared)
 
 
-def values_of(column: Any) -> Any:
-    """Decode a dictionary column to its values."""
-    if pa.types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    return column
-
-
 def null_missing_codes(column: Any, absent: Iterable[str], decimal: str) -> Any:
     """Replace numbers that equal a missing-value code by null; other columns stay as they are.
 
@@ -393,22 +379,15 @@ def null_missing_codes(column: Any, absent: Iterable[str], decimal: str) -> Any:
     return pc.if_else(is_absent, pa.scalar(None, type), column)
 
 
-class Texts(NamedTuple):
-    """A column as texts."""
-
-    values: Any  # pyarrow.ChunkedArray; null is missing
-    trimmed: bool  # whether blanks around some value were removed
-    words: Mapping[str, int]  # word of ``MISSING`` -> number of values that it makes missing
-
-
 def as_texts(
-    column: Any, declared: Declared, reader: Reader, is_written: bool, known: Sequence[str] = ()
-) -> Texts:
+    column: Any, declared: Declared, reader: Reader, is_written: bool, known: Sequence[str]
+) -> tuple[Any, bool, dict[str, int]]:
     """Values as normalised text (see the module), and codes as the names that they stand for.
 
-    Words such as NA are missing in files that are written (CSV) only, and not where the schema has
-    them as categories or codes, or where a model has them as names (`known`). Raises UntypedError
-    for durations, and for floats that are not exact.
+    Also whether some were trimmed, and the words that are missing values; see ``Converted``. Words
+    such as NA are missing in files that are written (CSV) only, and not where the schema has them
+    as categories or codes, or where a model has them as names (`known`). Raises UntypedError for
+    durations, and for floats that are not exact.
     """
     column = null_missing_codes(column, (*reader.missing, *declared.missing), reader.decimal)
     if pa.types.is_floating(column.type):
@@ -443,7 +422,7 @@ def as_texts(
         indices = pc.index_in(plain, value_set=pa.array([code for code, _ in declared.codes]))
         named = pa.array([name for _, name in declared.codes]).take(indices.combine_chunks())
         texts = pa.chunked_array([pc.coalesce(named, texts.combine_chunks())])
-    return Texts(texts, trimmed, {word: counts[word] for word in words if word in counts})
+    return texts, trimmed, {word: counts[word] for word in words if word in counts}
 
 
 def as_names(texts: Any) -> Any:

@@ -160,7 +160,12 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, TextFile | None, Re
         raise ConfigError(f"{rule}, got '{asked.label}'")
     roles = replace(asked, label=dataset.label, drop=(*dataset.drop, *asked.drop))
     if not dataset.files:
-        frame = _built_in_frame(dataset.bunch or name)
+        import sklearn.datasets
+
+        loader = (dataset.bunch or name).replace("-", "_")
+        bunch = getattr(sklearn.datasets, f"load_{loader}")()
+        columns = list(map(pa.array, (*bunch.data.T, bunch.target)))
+        frame = pa.Table.from_arrays(columns, names=[*bunch.feature_names, "target"])
         frame = dataset.prepare(frame) if dataset.prepare else frame
         return frame, roles, None, dataset.reader
     file = dataset.files[0]
@@ -173,16 +178,6 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, TextFile | None, Re
     frame = read_frame(path, roles, dataset.reader)
     frame = dataset.prepare(frame) if dataset.prepare else frame
     return frame, roles, text_file(path, dataset.reader), dataset.reader
-
-
-def _built_in_frame(name: str) -> Any:
-    import sklearn.datasets
-
-    bunch = getattr(sklearn.datasets, f"load_{name.replace('-', '_')}")()
-    columns = [*bunch.data.T, bunch.target]
-    return pa.Table.from_arrays(
-        [pa.array(column) for column in columns], names=[*bunch.feature_names, "target"]
-    )
 
 
 def _close_to(name: str) -> str:

@@ -30,6 +30,7 @@ from fedapp.data.notes import (
 )
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
 from fedapp.data.table import DROPPED, is_missing, read_role
+from fedapp.errors import as_plain
 
 LONGEST_EXAMPLE = 24
 REFUSED = "are refused by a run; missing-label=drop drops them"
@@ -94,9 +95,11 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     frame, roles, text, reader = source_frame(source, roles, reader)
     features: list[Converted] = []
     n_unlabelled, columns = 0, list[Described]()
+    used = {column: role for role, column in reversed(roles.columns())}  # its first role
+    used |= dict.fromkeys(roles.drop, "dropped")
     for index, name in enumerate(frame.column_names):
         values = frame.column(index)
-        role = _role(name, roles)
+        role = used.get(name, "")
         try:
             column = Column(name, reader.of_feature(name))
             converted = convert(column, frame, index, reader, text is not None)
@@ -185,13 +188,6 @@ def _section(column: Described, declared: Declared, roles: Roles) -> dict[str, A
     return section
 
 
-def _role(name: str, roles: Roles) -> str:
-    """Role of a column; empty for a feature."""
-    if name in roles.drop:
-        return "dropped"
-    return next((role for role, column in roles.columns() if column == name), "")
-
-
 def _described(column: Column, stored: Any, values: Any, role: str) -> Described:
     n_rows, names = len(stored), column.names or ()
     n_missing = int(values.null_count) + _n_nan(values)
@@ -215,7 +211,8 @@ def _n_nan(values: Any) -> int:
 
 def _ends(column: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
     if column.names:
-        return _cut(column.names[0]), _cut(column.names[-1])
+        first, last = (as_plain(column.names[end], LONGEST_EXAMPLE) for end in (0, -1))
+        return first, last
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
@@ -232,9 +229,4 @@ def _example(column: Any) -> str:
     values = column.drop_null()
     if pa.types.is_binary(values.type):
         return ""
-    return _cut(str(values[0].as_py())) if len(values) else ""
-
-
-def _cut(text: str) -> str:
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return shown if len(shown) <= LONGEST_EXAMPLE else f"{shown[: LONGEST_EXAMPLE - 3]}..."
+    return as_plain(str(values[0].as_py()), LONGEST_EXAMPLE) if len(values) else ""

@@ -89,29 +89,25 @@ def notes_on_file(text: TextFile | None) -> list[Note]:
 def notes_on_types(columns: Sequence[Converted]) -> list[Note]:
     """Note columns that are converted, and values that become missing."""
 
-    def names_of(test: Callable[[Column], bool]) -> list[str]:
-        return [read.column.name for read in columns if test(read.column)]
+    def is_of(read: Converted, *kinds: str) -> bool:
+        return read.column.inferred and read.column.kind in kinds
 
     marked = "numbers or other values that the table marks as categories, read as categories"
-    facts = [
-        (
-            names_of(lambda column: column.inferred and column.kind == "boolean"),
-            "yes or no, read as 1 or 0",
-        ),
-        (
-            names_of(lambda column: column.inferred and column.kind in DAYS),
-            "dates or times, read as days since 1970",
-        ),
-        ([read.column.name for read in columns if read.trimmed], "spaces around values, removed"),
-        (names_of(lambda column: column.marked), marked),
+    # Whether a column is noted, what it has, and whether that is a fact.
+    groups: tuple[tuple[Callable[[Converted], bool], str, bool], ...] = (
+        (lambda read: is_of(read, "boolean"), "yes or no, read as 1 or 0", True),
+        (lambda read: is_of(read, *DAYS), "dates or times, read as days since 1970", True),
+        (lambda read: read.trimmed, "spaces around values, removed", True),
+        (lambda read: read.column.marked, marked, True),
+        (lambda read: _is_like_numbers(read.column), LIKE_NUMBERS, False),
+        (_loses_time, LOST_TIME, False),
+        (lambda read: read.mixes_zones, MIXED_ZONES, False),
+    )
+    notes = [
+        replace(note_on(noted, what), is_fact=is_fact)
+        for is_noted, what, is_fact in groups
+        if (noted := [read.column.name for read in columns if is_noted(read)])
     ]
-    groups = [
-        (names_of(_is_like_numbers), LIKE_NUMBERS),
-        ([read.column.name for read in columns if _loses_time(read)], LOST_TIME),
-        ([read.column.name for read in columns if read.mixes_zones], MIXED_ZONES),
-    ]
-    notes = [replace(note_on(names, what), is_fact=True) for names, what in facts if names]
-    notes += [note_on(names, what) for names, what in groups if names]
     if measured := [text for read in columns if (text := _measured(read))]:
         rule = "feature columns {} have numbers with a unit, read as categories: write the number "
         rule += "only, and the unit in the column's name"

@@ -102,21 +102,18 @@ class Holdout:
 
         Raises ConfigError if a fraction, a fold or the number of rows breaks its rule.
         """
-        split = self._drawn(n_rows)
+        if self.folds:
+            check_fold(self.fold, self.folds)
+            if n_rows < self.folds:
+                rule = f"folds must be at most the {n_rows} rows of a table"
+                raise ConfigError(f"{rule}, got {self.folds}")
+            _check_fraction("valid-fraction", self.valid_fraction)
+            parts = np.array_split(_shuffled(n_rows, self.seed), self.folds)
+            test = parts.pop(self.fold - 1)
+            split = _split(test, np.concatenate(parts), self.valid_fraction)
+        else:
+            split = split_rows(n_rows, self.test_fraction, self.valid_fraction, self.seed)
         return split if self.score_test else replace(split, test=split.test[:0])
-
-    def _drawn(self, n_rows: int) -> Split:
-        if not self.folds:
-            return split_rows(n_rows, self.test_fraction, self.valid_fraction, self.seed)
-        check_fold(self.fold, self.folds)
-        if n_rows < self.folds:
-            raise ConfigError(
-                f"folds must be at most the {n_rows} rows of a table, got {self.folds}"
-            )
-        _check_fraction("valid-fraction", self.valid_fraction)
-        parts = np.array_split(_shuffled(n_rows, self.seed), self.folds)
-        test = parts.pop(self.fold - 1)
-        return _split(test, np.concatenate(parts), self.valid_fraction)
 
     def split_groups(self, groups: Texts, is_whole: bool) -> Split:
         """Draw groups, whose rows are all in one subset.
@@ -137,7 +134,9 @@ class Holdout:
 
     def _drawn_by_name(self, names: Texts) -> Split:
         seed = self.seed.to_bytes(8, "little")
-        of_test, of_valid = (_numbers_of(names, seed + use) for use in (b"test", b"valid"))
+        digests = (keyed_digests(names.tolist(), seed + use) for use in (b"test", b"valid"))
+        # Each name has two numbers in [0, 1), of 53 bits.
+        of_test, of_valid = ((bits[:, 0] >> np.uint64(11)) * 2.0**-53 for bits in digests)
         if self.folds:
             check_fold(self.fold, self.folds)
             is_test = (of_test * self.folds).astype(np.int64) == self.fold - 1
@@ -275,12 +274,6 @@ def keyed_digests(names: Iterable[str], key: bytes) -> npt.NDArray[np.uint64]:
         digest.update(name.encode())
         digests += digest.digest()
     return np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
-
-
-def _numbers_of(names: Texts, key: bytes) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each name, which follows from it and the key."""
-    bits = keyed_digests(names.tolist(), key)[:, 0] >> np.uint64(11)
-    return bits.astype(np.float64) * 2.0**-53
 
 
 def _check_fraction(name: str, fraction: float) -> None:

@@ -142,16 +142,11 @@ def file_format(path: Path) -> str:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in FORMATS:
         allowed = ", ".join(FORMATS)
-        sets = [
-            name
-            for name, data_set in REGISTRY.items()
-            for file in data_set.files
-            if path.name in file.names
-        ]
+        files = [(name, file.names) for name, of in REGISTRY.items() for file in of.files]
+        sets = [name for name, names in files if path.name in names]
         hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
-        raise DataError(
-            f"data file must end in {allowed} (or these with {PACKED}), got '{path}'{hint}"
-        )
+        rule = f"data file must end in {allowed} (or these with {PACKED})"
+        raise DataError(f"{rule}, got '{path}'{hint}")
     return FORMATS[suffixes[-1]]
 
 

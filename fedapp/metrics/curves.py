@@ -18,8 +18,6 @@ from fedapp.metrics.sums import (
 )
 from fedapp.trees.objective import is_of_rows
 
-# Curves of a report
-
 
 def curves(
     objective: str,
@@ -55,22 +53,15 @@ def curves(
     check_statistics(objective, statistics)
     if n_points < 2:
         raise ValueError(f"n_points must be >= 2, got {n_points}")
-    if objective == BINARY:
-        return _binary_curves(statistics, n_points, center, threshold_bin)
+    histogram = statistics.histogram
     if objective == "multi:softprob":
         return {"confusion": confusion(statistics.sums).tolist()}
     if not is_of_rows(objective):
         return {}
-    check_residual_range(residual_range)
-    counts = statistics.histogram[0]
-    edges = np.linspace(-residual_range, residual_range, counts.size + 1)
-    return {"residuals": {"edges": edges.tolist(), "counts": counts.tolist()}}
-
-
-def _binary_curves(
-    statistics: Statistics, n_points: int, center: float, threshold_bin: int | None
-) -> dict[str, Any]:
-    histogram = statistics.histogram
+    if objective != BINARY:
+        check_residual_range(residual_range)
+        edges = np.linspace(-residual_range, residual_range, histogram.size + 1)
+        return {"residuals": _lists({"edges": edges, "counts": histogram[0]})}
     rates = dict(zip(("fpr", "tpr"), _thinned(*roc(histogram), n_points), strict=True))
     if not rates["fpr"].size:
         return {"roc": _lists(rates)}

@@ -28,7 +28,9 @@ from fedapp.metrics.sums import (
     Array,
     Rows,
     Statistics,
+    binary_losses,
     checked_rows,
+    class_losses,
     confusion,
     is_called,
     losses_of,
@@ -43,6 +45,7 @@ NORMAL: Final = NormalDist()
 TWO_SIDED = NORMAL.inv_cdf(0.975)
 N_BINS = 2**12
 Span = tuple[float, float]
+Difference = tuple[float, float, float]  # of two scores, and the ends of its interval
 
 
 def intervals(
@@ -51,7 +54,7 @@ def intervals(
     center: float = 0.0,
     residual_range: float = 1.0,
     extra: Sequence[str] = (),
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Span]:
     """95 % intervals of scores over samples of as many unweighted rows; arguments as for `curves`.
 
     ``auc`` has DeLong's interval on the logit scale, from the histogram, whose bins are ties.
@@ -68,16 +71,17 @@ def intervals(
     """
     extra = [name for name in extra if not prices_of([name])]
     exact = scores(objective, statistics, extra)
-    histogram = statistics.histogram
-    n_rows = float(statistics.sums[0])
-    counted = np.concatenate((histogram.ravel(), _counts(objective, statistics.sums)))
+    sums, histogram = statistics.sums, statistics.histogram
+    n_rows = float(sums[0])
+    counts = {BINARY: sums[2:N_BASE_SUMS], "multi:softprob": sums[2:]}.get(objective, sums[:1])
+    counted = np.concatenate((histogram.ravel(), counts))
     is_counted = histogram.any() and (counted == np.rint(counted)).all()
     if not n_rows or not is_of_rows(objective) or not is_counted:
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)
         losses = np.logaddexp(0.0, -odds) / n_rows
-        counts = confusion(statistics.sums)
+        counts = confusion(sums)
 
         def class_counts(draws: Array) -> dict[str, Array]:
             by_draw = [multi_scores(np.array([n_rows, np.nan, *drawn.flat]), ()) for drawn in draws]
@@ -106,7 +110,7 @@ def intervals(
                 by_name["aucpr"] = np.array(list(map(area_under_precision_recall, draws)))
             return by_name
 
-        hits, misses, alarms = map(float, statistics.sums[2:N_BASE_SUMS])
+        hits, misses, alarms = map(float, sums[2:N_BASE_SUMS])
         shares = {
             "accuracy": (n_rows - misses - alarms, n_rows),
             "precision": (hits, hits + alarms),
@@ -141,13 +145,6 @@ def row_intervals(
         return {}
     sums = statistics(objective, margins, labels, weights, N_BINS, widest, center, extra=extra)
     return intervals(objective, sums, center, widest, extra)
-
-
-def _counts(objective: str, sums: Array) -> Array:
-    """The sums that count rows."""
-    if objective == BINARY:
-        return sums[2:N_BASE_SUMS]
-    return sums[2:] if objective == "multi:softprob" else sums[:1]
 
 
 def wilson(count: float, total: float) -> Span:
@@ -197,7 +194,7 @@ def paired(
     labels: Rows,
     weights: Rows,
     extra: Sequence[str] = (),
-) -> dict[str, tuple[float, float, float]]:
+) -> dict[str, Difference]:
     """Scores of the first model less those of the second one on the same rows, with 95 % intervals.
 
     Both have made the same rows right or wrong, so the difference is known better than either
@@ -233,33 +230,30 @@ def row_losses(
     """Unweighted terms of each row, by the score that is their mean (of squares: its root)."""
     margins64, labels64, _ = checked_rows(objective, margins, labels, np.ones_like(labels))
     if objective == "multi:softprob":
-        class_ids, rows = labels64.astype(np.int64), np.arange(len(labels))
-        shifted = margins64 - margins64.max(axis=1, keepdims=True)
-        logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        class_ids = labels64.astype(np.int64)
         hits = (margins64.argmax(axis=1) == class_ids).astype(np.float64)
-        return {"mlogloss": -logs[rows, class_ids], "accuracy": hits}
+        return {"mlogloss": class_losses(margins64, class_ids), "accuracy": hits}
     predictions = exact_predictions(objective, margins64)[:, 0]
     terms = {
         name: losses_of(name, labels64, predictions)
         for name in summed(objective, extra)
         if not is_custom(name)
     }
-    if objective == "binary:logistic":
-        losses = np.logaddexp(0.0, margins64[:, 0]) - labels64 * margins64[:, 0]
+    if objective == BINARY:
         hits = (is_called(margins64[:, 0]) == (labels64 > 0)).astype(np.float64)
-        return {"logloss": losses, "accuracy": hits, **terms}
+        return {"logloss": binary_losses(margins64[:, 0], labels64), "accuracy": hits, **terms}
     if is_survival(objective):  # whose labels are signed, and predictions may be hazard ratios
         return terms
     residuals = labels64 - predictions
     return {"rmse": residuals**2, "mae": np.abs(residuals), **terms}
 
 
-def _normal(value: float, variance: float) -> tuple[float, float, float]:
+def _normal(value: float, variance: float) -> Difference:
     reach = TWO_SIDED * float(np.sqrt(variance))
     return value, value - reach, value + reach
 
 
-def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, tuple[float, float, float]]:
+def _paired_auc(first: Rows, second: Rows, labels: Rows) -> dict[str, Difference]:
     positive = labels > 0
     if min(positive.sum(), (~positive).sum()) < 2:
         return {}
@@ -284,7 +278,7 @@ def _placements(negatives: Rows, positives: Rows) -> tuple[Array, Array]:
 
 def _bootstrap(
     exact: Mapping[str, float], counts: Array, score: Callable[[Array], dict[str, Array]]
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Span]:
     """Bias-corrected percentiles of scores of drawn counts, moved by what binning moves a score.
 
     ``score`` takes draws, shape (n, *counts.shape); its scores have shape (n,).
@@ -297,7 +291,7 @@ def _bootstrap(
     draws = np.zeros((1 + N_DRAWS, counts.size))
     draws[0] = counts.ravel()
     draws[1:, cells] = np.random.default_rng(SEED).multinomial(int(counts.sum()), shares, N_DRAWS)
-    spans: dict[str, tuple[float, float]] = {}
+    spans: dict[str, Span] = {}
     for name, every in score(draws.reshape(-1, *counts.shape)).items():
         value, values = float(every[0]), every[1:]
         values = values[~np.isnan(values)]
@@ -311,7 +305,7 @@ def _bootstrap(
     return spans
 
 
-def _delong(area: float, negatives: Array, positives: Array) -> dict[str, tuple[float, float]]:
+def _delong(area: float, negatives: Array, positives: Array) -> dict[str, Span]:
     """Interval of ``auc``; empty if it is undefined, 0 or 1, or a class has one row only."""
     n_negatives, n_positives = float(negatives.sum()), float(positives.sum())
     if not 0 < area < 1 or min(n_negatives, n_positives) < 2:

@@ -18,20 +18,16 @@ AT_THRESHOLD = ("threshold", "f1_at_threshold", "precision_at_threshold", "recal
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What runs of an objective have of figures."""
+    """Scores of an objective."""
 
     scores: tuple[str, ...]  # of every run; the one that a run is judged by comes first
     loss: str  # the score that training minimises, if it is none of the objective's parameters
     on_request: tuple[str, ...]  # by ``eval-metric``, without the part behind an @
-    bounded: tuple[str, ...] = ()  # from bins, so near the exact score within a printed bound
-    spans: tuple[str, ...] = ()  # scores with an interval
-    curves: tuple[str, ...] = ()
-    has_calibration: bool = False
 
 
 def _of_numbers(loss: str, *on_request: str, first: str = "rmse") -> Shown:
     scores = first, *(name for name in ("rmse", "mae", "r2") if name != first)
-    return Shown(scores, loss, on_request, (), ("rmse", "mae"), ("residuals",))
+    return Shown(scores, loss, on_request)
 
 
 _RANKED = Shown(("ndcg",), "ndcg", ("ndcg",))
@@ -40,18 +36,11 @@ SHOWN = {
         ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
         "logloss",
         ("auc", "aucpr", "logloss", "error", "brier", "cost", "rmse", "mae"),
-        ("auc", "ks", "pr_auc", "aucpr", "cost"),
-        ("auc", "logloss", "accuracy", "f1", "precision", "recall", "pr_auc", "aucpr", "error"),
-        ("roc", "pr", "calibration", "histogram", "confusion"),
-        has_calibration=True,
     ),
     "multi:softprob": Shown(
         ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
         "mlogloss",
         ("mlogloss", "merror"),
-        ("auc_ovr",),
-        ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "merror"),
-        ("confusion",),
     ),
     REGRESSION: _of_numbers("rmse", "rmse", "mae", "mape"),
     "reg:logistic": _of_numbers("logloss", "rmse", "mae", "mape", "logloss", "error", "brier"),
@@ -69,14 +58,12 @@ SHOWN = {
     "binary:hinge": _of_numbers("", "error", "rmse", "mae"),
     "reg:absoluteerror": _of_numbers("mae", "mae", "rmse", "mape", first="mae"),
     "reg:quantileerror": _of_numbers("", "quantile", "mae", "rmse", "mape"),
-    "survival:aft": Shown(("c-index",), "", ("aft-nloglik", "c-index"), ("c-index",)),
-    "survival:cox": Shown(("c-index",), "c-index", ("c-index",), ("c-index",)),
+    "survival:aft": Shown(("c-index",), "", ("aft-nloglik", "c-index")),
+    "survival:cox": Shown(("c-index",), "c-index", ("c-index",)),
     **dict.fromkeys((name for name in LOSSES if LOSSES[name].is_ranking), _RANKED),
     CUSTOM: _of_numbers("rmse", "rmse", "mae", "mape"),
 }
-"""By objective; metrics on request have XGBoost's names, but for ``brier``, ``cost``, ``c-index``.
-
-Intervals are of unweighted rows, curves of the server's sums."""
+"""By objective; metrics on request have XGBoost's names, but ``brier``, ``cost``, ``c-index``."""
 OBJECTIVES = tuple(SHOWN)
 NAMES = {objective: shown.scores for objective, shown in SHOWN.items()}
 EVAL_METRICS = {objective: shown.on_request for objective, shown in SHOWN.items()}

@@ -64,36 +64,21 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
     """
     check_statistics(objective, statistics)
     sums, histogram = statistics.sums, statistics.histogram
-    if objective == "multi:softprob":
-        return with_extra(objective, multi_scores(sums, _by_class(statistics)), sums, extra)
-    if objective == BINARY:
-        by_name = binary_scores(sums[:N_BASE_SUMS], histogram)
-        return with_extra(objective, by_name, sums, extra, histogram)
     if is_ranking(objective):
         pairs = zip(scored_names(objective, extra), sums[2:], strict=False)
         return {name: ratio(total, sums[1]) for name, total in pairs}
-    if is_survival(objective):
+    if objective == "multi:softprob":
+        by_name = multi_scores(sums, _by_class(statistics))
+    elif objective == BINARY:
+        by_name = binary_scores(sums[:N_BASE_SUMS], histogram)
+    elif is_survival(objective):
         by_name = {"c-index": survival.cell_scores(histogram, sums[2])[0]}
-        return with_extra(objective, by_name, sums, extra)
-    weight, squares, absolutes, labels, label_squares = sums[:N_BASE_SUMS]
-    spread = label_squares - ratio(labels * labels, weight)
-    unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
-    by_name = {
-        "rmse": float(np.sqrt(ratio(squares, weight))),
-        "mae": ratio(absolutes, weight),
-        "r2": float(1.0 - unexplained),
-    }
-    return with_extra(objective, by_name, sums, extra)
-
-
-def with_extra(
-    objective: str,
-    by_name: dict[str, float],
-    sums: Array,
-    extra: Sequence[str],
-    histogram: Array | None = None,
-) -> dict[str, float]:
-    """Add the requested scores that are not in ``by_name``."""
+    else:
+        weight, squares, absolutes, labels, label_squares = sums[:N_BASE_SUMS]
+        spread = label_squares - ratio(labels * labels, weight)
+        unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
+        rmse, mae = float(np.sqrt(ratio(squares, weight))), ratio(absolutes, weight)
+        by_name = {"rmse": rmse, "mae": mae, "r2": float(1.0 - unexplained)}
     of_extra = sums[n_base_sums(objective) :].tolist()
     totals = dict(zip(summed(objective, extra), of_extra, strict=False))
     for name in extra:
@@ -101,9 +86,9 @@ def with_extra(
             by_name[name] = score_of(name, totals[name], float(sums[0]))
         elif name == "merror":
             by_name[name] = 1.0 - by_name["accuracy"]
-        elif name == "aucpr" and histogram is not None:
+        elif name == "aucpr":
             by_name[name] = area_under_precision_recall(histogram)
-        elif histogram is not None and (prices := prices_of([name])):
+        elif prices := prices_of([name]):
             hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
             costs = _cost(hits, alarms, float(histogram[1].sum()), prices[name])
             by_name[name] = ratio(float(costs.min(initial=np.inf)), float(histogram.sum()))
@@ -414,9 +399,12 @@ def best_bin(statistics: Statistics, extra: Sequence[str] = ()) -> int | None:
     negatives, positives = statistics.histogram
     if not positives.any():
         return None
-    used = np.flatnonzero(negatives + positives)
-    calls = _from_above(statistics.histogram[:, used])
-    best = _last_best(*calls, float(positives.sum()), extra)
+    used, n_positives = np.flatnonzero(negatives + positives), float(positives.sum())
+    hits, alarms = _from_above(statistics.histogram[:, used])
+    values = 2.0 * hits / (hits + alarms + n_positives)
+    if prices := prices_of(extra):
+        values = -_cost(hits, alarms, n_positives, next(iter(prices.values())))
+    best = values.size - 1 - np.argmax(values[::-1])
     return int(used[best]) if best else 0
 
 
@@ -465,14 +453,6 @@ def _from_above(histogram: Array) -> tuple[Array, Array]:
 def _cost(hits: Calls, alarms: Calls, n_positives: float, price: float) -> Calls:
     """Cost of all rows, in false alarms; a missed positive costs ``price``."""
     return price * (n_positives - hits) + alarms
-
-
-def _last_best(hits: Array, alarms: Array, n_positives: float, extra: Sequence[str]) -> int:
-    """Index of the least cost, or the largest F1, the last of ties."""
-    values = 2.0 * hits / (hits + alarms + n_positives)
-    if prices := prices_of(extra):
-        values = -_cost(hits, alarms, n_positives, next(iter(prices.values())))
-    return int(values.size - 1 - np.argmax(values[::-1]))
 
 
 def _named(

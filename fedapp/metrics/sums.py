@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -74,9 +74,7 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         """Statistics of the rows of both; a ValueError where the shapes differ."""
-        left, right = (
-            (statistics.sums.shape, statistics.histogram.shape) for statistics in (self, other)
-        )
+        left, right = ((each.sums.shape, each.histogram.shape) for each in (self, other))
         if left != right:
             raise ValueError(f"statistics must be of one shape, got {left} and {right}")
         return Statistics(self.sums + other.sums, self.histogram + other.histogram)
@@ -119,33 +117,62 @@ def statistics(
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
+    rows = _Weighted(weights64, n_bins, fewest, adder)
     if objective == "multi:softprob":
-        return _multi_statistics(margins64, labels64, weights64, n_bins, fewest, adder)
+        return _multi_statistics(margins64, labels64, rows)
+    predictions = only = margins64[:, 0]
+    if is_ranking(objective):
+        return _ranked_statistics(only, labels64, scored_names(objective, extra), rows)
     is_binary = objective == "binary:logistic"
-    needs_sums = bool(summed(objective, extra))
-    predictions = margins64[:, 0]
-    if not is_binary or needs_sums:  # the other sums of two classes need only margins
+    if not is_binary or summed(objective, extra):  # others of two classes need only margins
         predictions = exact_predictions(objective, margins64)[:, 0]
     if is_binary:
-        bins = _merged(_margin_bins(margins64[:, 0] - center, n_bins), weights64, fewest)
-        histogram = adder.cells(labels64.astype(np.int64), bins, weights64, (2, n_bins))
-        sums = binary_sums(margins64[:, 0], labels64, weights64, adder)
-    elif is_ranking(objective):
-        names = scored_names(objective, extra)
-        return _ranked_statistics(margins64[:, 0], labels64, weights64, names, adder)
+        sums, histogram = _binary_sums_and_cells(only, labels64, center, rows)
     elif is_survival(objective):
         # Margins of hazards fall with predicted times.
-        rising = -margins64[:, 0] if has_risk_sets(objective) else margins64[:, 0]
-        sums, histogram = _time_sums_and_cells(
-            rising, labels64, weights64, n_bins, cells, fewest, adder
-        )
+        rising = -only if has_risk_sets(objective) else only
+        sums, histogram = _time_sums_and_cells(rising, labels64, cells, rows)
     else:
         check_residual_range(residual_range)
-        sums, histogram = _number_sums_and_cells(
-            predictions, labels64, weights64, n_bins, residual_range, fewest, adder
-        )
+        residuals = labels64 - predictions
+        sums, histogram = _number_sums_and_cells(residuals, labels64, residual_range, rows)
     more = extra_sums(objective, extra, predictions, labels64, weights64, adder, before)
     return Statistics(np.array(sums + more), histogram)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Weighted:
+    """Weights of rows, and how they are added up."""
+
+    weights: Array
+    n_bins: int
+    fewest: int  # rows of a bin, see ``statistics``
+    adder: Adder
+
+    def total(self, size: str, terms: NDArray[Any]) -> Any:
+        """Weighted sum of terms; ``size`` as of an ``Adder``."""
+        return self.adder.total(size, np.asarray(terms, dtype=np.float64), self.weights)
+
+    def cells(self, groups: NDArray[Any], bins: Ints, n_groups: int, n_bins: int) -> Array:
+        """Weight by group of rows and bin."""
+        shape = n_groups, n_bins
+        cells: Array = self.adder.cells(groups.astype(np.int64), bins, self.weights, shape)
+        return cells
+
+    def merged(self, bins: Ints) -> Ints:
+        """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
+        n_rows = np.bincount(bins[self.weights > 0]) if self.fewest else np.empty(0, np.int64)
+        if not n_rows.any():
+            return bins
+        from fedapp.histograms.groups import group  # compiled
+
+        each = np.arange(len(n_rows))
+        ends = group(each, n_rows[None], np.array([0, len(n_rows)]), self.fewest)
+        # A group's rows are counted in its mean bin.
+        totals, means = np.bincount(ends, n_rows), np.bincount(ends, n_rows * each)
+        means //= np.maximum(totals, 1)
+        merged: Ints = means[ends[np.minimum(bins, len(ends) - 1)]].astype(np.int64)
+        return merged
 
 
 def checked_rows(
@@ -255,16 +282,32 @@ def check_statistics(objective: str, statistics: Statistics) -> None:
         raise ValueError(f"the histogram's cells must be 0 to {MAX_WEIGHT:g}")
 
 
-def binary_sums(margins: Array, labels: Array, weights: Array, adder: Adder = DOUBLES) -> list[Any]:
-    """Sums of binary:logistic, as in the table of ``fedapp.metrics``."""
-    losses = np.logaddexp(0.0, margins) - labels * margins
+def _binary_sums_and_cells(
+    margins: Array, labels: Array, center: float, rows: _Weighted
+) -> tuple[list[Any], Array]:
+    bins = rows.merged(_margin_bins(margins - center, rows.n_bins))
     guesses = is_called(margins)
     counts = guesses * labels, ~guesses * labels, guesses * (1 - labels)
-    return [
-        adder.total("weight", np.ones_like(labels), weights),
-        adder.total("loss", losses, weights),
-        *(adder.total("weight", count, weights) for count in counts),
+    sums = [
+        rows.total("weight", np.ones_like(labels)),
+        rows.total("loss", binary_losses(margins, labels)),
+        *(rows.total("weight", count) for count in counts),
     ]
+    return sums, rows.cells(labels, bins, 2, rows.n_bins)
+
+
+def binary_losses(margins: Array, labels: Array) -> Array:
+    """Log loss of each row of two classes."""
+    losses: Array = np.logaddexp(0.0, margins) - labels * margins
+    return losses
+
+
+def class_losses(margins: Array, class_ids: Ints) -> Array:
+    """Log loss of each row of several classes."""
+    shifted = margins - margins.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    losses: Array = -logs[np.arange(len(margins)), class_ids]
+    return losses
 
 
 def is_called(margins: Array) -> NDArray[np.bool_]:
@@ -284,73 +327,29 @@ def _margin_bins(distances: Array, n_bins: int) -> Ints:
     return bins
 
 
-def _merged(bins: Ints, weights: Array, fewest: int) -> Ints:
-    """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
-    n_rows = np.bincount(bins[weights > 0]) if fewest else np.empty(0, dtype=np.int64)
-    if not n_rows.any():
-        return bins
-    groups = np.zeros(len(n_rows), dtype=np.int64)
-    n_groups = 0
-    size = 0
-    for bin_id, count in enumerate(n_rows.tolist()):
-        groups[bin_id], size = n_groups, size + count
-        if size >= fewest:
-            n_groups, size = n_groups + 1, 0
-    # The last bins may have too few rows for a group: they join the one before. A group's rows
-    # are counted in its mean bin.
-    groups = np.minimum(groups, max(n_groups - 1, 0))
-    totals = np.bincount(groups, n_rows)
-    means = np.bincount(groups, n_rows * np.arange(len(n_rows))) // np.maximum(totals, 1)
-    merged: Ints = means[groups[np.minimum(bins, len(groups) - 1)]].astype(np.int64)
-    return merged
-
-
-def _multi_statistics(
-    margins: Array, labels: Array, weights: Array, n_bins: int, fewest: int, adder: Adder
-) -> Statistics:
+def _multi_statistics(margins: Array, labels: Array, rows: _Weighted) -> Statistics:
     n_classes = margins.shape[1]
     class_ids = labels.astype(np.int64)
     # At equal probabilities the log odds of a class are -log(n_classes - 1).
-    n_class_bins = max(_FEWEST_CLASS_BINS, n_bins // n_classes)
+    n_bins = max(_FEWEST_CLASS_BINS, rows.n_bins // n_classes)
     center = -np.log(n_classes - 1)
     histograms = [
-        adder.cells(
-            (class_ids == class_id).astype(np.int64),
-            _merged(_margin_bins(odds - center, n_class_bins), weights, fewest),
-            weights,
-            (2, n_class_bins),
+        rows.cells(
+            class_ids == class_id, rows.merged(_margin_bins(odds - center, n_bins)), 2, n_bins
         )
         for class_id, odds in enumerate(class_margins(margins).T)
     ]
-    sums = multi_sums(margins, class_ids, weights, adder)
-    return Statistics(sums, np.concatenate(histograms))
-
-
-def multi_sums(margins: Array, class_ids: Ints, weights: Array, adder: Adder = DOUBLES) -> Array:
-    """Sums of multi:softprob, as in the table of ``fedapp.metrics``."""
-    n_rows, n_classes = margins.shape
-    shifted = margins - margins.max(axis=1, keepdims=True)
-    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    losses = -logs[np.arange(n_rows), class_ids]
-    square = (n_classes, n_classes)
-    counts = adder.cells(class_ids, margins.argmax(axis=1), weights, square)
-    first = adder.total("weight", np.ones(n_rows), weights), adder.total("loss", losses, weights)
-    return np.concatenate((np.array(first), counts.ravel()))
+    counts = rows.cells(class_ids, margins.argmax(axis=1), n_classes, n_classes)
+    weight = rows.total("weight", np.ones_like(labels))
+    loss = rows.total("loss", class_losses(margins, class_ids))
+    return Statistics(np.array([weight, loss, *counts.flat]), np.concatenate(histograms))
 
 
 def _number_sums_and_cells(
-    predictions: Array,
-    labels: Array,
-    weights: Array,
-    n_bins: int,
-    residual_range: float,
-    fewest: int,
-    adder: Adder,
+    residuals: Array, labels: Array, residual_range: float, rows: _Weighted
 ) -> tuple[list[Any], Array]:
-    residuals = labels - predictions
     shares = np.clip((residuals / residual_range + 1.0) / 2.0, 0.0, 1.0)
-    bins = np.minimum((shares * n_bins).astype(np.int64), n_bins - 1)
-    bins = _merged(bins, weights, fewest)
+    bins = rows.merged(np.minimum((shares * rows.n_bins).astype(np.int64), rows.n_bins - 1))
     terms = {
         "weight": np.ones_like(labels),
         "square": residuals**2,
@@ -358,44 +357,36 @@ def _number_sums_and_cells(
         "label": labels,
         "label square": labels**2,
     }
-    histogram = adder.cells(np.zeros_like(bins), bins, weights, (1, n_bins))
-    return [adder.total(size, term, weights) for size, term in terms.items()], histogram
+    sums = [rows.total(size, term) for size, term in terms.items()]
+    return sums, rows.cells(np.zeros_like(bins), bins, 1, rows.n_bins)
 
 
 def _time_sums_and_cells(
-    margins: Array,
-    labels: Array,
-    weights: Array,
-    n_bins: int,
-    cells: survival.Cells | None,
-    fewest: int,
-    adder: Adder,
+    margins: Array, labels: Array, cells: survival.Cells | None, rows: _Weighted
 ) -> tuple[list[Any], Array]:
     times, is_event = np.abs(labels), labels > 0
-    cells = cells or survival.Cells.of_rows(times, margins, n_bins)
+    cells = cells or survival.Cells.of_rows(times, margins, rows.n_bins)
     ranges, columns = cells.places(times, margins)
-    n_columns = survival.n_columns(n_bins)
-    merged = _merged(ranges * n_columns + columns, weights, fewest)
-    shape = survival.FORM, survival.n_cells(n_bins)
+    n_columns = survival.n_columns(rows.n_bins)
+    merged = rows.merged(ranges * n_columns + columns)
     is_between = is_event & (merged // n_columns % 2 == 0)
     # Of larger weights the bound on the score takes less than the squares.
-    terms = np.ones_like(labels), is_event, is_between * np.minimum(weights, 1.0)
-    sums = [adder.total("weight", term.astype(np.float64), weights) for term in terms]
-    return sums, adder.cells(is_event.astype(np.int64), merged, weights, shape)
+    terms = np.ones_like(labels), is_event, is_between * np.minimum(rows.weights, 1.0)
+    sums = [rows.total("weight", term) for term in terms]
+    return sums, rows.cells(is_event, merged, survival.FORM, survival.n_cells(rows.n_bins))
 
 
 def _ranked_statistics(
-    scores: Array, labels: Array, weights: Array, names: Sequence[str], adder: Adder
+    scores: Array, labels: Array, names: Sequence[str], rows: _Weighted
 ) -> Statistics:
     """Weight, number of queries, and sums of their scores; there is no histogram of rows."""
     from fedapp.trees.ranking import N_TOP, query_ndcg  # compiled
 
     every = [query_ndcg(labels, scores, int(name.partition("@")[2] or N_TOP)) for name in names]
-    ones = np.ones(len(every[0]))
-    sums = [adder.total("weight", values, ones) for values in (ones, *every)]
-    nowhere = np.empty(0, dtype=np.int64)
-    weight = adder.total("weight", np.ones_like(labels), weights)
-    cells = adder.cells(nowhere, nowhere, np.empty(0), (1, 2))
+    queries = replace(rows, weights=np.ones(len(every[0])))
+    sums = [queries.total("weight", values) for values in (queries.weights, *every)]
+    weight, nowhere = rows.total("weight", np.ones_like(labels)), np.empty(0, dtype=np.int64)
+    cells = replace(rows, weights=np.empty(0)).cells(nowhere, nowhere, 1, 2)
     return Statistics(np.array([weight, *sums]), cells)
 
 
@@ -443,9 +434,7 @@ def _plausible_sums(objective: str, noised: Array) -> Array:
 
 
 def _log_loss(labels: Array, shares: Array) -> Array:
-    logs, others = (
-        np.log(np.maximum(probabilities, _SMALLEST)) for probabilities in (shares, 1 - shares)
-    )
+    logs, others = (np.log(np.maximum(p, _SMALLEST)) for p in (shares, 1 - shares))
     losses: Array = -labels * logs - (1 - labels) * others
     return losses
 

@@ -3,15 +3,25 @@
 It lists the parties and their rows, the scores, what attacks found, if the run was audited, what
 was disclosed to whom (**Reveals** of every module whose messages were sent, as far as it holds by
 the run's settings), settings and versions.
+
+Its text is in ``templates``, in Jinja2's language. What the product cannot know is a *blank*,
+``{{ blank("purpose", "what it is for") }}``: marked in the document, or filled from the answers of
+whoever has it made, by its name. Texts from outside are escaped.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from fedapp.errors import as_plain
-from fedapp.findings import HEAD, TITLE, Audit
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedapp.errors import ConfigError, as_plain, did_you_mean
+from fedapp.findings import HEAD, Audit
 from fedapp.messages import reveals
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.seats import settings_in_force
@@ -21,6 +31,7 @@ from fedapp.report.summary import (
     human_bytes,
     human_seconds,
     importance_text,
+    read_settings,
     row_counts,
     score_cells,
     score_notes,
@@ -31,89 +42,100 @@ from fedapp.report.summary import (
     verb,
     warning_lines,
 )
+from fedapp.report.template import TEMPLATES
 from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
-from fedapp.settings import defaults, flatten
+from fedapp.settings import flatten
 from fedapp.trees.shown import FEW, WHAT
 
 CARD = "model-card.md"
 PURPOSE = "purpose", "what the scores are for, and who decides by them"
 EXCLUDED = "excluded-uses", "populations, decisions, horizons"
-LIMITS = """\
-- Scores are of rows that these parties held back, not of other organisations or later rows.
-- Nothing proves that the rows of a party are true.
-- The model holds something of the rows that trained it: see below, where it was measured."""
 MOST_COLUMNS = 20  # whose importance is shown
 LONGEST = 2000  # characters of a cell, which may name many columns
 
 
-def blank(name: str, asked: str) -> str:
-    """The mark of what the product cannot know, in Markdown."""
-    return f"**[TO FILL IN {name}: {plain(asked)}]**"
+class Blanks:
+    """Blanks of documents, and answers to them."""
+
+    def __init__(self, answers: Mapping[str, str]) -> None:
+        self.answers = dict(answers)
+        self.names: dict[str, str] = {}  # what is asked, by name
+        self.open: Counter[str] = Counter()  # unanswered, by document
+        self.document = ""
+
+    def __call__(self, name: str, asked: str) -> Markup:
+        """The answer as Markdown, or the marked blank."""
+        self.names[name] = asked
+        if text := self.answers.get(name, "").strip():
+            return Markup(plain(text))
+        self.open[self.document] += 1
+        return Markup(f"**[TO FILL IN {name}: {plain(asked)}]**")
+
+    def check(self) -> None:
+        """Raise ConfigError for an answer to nothing, once all documents are rendered."""
+        for name in self.answers:
+            if name not in self.names:
+                names = ", ".join(self.names)
+                rule = f"must be to one of {names}, got {name}{did_you_mean(name, self.names)}"
+                raise ConfigError(f"answers {rule}")
 
 
 def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
-    """The card's text; answers are to the blanks ``PURPOSE`` and ``EXCLUDED``, by their names."""
-    uses = {
-        name: plain((answers or {}).get(name, "")) or blank(name, asked)
-        for name, asked in (PURPOSE, EXCLUDED)
-    }
+    """The card's text; answers are to its blanks, by their names."""
     summary = run.summary
-    shown = tables(run)
-    counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
-    totals = f"\n\nRows of all parties: {counts}." if counts else ""
-    totals += "".join(
-        f"\n\n{plain(f'{name.capitalize()}: {text}')}."
-        for name, text in split_facts(summary).items()
+    markdown = {"about": _about(run), "reveals": "\n\n".join(in_full(run))}
+    texts = {
+        "title": f"{summary['strategy']} on {summary['data']}",
+        "headline": headline(summary),
+        "rows": counts_text(summary),
+        "split": split_facts(summary),
+    }
+    return rendered("model-card", Blanks(answers or {}), shared(run) | markdown, texts)
+
+
+def rendered(
+    name: str, blanks: Blanks, markdown: Mapping[str, str], texts: Mapping[str, Any]
+) -> str:
+    """A template filled in; ``texts`` are escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
     )
-    parts = [
-        f"# {plain(summary['strategy'])} on {plain(summary['data'])}",
-        plain(headline(summary)),
-        _model(run),
-        "## Intended use",
-        bullets({name.replace("-", " "): text for name, text in uses.items()}),
-        "## Limits",
-        LIMITS,
-        "## Data",
-        shown["parties_table"] + totals,
-        *listed("What the run warned of:", warning_lines(summary)),
-        *listed("How the tables were read:", summary.get("facts", [])),
-        "## Scores",
-        shown["scores"],
-        shown["by_party"],
-        *(plain(line) for line in score_notes(summary)),
-        *privacy(summary),
-        *audited(run.audit),
-        *held(run),
-        *(["## What the model rests on", *rests] if (rests := importance(summary)) else []),
-        "## Who learned what",
-        in_short(run),
-        *in_full(run),
-        "## Settings",
-        shown["settings"],
-        "## Versions",
-        shown["versions"],
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    facts = {**texts, **{name: Markup(text) for name, text in markdown.items()}}
+    about = {"purpose": PURPOSE, "excluded": EXCLUDED, "blank": blanks}
+    text = environment.get_template(f"{name}.md").render(facts | about)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def tables(run: RunFiles) -> dict[str, str]:
-    """Tables of the card and other documents; empty if the parties have not sent their scores."""
+def shared(run: RunFiles) -> dict[str, str]:
+    """What several documents show of a run, in Markdown; empty where there is nothing."""
     summary = run.summary
     subset, by_party = scores_by_party(summary)
     rows: list[ScoreRow] = [([name], scores) for name, scores in by_party.items()]
     parties = ((party["name"], f"{party['rows']:,}") for party in summary["parties"])
+    changed = (
+        (name, str(value))
+        for name, value, is_usual in read_settings(run)
+        if not is_usual and name != "run-dir"
+    )
     return {
         "parties_table": table(["party", "rows"], parties),
         "scores": score_table(["model", "rows"], score_rows(summary)),
         "by_party": score_table([f"party, its {subset} rows"], rows) if rows else "",
-        "settings": table(["setting", "value"], settings_of(run)),
+        "settings": table(["setting", "value"], changed),
         "versions": table(["package", "version"], summary.get("versions", {}).items()),
+        "warned": listed(warning_lines(summary)),
+        "read": listed(summary.get("facts", [])),
+        "notes": "\n\n".join(map(plain, score_notes(summary))),
+        "privacy": _privacy(summary),
+        "attacks": _audited(run.audit),
+        "held": _held(run),
+        "importance": _importance(summary),
+        "leaves": in_short(run),
     }
-
-
-def bullets(facts: Mapping[str, object]) -> str:
-    """Names and values as a list, without empty ones; values are Markdown."""
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items() if value != "")
 
 
 def method_line(summary: Summary) -> str:
@@ -123,7 +145,12 @@ def method_line(summary: Summary) -> str:
     return text or str(summary["strategy"])
 
 
-def _model(run: RunFiles) -> str:
+def counts_text(summary: Summary) -> str:
+    """Rows of all parties, by subset."""
+    return ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
+
+
+def _about(run: RunFiles) -> str:
     summary = run.summary
     size = sum(summary["bytes"].values())
     facts = {
@@ -137,11 +164,16 @@ def _model(run: RunFiles) -> str:
         "traffic": f"{summary['exchanges']} exchanges, {human_bytes(size)}",
         "time": human_seconds(summary["seconds"].get("total", 0.0)),
     }
-    return bullets({name: plain(value) for name, value in facts.items()})
+    return _bullets(facts)
 
 
-def listed(heading: str, lines: Sequence[str]) -> list[str]:
-    return [heading, "\n".join(f"- {plain(line)}" for line in lines)] if lines else []
+def _bullets(facts: Mapping[str, object]) -> str:
+    """Names and values as a list, without empty ones."""
+    return "\n".join(f"- {name}: {plain(value)}" for name, value in facts.items() if value != "")
+
+
+def listed(lines: Iterable[str], mark: str = "- ") -> str:
+    return "\n".join(f"{mark}{plain(line)}" for line in lines)
 
 
 def score_table(head: Sequence[str], rows: Sequence[ScoreRow]) -> str:
@@ -149,9 +181,9 @@ def score_table(head: Sequence[str], rows: Sequence[ScoreRow]) -> str:
     return table([*head, *names], cells)
 
 
-def privacy(summary: Summary) -> list[str]:
+def _privacy(summary: Summary) -> str:
     if not (terms := summary.get("privacy")):
-        return []
+        return ""
     facts = {
         "promised": f"epsilon {terms['epsilon']:g}, delta {terms['delta']:g}",
         "unit": terms["unit"],
@@ -162,44 +194,42 @@ def privacy(summary: Summary) -> list[str]:
         "noise multiplier": f"{terms['noise_multiplier']:.4g}, by dp-accounting's RDP accountant",
         "not covered": "; ".join(terms["not_covered"]),
     }
-    return ["## Privacy", bullets({name: plain(text) for name, text in facts.items()})]
+    return _bullets(facts)
 
 
-def audited(audit: Audit | None) -> list[str]:
+def _audited(audit: Audit | None) -> str:
     """What attacks found; empty if the run was not audited."""
     if audit is None:
-        return []
+        return ""
     cells = table(HEAD, [finding.cells for finding in audit.findings])
-    notes = listed("How it was measured:", [*audit.notes])
-    return [f"## {TITLE}", plain(audit.summary), cells, *notes]
+    parts = [plain(audit.summary), cells]
+    parts += ["How it was measured:", notes] if (notes := listed(audit.notes)) else []
+    return "\n\n".join(parts)
 
 
-def held(run: RunFiles) -> list[str]:
+def _held(run: RunFiles) -> str:
     """What the finished model shows of few rows, and the settings that lower it."""
     if not (few := run.summary.get("few")):
-        return []
+        return ""
     least = flatten(run.config).get("least-rows-per-name") or FEW
-    ways = dict(
-        zip(WHAT, ("least-rows-per-name", "least-bin-rows, max-bin", "max-bin"), strict=True)
-    )
+    of_settings = "least-rows-per-name", "least-bin-rows, max-bin", "max-bin"
+    ways = dict(zip(WHAT, of_settings, strict=True))
     rows = [(what, f"{n:,}", ways[what]) for what, n in few.items()]
-    about = (
-        f"Counted at each party, of its own rows: a name, a cut or an end of fewer than {least}."
-    )
-    head = ["what", f"of fewer than {least} rows", "fewer by"]
-    return ["## What the model holds of rows", about, table(head, rows)]
+    about = "Counted at each party, of its own rows: a name, a cut or an end of fewer than"
+    shown = table(["what", f"of fewer than {least} rows", "fewer by"], rows)
+    return f"{about} {least}.\n\n{shown}"
 
 
-def importance(summary: Summary) -> list[str]:
+def _importance(summary: Summary) -> str:
     """Heading and table of the columns' importance; empty if it is not known."""
     gains = importance_of(summary)
     if not gains:
-        return []
+        return ""
     n_shown = min(len(gains), MOST_COLUMNS)
     which = f"; the first {n_shown} of {len(gains)} columns" if n_shown < len(gains) else ""
     rows = ((name, f"{gain:.6g}") for name, gain in [*gains.items()][:n_shown])
-    kind = importance_kind(summary["strategy"])
-    return [f"{plain(importance_text(summary))}{which}:", table(["column", kind], rows)]
+    columns = table(["column", importance_kind(summary["strategy"])], rows)
+    return f"{plain(importance_text(summary))}{which}:\n\n{columns}"
 
 
 def known(run: RunFiles) -> dict[str, str]:
@@ -221,18 +251,6 @@ def in_full(run: RunFiles) -> Iterator[str]:
         if kinds_of(module) & sent and (text := reveals.in_full(module, facts)):
             yield f"### {module.__name__.rpartition('.')[2].replace('_', '-')}"
             yield text
-
-
-def settings_of(run: RunFiles) -> Iterator[Sequence[str]]:
-    read = run.summary.get("settings_read")
-    usual = defaults()
-    for name, value in flatten(run.config).items():
-        if (
-            name != "run-dir"
-            and (read is None or name in read)
-            and value not in ("", usual.get(name))
-        ):
-            yield name, str(value)
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -39,15 +39,16 @@ def percent_text(share: float) -> str:
 
 def compared_with(summary: Mapping[str, Any], metric: str) -> dict[str, Span]:
     """Differences of the run's score to those of the pooled model and of each party alone."""
-    every = by_baseline((summary.get("baselines") or {}).get("differences") or {})
+    every = by_baseline((summary.get("baselines") or {}).get("differences"))
     spans = {name: of_metric.get(metric) or [None] for name, of_metric in every.items()}
     return {name: span for name, span in spans.items() if None not in span}
 
 
-def by_baseline(of: Mapping[str, Any]) -> dict[str, Any]:
+def by_baseline(of: Mapping[str, Any] | None, form: str = "{} alone") -> dict[str, Any]:
     """What is of the pooled model and of each party alone, by the names of the models."""
-    alone = {f"{name} alone": values for name, values in (of.get("alone") or {}).items()}
-    return {"pooled": of.get("pooled") or {}, **alone}
+    every = of or {}
+    alone = {form.format(name): values for name, values in (every.get("alone") or {}).items()}
+    return {"pooled": every.get("pooled") or {}, **alone}
 
 
 def verdict(summary: Mapping[str, Any], metric: str) -> str:
@@ -62,19 +63,19 @@ def verdict(summary: Mapping[str, Any], metric: str) -> str:
         outcome = 2 if not any(ends) else 0 if ends[0] > 0 else 1 if ends[1] < 0 else 3
         party, _, alone = name.rpartition(" ")
         clauses.setdefault((outcome, alone if party else ""), []).append(party or name)
-    texts = [
-        outcomes[outcome].format(f"{_enumerated(names)} {alone}".strip())
-        for (outcome, alone), names in sorted(clauses.items(), key=lambda clause: clause[0][0])
-    ]
+    texts = []
+    for (outcome, alone), names in sorted(clauses.items(), key=lambda clause: clause[0][0]):
+        shown = [as_plain(name, LONGEST) for name in names]
+        is_long = len(shown) > MOST_BASELINES
+        text = first(shown, MOST_BASELINES) if is_long else enumerated(shown)
+        texts.append(outcomes[outcome].format(f"{text} {alone}".strip()))
     return f"By {metric} on the same test rows: {'; '.join(texts)}."
 
 
-def _enumerated(names: Sequence[str]) -> str:
+def enumerated(names: Sequence[str], word: str = "and") -> str:
     """Names in a sentence: ``a, b and c``."""
-    *others, last = shown = [as_plain(name, LONGEST) for name in names]
-    if len(shown) > MOST_BASELINES:
-        return first(shown, MOST_BASELINES)
-    return f"{', '.join(others)} and {last}" if others else last
+    *others, last = names
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def certainty_notes(summary: Mapping[str, Any], watched: str, is_drawn: bool = False) -> list[str]:

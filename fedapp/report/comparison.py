@@ -15,9 +15,9 @@ import numpy as np
 from rich.table import Table
 
 from fedapp.metrics import larger_is_better, mean_interval
-from fedapp.report.certainty import score_text, span_text
+from fedapp.report.certainty import enumerated, score_text, span_text
 from fedapp.report.page import arrow, figures, page, quiet, strong, table
-from fedapp.report.plots import Drawing, Gap, difference_dots, near_range, tradeoff
+from fedapp.report.plots import Drawing, difference_dots, near_range, tradeoff
 from fedapp.report.summary import (
     COMMON,
     COST_NAMES,
@@ -202,7 +202,7 @@ class Comparison:
             NO_DIFFERENCE: f"no difference is shown between {name} and {{}}",
         }
         clauses = [
-            words[result].format(_listed(names, "or" if result == NO_DIFFERENCE else "and"))
+            words[result].format(enumerated(names, "or" if result == NO_DIFFERENCE else "and"))
             for result, names in others.items()
             if names
         ]
@@ -259,11 +259,6 @@ class Comparison:
 
     def _named(self, names: Collection[str]) -> str:
         return ", ".join(f"{name}={self.changed[name]}" for name in self.changed if name in names)
-
-
-def _listed(names: Sequence[str], word: str) -> str:
-    *others, last = names
-    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def shown(record: Mapping[str, Any], metric: str) -> str:
@@ -351,27 +346,17 @@ def tradeoff_page(comparison: Comparison) -> str:
 
 def difference_figure(comparison: Comparison) -> dict[str, Drawing]:
     """A dot for the difference of every line to the best method, with its intervals."""
-    names = {line.name: line.n_bytes is None for line in comparison.lines}
-    gaps = [
-        Gap(
-            record["strategy"],
-            record["difference"],
-            (record["runs_low"], record["runs_high"]),
-            (record["rows_low"], record["rows_high"]),
-            names[record["strategy"]],
-        )
-        for record in comparison.records
-    ]
-    words = f"Test {arrow(comparison.metric)} less that of {comparison.best.name}"
-    kinds = "; baselines are pale" if any(names.values()) else ""
+    records, metric, best = comparison.records, comparison.metric, comparison.best.name
+    words = f"Test {arrow(metric)} less that of {best}"
+    kinds = "; baselines are pale" if any(record["bytes"] is None for record in records) else ""
     spans = " and ".join(
         f"{line} over {what}"
         for name, line, what in (("runs", "thick", "runs"), ("rows", "thin", "test rows"))
-        if any(defined(record, f"{name}_low") for record in comparison.records)
+        if any(defined(record, f"{name}_low") for record in records)
     )
     caption = f"{words}{', with 95 % intervals: ' * bool(spans)}{spans}{kinds}."
     caption += OFF_AXIS if _has_far(comparison.lines) else ""
-    return {caption: difference_dots(gaps, comparison.metric, comparison.best.name)}
+    return {caption: difference_dots(records, metric, best)}
 
 
 def cost_figures(comparison: Comparison) -> dict[str, Drawing]:

@@ -1,8 +1,6 @@
 """Documents about a run that people sign: threat model, impact assessment, validation report.
 
-Their texts are in ``templates``, in Jinja2's language. What the product cannot know is a *blank*,
-``{{ blank("purpose", "what it is for") }}``: marked in the document, or filled from the answers of
-whoever has the documents made, by its name. Texts from outside are escaped.
+Their texts are in ``templates``; see ``card``.
 """
 
 from __future__ import annotations
@@ -10,36 +8,28 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from fedapp.errors import ConfigError, did_you_mean
 from fedapp.messages.methods import method_of
 from fedapp.outputs import Kind, begins_with
 from fedapp.records.document import json_of, kind_of, model_text
 from fedapp.report.card import (
     CARD,
-    EXCLUDED,
-    PURPOSE,
-    audited,
-    blank,
-    held,
-    importance,
-    in_short,
+    Blanks,
+    counts_text,
     listed,
     method_line,
     plain,
-    privacy,
+    rendered,
+    shared,
     table,
-    tables,
 )
 from fedapp.report.certainty import score_text
 from fedapp.report.page import page
@@ -52,7 +42,6 @@ from fedapp.report.summary import (
     metric_of,
     resolved_facts,
     row_counts,
-    score_notes,
     times_text,
     warning_lines,
 )
@@ -63,14 +52,9 @@ from fedapp.site.store import KEEP_DAYS
 from fedapp.trees.divided import DividedModel
 
 DOCUMENTS = "threat-model", "dpia", "validation-report"
-NAMES_STAY = "Names and gains of columns stay with the parties, each of which attaches its own."
 TITLES = "Threat model", "Data protection impact assessment", "Validation report"
 NOT_MEASURED = "Not measured: `fedapp audit` attacks a run."
 NOT_COUNTED = "Not counted: the parts stay with their parties, or sums have noise."
-BENCHMARKS = (  # without baselines, and with them
-    "None in this run: `fedapp run --baselines` trains on pooled rows, and at each party.",
-    "The pooled model and each party's own are in the table of scores.",
-)
 OFF = ("", "0", "0.0", "False", "false", "plain")  # values that protect nothing
 MOST_ROWS_A_BIN = 10  # fewer make bins nearly ranks
 CHECKSUMS, PACKAGES = "SHA256SUMS", "sbom.cdx.json"
@@ -106,46 +90,12 @@ CONTROLS = {
 }
 
 
-class Blanks:
-    """Blanks of the documents, and answers to them."""
-
-    def __init__(self, answers: Mapping[str, str]) -> None:
-        self.answers = dict(answers)
-        self.names: dict[str, str] = {}  # what is asked, by name
-        self.open: Counter[str] = Counter()  # unanswered, by document
-        self.document = ""
-
-    def __call__(self, name: str, asked: str) -> Markup:
-        """The answer as Markdown, or the marked blank."""
-        self.names[name] = asked
-        if text := self.answers.get(name, "").strip():
-            return Markup(plain(text))
-        self.open[self.document] += 1
-        return Markup(blank(name, asked))
-
-    def check(self) -> None:
-        """Raise ConfigError for an answer to nothing, once all documents are rendered."""
-        for name in self.answers:
-            if name not in self.names:
-                names = ", ".join(self.names)
-                rule = f"must be to one of {names}, got {name}{did_you_mean(name, self.names)}"
-                raise ConfigError(f"answers {rule}")
-
-
 def documents(run: RunFiles, blanks: Blanks) -> dict[str, str]:
     """Texts by file name: each document in Markdown and HTML."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
-    )
-    facts, files = _facts(run), dict[str, str]()
+    facts, files = (_markdown(run), _texts(run)), dict[str, str]()
     for name in DOCUMENTS:
         blanks.document = name
-        text = environment.get_template(f"{name}.md").render(blank=blanks, **facts)
-        text = re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+        text = rendered(name, blanks, *facts)
         files |= {f"{name}.md": text, f"{name}.html": _page(text)}
     blanks.check()
     return files
@@ -175,67 +125,46 @@ def configuration_of(run: RunFiles) -> str:
     return "sums" if aggregation == "secure" else "plain"
 
 
-def _facts(run: RunFiles) -> dict[str, Any]:
-    """What the templates ask for; Markdown is marked, everything else is escaped."""
-    summary = run.summary
-    configuration, digest = configuration_of(run), _digest(run)
-    counts = ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
-    active, settings = summary.get("active"), flatten(run.config)
-    classes = resolved_facts(summary).get("classes", "")
-    classes = f" ({classes})" if classes else ""
-    erasure = (
-        "`fedapp runs retrain RUN --without ids.csv` trains without rows; RUN is the run's folder."
-    )
-    if not settings.get("id"):
-        erasure = "rows are erased by their ids, of which this run had none."
-    names = [party["name"] for party in summary["parties"]]
-    identity = f"Model {summary.get('model_id', '')}, trained {times_text(summary)} by engine "
-    identity += f"{summary.get('engine')}; written on {datetime.now(UTC):%Y-%m-%d}. {digest}"
-    markdown = {
-        "threats": (TEMPLATES / f"threats-{configuration}.md").read_text(),
-        "attacks": "\n\n".join(audited(run.audit)[1:]) or NOT_MEASURED,
-        "controls": "\n\n".join([_controls(run), *privacy(summary)[1:]]),
+def _markdown(run: RunFiles) -> dict[str, str]:
+    """Markdown that the templates ask for."""
+    of_card = shared(run)
+    return of_card | {
+        "threats": (TEMPLATES / f"threats-{configuration_of(run)}.md").read_text(),
+        "attacks": of_card["attacks"] or NOT_MEASURED,
+        "controls": "\n\n".join(filter(None, (_controls(run), of_card["privacy"]))),
         "messages": _messages(run),
         "traffic": _traffic(run),
         "unfit": "\n\n".join(f"**{plain(line)}**" for line in unfit(run)),
-        "bounds": "\n\n".join(plain(line) for line in _bounds(run)),
-        "findings": "\n".join(f"  - {plain(line)}" for line in _findings(run)) or "  - none",
-        "leaves": in_short(run),
+        "bounds": "\n\n".join(map(plain, _bounds(run))),
+        "findings": listed(_findings(run), "  - ") or "  - none",
         "reveals": f"[{CARD}](../{CARD})",
-        "held": "\n\n".join(held(run)[1:]) or NOT_COUNTED,
-        "warnings": "\n\n".join(
-            (
-                *listed("Warnings:", warning_lines(summary)),
-                *listed("How tables were read:", summary.get("facts", [])),
-            )
-        ),
-        "importance": "\n\n".join(importance(summary)) or NAMES_STAY,
-        "benchmarks": BENCHMARKS[bool(summary.get("baselines"))],
-        "notes": "\n\n".join(plain(line) for line in score_notes(summary)),
+        "held": of_card["held"] or NOT_COUNTED,
     }
-    return {name: Markup(text) for name, text in (markdown | tables(run)).items()} | {
+
+
+def _texts(run: RunFiles) -> dict[str, Any]:
+    """Texts that the templates ask for."""
+    summary, digest = run.summary, _digest(run)
+    active, classes = summary.get("active"), resolved_facts(summary).get("classes", "")
+    identity = f"Model {summary.get('model_id', '')}, trained {times_text(summary)} by engine "
+    identity += f"{summary.get('engine')}; written on {datetime.now(UTC):%Y-%m-%d}. {digest}"
+    return {
         "title": f"{summary['strategy']} on {Path(str(summary['data'])).name}",
         "identity": identity,
-        "strategy": summary["strategy"],
+        "summary": summary,
         "method": method_line(summary),
-        "configuration": configuration,
-        "objective": summary["objective"],
-        "label": summary.get("label") or "of the sites",
-        "rows": counts or "not recorded",
+        "configuration": configuration_of(run),
+        "rows": counts_text(summary) or "not recorded",
         "columns": ", ".join(json_of(model_text(run.path / "model.json")).get("columns", ()))
         or "known to their parties only",
-        "parties": ", ".join(names),
-        "n_parties": len(names),
         "roles": f"Labels are at {active}; the other parties are passive." if active else "",
-        "engine": summary.get("engine", ""),
-        "classes": classes,
+        "classes": f" ({classes})" if classes else "",
         "label_note": "; ".join(_randomised(summary)),
-        "erasure": erasure,
+        "has_ids": bool(flatten(run.config).get("id")),
+        "has_baselines": bool(summary.get("baselines")),
         "headline": headline(summary),
         "model_digest": digest,
         "keep_days": KEEP_DAYS,
-        "purpose": PURPOSE,
-        "excluded": EXCLUDED,
     }
 
 
@@ -299,10 +228,8 @@ def _findings(run: RunFiles) -> Iterator[str]:
     yield from _randomised(summary)
     if not summary.get("baselines"):
         yield "no benchmark was trained"
-    metric, (train, test) = (
-        metric_of(summary),
-        (summary["metrics"].get(s) for s in ("train", "test")),
-    )
+    metric = metric_of(summary)
+    train, test = (summary["metrics"].get(subset) for subset in ("train", "test"))
     if not test:
         yield "no test rows were scored"
     elif train and defined(train, metric) and defined(test, metric):

@@ -38,6 +38,7 @@ from fedapp.report.summary import (
     importance_text,
     main_names,
     metric_of,
+    read_settings,
     resolved_facts,
     score_cells,
     score_notes,
@@ -45,6 +46,7 @@ from fedapp.report.summary import (
     scores_by_party,
     threshold_text,
     times_text,
+    value_text,
     verb,
     warning_lines,
 )
@@ -61,7 +63,6 @@ from fedapp.run_files import (
     importance_kind,
     importance_of,
 )
-from fedapp.settings import defaults, flatten
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel
@@ -88,6 +89,7 @@ figures: Callable[[Images], Markup] = elements.figures
 quiet: Callable[[str], Markup] = elements.quiet  # a small paragraph; empty for an empty text
 folded: Callable[[str, Markup], Markup] = elements.folded  # opens when its title is clicked
 headed: Callable[[str, str], Markup] = elements.headed  # a small heading; empty without a body
+attack_cards: Callable[[Audit | None], Markup] = elements.attacks  # empty without an audit
 
 
 def page(
@@ -227,29 +229,17 @@ def _traffic(sums: LedgerSums) -> str:
     return table(["message", "count", "to parties", "to server"], cells) + figures(by_party)
 
 
-def attack_cards(audit: Audit | None) -> str:
-    """What attacks found, a card each; empty if the run was not audited."""
-    if audit is None:
-        return ""
-    return quiet(audit.summary) + Markup(elements.attacks(audit.findings, audit.unmeasured))
-
-
 def _setup(run: RunFiles) -> str:
     parties = [[named(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
-    head, usual = ["setting", "value"], defaults()
-    read = run.summary.get("settings_read")
+    head, changed, unchanged = ["setting", "value"], [], []
     in_deployment = run.summary.get("engine") == DEPLOYMENT
-    changed, unchanged = [], []
-    for name, value in flatten(run.config).items():
-        is_read = read is None or name in read
-        is_elsewhere = name in HEADED or (in_deployment and name in OF_SIMULATED_TABLES)
-        if value == "" or not is_read or is_elsewhere:
-            continue
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if value != usual.get(name):
-            changed.append((name, strong(text)))
-        else:
+    hidden = HEADED | (OF_SIMULATED_TABLES if in_deployment else set())
+    for name, value, is_usual in read_settings(run):
+        text = value_text(value)
+        if name not in hidden and is_usual:
             unchanged.append((name, text))
+        elif name not in hidden:
+            changed.append((name, strong(text)))
     unchanged_title = "The other settings that this method reads, at their defaults"
     boosting = resolved_facts(run.summary).get("boosting")
     return (
@@ -300,7 +290,7 @@ def _spans_by_model(summary: Summary) -> dict[str, dict[str, list[float]]]:
     """Test scores of the run and its baselines, each with the ends of its interval if it has one,
     by model and name of the score."""
     baselines = summary.get("baselines") or {}
-    ends = {"federated": summary.get("intervals"), **by_baseline(baselines.get("intervals") or {})}
+    ends = {"federated": summary.get("intervals"), **by_baseline(baselines.get("intervals"))}
     scores = {"federated": summary["metrics"].get("test"), **by_baseline(baselines)}
     spans = dict[str, dict[str, list[float]]]()
     for model, of_model in scores.items():
@@ -356,16 +346,11 @@ def _rows_by_class(summary: Summary) -> Markup:
         return Markup("")
     totals = [sum(weights) for weights in zip(*of_parties.values(), strict=True)]
     lines = of_parties | ({"all": totals} if len(of_parties) > 1 else {})
-    rows = [
-        [
-            named(name),
-            *(
-                f"{weight:,.0f} ({percent_text(weight / (sum(weights) or 1))})"
-                for weight in weights
-            ),
-        ]
-        for name, weights in lines.items()
-    ]
+    rows = []
+    for name, weights in lines.items():
+        shares = [weight / (sum(weights) or 1) for weight in weights]
+        pairs = zip(weights, map(percent_text, shares), strict=True)
+        rows.append([named(name), *(f"{weight:,.0f} ({share})" for weight, share in pairs)])
     return headed("Rows by class", table(["party", *_classes(summary, len(totals))], rows))
 
 
@@ -377,46 +362,30 @@ def _predictions(summary: Summary) -> dict[str, Drawing]:
     if (curves.get("roc") or {}).get("fpr"):
         images["ROC curve on test rows"] = plots.curves("roc", rocs, ("fpr", "tpr"), plots.RATES)
     if curves.get("pr"):
-        (negatives, alarms), (misses, hits) = curves["confusion"]
-        share = (misses + hits) / (negatives + alarms + misses + hits)
-        classes = _classes(summary, 2)
-        gains = _gains(rocs, share)
-        images |= {
-            f"Precision and recall of class {classes[1]}; dotted: its share of the rows": (
-                plots.curves(
-                    "precision_recall",
-                    _of_models(summary, "pr", "pr_auc"),
-                    ("recall", "precision"),
-                    ("recall", "precision"),
-                    (share, share),
-                )
-            ),
-            f"Gains: how much of class {classes[1]} is among the rows with the highest scores": (
-                plots.curves(
-                    "gains", gains, ("called", "found"), (CALLED, f"share of {classes[1]} found")
-                )
-            ),
-            f"Lift: how many times as frequent class {classes[1]} is among them": (
-                plots.curves("lift", gains, ("called", "lift"), (CALLED, "lift"), (1.0, 1.0))
-            ),
-            f"Calibration: how often rows are of class {classes[1]}, by tenths of the rows": (
-                plots.curves(
-                    "calibration",
-                    _of_models(summary, "calibration", "logloss", alone=False),
-                    ("predicted", "observed"),
-                    ("predicted probability, mean of a group", "share of positives"),
-                    marker="o",
-                    markersize=4,
-                )
-            ),
-            f"Predicted probability of class {classes[1]}, by class": plots.score_histogram(
-                curves["histogram"], classes
-            ),
-        }
+        counts, classes = np.array(curves["confusion"]), _classes(summary, 2)
+        share, name = counts[1].sum() / counts.sum(), classes[1]
+        gains, axes = _gains(rocs, share), ("recall", "precision")
+        models = _of_models(summary, "pr", "pr_auc")
+        caption = f"Precision and recall of class {name}; dotted: its share of the rows"
+        images[caption] = plots.curves("precision_recall", models, axes, axes, (share, share))
+        caption = f"Gains: how much of class {name} is among the rows with the highest scores"
+        axes, labels = ("called", "found"), (CALLED, f"share of {name} found")
+        images[caption] = plots.curves("gains", gains, axes, labels)
+        caption = f"Lift: how many times as frequent class {name} is among them"
+        axes, labels = ("called", "lift"), (CALLED, "lift")
+        images[caption] = plots.curves("lift", gains, axes, labels, (1.0, 1.0))
+        models = _of_models(summary, "calibration", "logloss", alone=False)
+        caption = f"Calibration: how often rows are of class {name}, by tenths of the rows"
+        axes = "predicted", "observed"
+        labels = "predicted probability, mean of a group", "share of positives"
+        images[caption] = plots.curves(
+            "calibration", models, axes, labels, marker="o", markersize=4
+        )
+        caption = f"Predicted probability of class {name}, by class"
+        images[caption] = plots.score_histogram(curves["histogram"], classes)
     if curves.get("residuals"):
         caption = "Residuals on test rows; the outer bars hold all that lies beyond"
-        models = _of_models(summary, "residuals", "rmse", alone=False)
-        images[caption] = plots.residuals(models)
+        images[caption] = plots.residuals(_of_models(summary, "residuals", "rmse", alone=False))
     return images
 
 
@@ -433,18 +402,16 @@ def _gains(rocs: Mapping[str, Fields], share: float) -> dict[str, Fields]:
 def _of_models(summary: Summary, curve: str, metric: str, alone: bool = True) -> dict[str, Any]:
     """A curve of the run and of its baselines, by names that include a score."""
     baselines = summary.get("baselines") or {}
-    drawn = baselines.get("curves") or {}
-    of_parties = drawn.get("alone") or {}
-    models = {"federated": (summary.get("curves"), summary["metrics"].get("test"))}
-    models["pooled"] = (drawn.get("pooled"), baselines.get("pooled"))
-    if alone and len(of_parties) <= _MOST_ALONE:
-        scored = baselines.get("alone") or {}
-        models |= {f"alone.{n}": (curves, scored.get(n)) for n, curves in of_parties.items()}
+    drawn, scored = (by_baseline(of, "alone.{}") for of in (baselines.get("curves"), baselines))
+    if not alone or len(drawn) > 1 + _MOST_ALONE:
+        drawn = {"pooled": drawn["pooled"]}
+    drawn = {"federated": summary.get("curves") or {}, **drawn}
+    scored["federated"] = summary["metrics"].get("test") or {}
     by_name = {}
-    for name, (curves, scores) in models.items():
-        values = (curves or {}).get(curve) or {}
+    for name, curves in drawn.items():
+        values = curves.get(curve) or {}
         if any(values.values()):
-            score = score_text((scores or {}).get(metric), 3)
+            score = score_text(scored.get(name, {}).get(metric), 3)
             by_name[f"{name}, {metric.replace('_', ' ')} {score}"] = values
     return by_name
 
@@ -503,19 +470,16 @@ def _foundations(run: RunFiles) -> str:
     summary, model = run.summary, _model(run)
     gains = importance_of(summary)
     tree = first_tree(model)
+    shares = sorted((summary.get("gain_by_party") or {}).items(), key=lambda share: -share[1])
+    head = ["party", "of the total gain"]
+    by_party = [[named(name), percent_text(share)] for name, share in shares]
     return (
         figures(_importances(run))
         + (_columns(summary, gains) if gains else "")
-        + headed("Whose columns the gain is of", _gain_by_party(summary))
+        + headed("Whose columns the gain is of", table(head, by_party) if by_party else "")
         + quiet(_missing(run, isinstance(model, DividedModel)))
         + headed("One tree", tree_html(tree) if tree else "")
     )
-
-
-def _gain_by_party(summary: Summary) -> str:
-    shares = sorted((summary.get("gain_by_party") or {}).items(), key=lambda share: -share[1])
-    rows = [[named(name), percent_text(share)] for name, share in shares]
-    return table(["party", "of the total gain"], rows) if rows else ""
 
 
 def _model(run: RunFiles) -> Model | None:
@@ -526,19 +490,32 @@ def _model(run: RunFiles) -> Model | None:
 
 
 def _importances(run: RunFiles) -> dict[str, Drawing]:
-    gains = importance_of(run.summary)
-    return _importance(run.summary, gains) | _weights(_model(run)) | _learned(run.summary)
-
-
-def _importance(summary: Summary, gains: Mapping[str, float]) -> dict[str, Drawing]:
-    if not gains:
-        return {}
-    kind = importance_kind(summary["strategy"])
-    of_pooled = ((summary.get("baselines") or {}).get("importance") or {}).get("pooled") or {}
-    pooled = of_pooled.get(kind)
-    beside = ", beside the pooled baseline's" if pooled else ""
-    caption = f"{importance_text(summary)}; {_shown(gains)}{beside}"
-    return {caption: plots.importance(gains, kind, pooled)}
+    """Importance, weights of a linear model, SHAP values and learned rates, of what a run has."""
+    summary, model, images = run.summary, _model(run), dict[str, Drawing]()
+    if gains := importance_of(summary):
+        kind = importance_kind(summary["strategy"])
+        of_pooled = ((summary.get("baselines") or {}).get("importance") or {}).get("pooled") or {}
+        pooled = of_pooled.get(kind)
+        beside = ", beside the pooled baseline's" if pooled else ""
+        caption = f"{importance_text(summary)}; {_shown(gains)}{beside}"
+        images[caption] = plots.importance(gains, kind, pooled)
+    if isinstance(model, LinearModel):  # margin per standard deviation of an input
+        has_one_output = model.weights.shape[1] == 1
+        sizes = model.weights[:, 0] if has_one_output else np.abs(model.weights).mean(axis=1)
+        values = dict(zip(model.inputs, sizes.tolist(), strict=True))
+        label = "weight" if has_one_output else "mean |weight| over the classes"
+        caption = f"Weights of the standardised columns, {_shown(values)}"
+        images[caption] = plots.column_bars("weights", values, label)
+    contributions = summary.get("contributions") or {}
+    if any((contributions.get("mean") or {}).values()):
+        rows = f"{contributions['rows']:,} test rows"
+        caption = f"SHAP summary: how far a column moves the margin, mean over {rows}"
+        means = contributions["mean"]
+        images[caption] = plots.column_bars("contributions", means, "mean |contribution|")
+    if rates := summary.get("learning_rates"):
+        caption = "Learned rate of each tree; Z is the mean of a party"
+        images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
+    return images
 
 
 def _shown(columns: Mapping[str, float]) -> str:
@@ -560,18 +537,6 @@ def _columns(summary: Summary, gains: Mapping[str, float]) -> str:
     return folded("Every column in numbers", table(header, rows))
 
 
-def _weights(model: Model | None) -> dict[str, Drawing]:
-    """Weights of a linear model: margin per standard deviation of an input."""
-    if not isinstance(model, LinearModel):
-        return {}
-    has_one_output = model.weights.shape[1] == 1
-    sizes = model.weights[:, 0] if has_one_output else np.abs(model.weights).mean(axis=1)
-    values = dict(zip(model.inputs, sizes.tolist(), strict=True))
-    label = "weight" if has_one_output else "mean |weight| over the classes"
-    caption = f"Weights of the standardised columns, {_shown(values)}"
-    return {caption: plots.column_bars("weights", values, label)}
-
-
 def _missing(run: RunFiles, is_divided: bool) -> str:
     summary = run.summary
     if is_divided:
@@ -588,18 +553,3 @@ def _missing(run: RunFiles, is_divided: bool) -> str:
     if run.config.get("multi-strategy") == ONE_TREE:
         return "No SHAP summary: XGBoost has none of one tree for all classes."
     return ""
-
-
-def _learned(summary: Summary) -> dict[str, Drawing]:
-    """Figures of SHAP values and learned rates, if the run has them."""
-    images = {}
-    contributions = summary.get("contributions") or {}
-    if any((contributions.get("mean") or {}).values()):
-        rows = f"{contributions['rows']:,} test rows"
-        caption = f"SHAP summary: how far a column moves the margin, mean over {rows}"
-        means = contributions["mean"]
-        images[caption] = plots.column_bars("contributions", means, "mean |contribution|")
-    if rates := summary.get("learning_rates"):
-        caption = "Learned rate of each tree; Z is the mean of a party"
-        images[caption] = plots.learning_rates(rates["trees"], rates["parties"])
-    return images

@@ -11,7 +11,6 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -64,7 +63,7 @@ def scores_by_round(
     figure, ax = new_canvas("learning_curve")
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
-        values = round_values(rounds, split, metric)
+        values = np.array([entry[split].get(metric) for entry in rounds], np.float64)
         if np.isfinite(values).any():
             ax.plot(trees, values, dash, color=color, label=split, **line_style(trees))
     if best_round is not None:
@@ -248,12 +247,6 @@ def label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
         ax.set_xlim(low - 0.5, high + 0.5)
 
 
-def round_values(rounds: Rounds, split: str, metric: str) -> Array:
-    """A metric in each round; nan where it is absent or undefined."""
-    values = [entry[split].get(metric) for entry in rounds]
-    return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)
-
-
 def _percent(share: float, _: float) -> str:
     return f"{100 * share:.3g}%"
 
@@ -290,9 +283,8 @@ def curves(
 def score_histogram(histogram: Mapping[str, Sequence[float]], classes: Sequence[str]) -> Drawing:
     """Predicted probability of the second class, by true class; each adds up to 1."""
     figure, ax = new_canvas("probabilities", *_SQUARE)
-    for name, key, color in zip(
-        classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True
-    ):
+    sides = zip(classes, ("negatives", "positives"), (BLUE, VERMILION), strict=True)
+    for name, key, color in sides:
         weights = np.asarray(histogram[key], dtype=np.float64)
         shares = weights / max(weights.sum(), 1e-300)
         label, edges = plain(name), histogram["edges"]
@@ -308,18 +300,16 @@ def residuals(models: Curves) -> Drawing:
     """Histograms of label minus prediction over the non-empty bins, in 30 bars."""
     # Each model has edges and counts; the first model's histogram is filled.
     figure, ax = new_canvas("residuals")
-    edges = [np.asarray(histogram["edges"], dtype=np.float64) for histogram in models.values()]
-    weights = [np.asarray(histogram["counts"], dtype=np.float64) for histogram in models.values()]
-    used = [
-        (bin_edges[:-1][counts > 0], bin_edges[1:][counts > 0])
-        for bin_edges, counts in zip(edges, weights, strict=True)
+    histograms = [
+        (np.array([of["edges"][:-1], of["edges"][1:]], np.float64), np.array(of["counts"], float))
+        for of in models.values()
     ]
-    lows, highs = (np.concatenate(ends) for ends in zip(*used, strict=True))
-    low, high = (float(lows.min()), float(highs.max())) if lows.size else (-1.0, 1.0)
+    used = np.concatenate([ends[:, counts > 0] for ends, counts in histograms], axis=1)
+    low, high = (used[0].min(), used[1].max()) if used.size else (-1.0, 1.0)
     bars = np.linspace(low, high, _N_BARS + 1)
-    for index, (name, (color, dash)) in enumerate(zip(models, new_pens(), strict=False)):
-        middles = (edges[index][1:] + edges[index][:-1]) / 2
-        sums = np.histogram(middles, bars, weights=weights[index])[0]
+    drawn = zip(models, histograms, new_pens(), strict=False)
+    for index, (name, (ends, counts), (color, dash)) in enumerate(drawn):
+        sums = np.histogram(ends.sum(axis=0) / 2, bars, weights=counts)[0]
         if not index:
             ax.stairs(sums, bars, fill=True, color=color, alpha=0.35)
         ax.stairs(sums, bars, color=color, linestyle=dash, linewidth=1.6, label=plain(name))
@@ -346,9 +336,8 @@ def tradeoff(
     )
     ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
     costs = [max(spent, 1e-3) for _, spent, *_ in drawn]
-    for (name, _, score, ends), x, (color, shape) in zip(
-        drawn, costs, new_pens(SHAPES), strict=False
-    ):
+    marks = zip(drawn, costs, new_pens(SHAPES), strict=False)
+    for (name, _, score, ends), x, (color, shape) in marks:
         y = min(max(score, bottom), top)
         style: dict[str, Any] = {"color": color, "markersize": 8, "clip_on": False}
         mark = _marker(score, bottom, top, "v^", shape)
@@ -366,38 +355,35 @@ def tradeoff(
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The difference of a line to the best method; ends of an unknown interval are NaN."""
+def difference_dots(records: Sequence[Mapping[str, Any]], metric: str, best: str) -> Drawing:
+    """Differences to the best method with their intervals, a line each; baselines are paler.
 
-    name: str
-    value: float
-    over_runs: tuple[float, float]
-    over_rows: tuple[float, float]
-    is_baseline: bool
-
-
-def difference_dots(gaps: Sequence[Gap], metric: str, best: str) -> Drawing:
-    """Differences to the best method with their intervals, a line each; baselines are paler."""
-    figure, ax = new_canvas("differences", height=max(2.2, 0.3 * len(gaps) + 0.8))
-    low, high = near_range([gap.value for gap in gaps if np.isfinite(gap.value)])
-    near = [gap for gap in gaps if low <= gap.value <= high]
-    ends = (end for gap in near for end in (*gap.over_runs, *gap.over_rows))
-    left, right = _limits_with(low, high, ends)
+    Records are as of a ``Comparison``.
+    """
+    figure, ax = new_canvas("differences", height=max(2.2, 0.3 * len(records) + 0.8))
+    values = [record["difference"] for record in records]
+    low, high = near_range([value for value in values if np.isfinite(value)])
+    names = ("runs_low", "runs_high"), ("rows_low", "rows_high")
+    spans = [[[record[end] for end in ends] for ends in names] for record in records]
+    pairs = zip(values, spans, strict=True)
+    near = (end for value, both in pairs if low <= value <= high for ends in both for end in ends)
+    left, right = _limits_with(low, high, near)
     ax.axvline(0, color=GREY, linewidth=1, linestyle=":")
-    for y, gap in enumerate(gaps):
-        if not np.isfinite(gap.value):
+    for y, (record, value) in enumerate(zip(records, values, strict=True)):
+        if not np.isfinite(value):
             continue
-        color = SKY if gap.is_baseline else BLUE
-        x = min(max(gap.value, left), right)
-        if x == gap.value:
-            for at, span, width in ((y, gap.over_runs, 3.5), (y + 0.25, gap.over_rows, 1.2)):
-                if np.isfinite(span).all():
-                    ax.hlines(at, *span, color=color, linewidth=width)
-        mark = _marker(gap.value, left, right, "<>")
+        color = SKY if record["bytes"] is None else BLUE
+        x = min(max(value, left), right)
+        for at, span, width in zip((y, y + 0.25), spans[y], (3.5, 1.2), strict=True):
+            if x == value and np.isfinite(span).all():
+                ax.hlines(at, *span, color=color, linewidth=width)
+        mark = _marker(value, left, right, "<>")
         ax.plot([x], [y], mark, color=color, markersize=7, clip_on=False)
-    names = [_label(gap.name, gap.value, left <= gap.value <= right) for gap in gaps]
-    ax.set_yticks(np.arange(len(gaps)), names, parse_math=False)
+    labels = [
+        _label(record["strategy"], value, left <= value <= right)
+        for record, value in zip(records, values, strict=True)
+    ]
+    ax.set_yticks(np.arange(len(records)), labels, parse_math=False)
     ax.invert_yaxis()
     ax.margins(y=0.04)
     ax.tick_params(axis="y", labelsize=9)
@@ -422,18 +408,17 @@ def near_range(scores: Sequence[float]) -> tuple[float, float]:
     return (near[0], near[-1]) if near else (0.0, 1.0)
 
 
-def _limits(low: float, high: float) -> tuple[float, float]:
-    """Axis limits, with a margin around the first and last mark."""
-    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
-    return low - margin, high + margin
-
-
 def _limits_with(low: float, high: float, ends: Iterable[float]) -> tuple[float, float]:
-    """Axis limits that show the ends of intervals; much wider ones, as of two runs, are cut."""
+    """Axis limits that show the ends of intervals, with a margin around the first and last mark.
+
+    Much wider intervals, as of two runs, are cut.
+    """
     reach = high - low
     cut = [min(max(end, low - reach), high + reach) if reach else end for end in ends]
-    cut = [end for end in cut if np.isfinite(end)]
-    return _limits(min([low, *cut]), max([high, *cut]))
+    marks = [low, high, *(end for end in cut if np.isfinite(end))]
+    low, high = min(marks), max(marks)
+    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
+    return low - margin, high + margin
 
 
 def _marker(score: float, low: float, high: float, beyond: str, within: str = "o") -> str:

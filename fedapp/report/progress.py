@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -131,24 +131,16 @@ class Follower:
 @contextmanager
 def following(progress: bool | Watcher | None) -> Iterator[Watcher]:
     """The watcher of a call in Python, which Ctrl-C ends; see `fedapp.run` for ``progress``."""
-    with interruptible(), _watching(progress) as watcher:
-        yield watcher
-
-
-@contextmanager
-def _watching(progress: bool | Watcher | None) -> Iterator[Watcher]:
-    if progress is not None and not isinstance(progress, bool):
-        yield progress
-        return
     terminals = [stream for stream in (sys.stderr, sys.stdout) if stream and stream.isatty()]
     console = Terminal(file=terminals[0] if terminals else sys.stderr)
     # Threads and the workers of scikit-learn's searches would write over each other's lines.
     is_alone = threading.current_thread() is threading.main_thread() and parent_process() is None
-    if progress or (progress is None and is_alone and (terminals or console.is_jupyter)):
-        with Follower(console).alive() as follower:
-            yield follower
-    else:
-        yield Silent()
+    is_shown = progress is None and is_alone and (terminals or console.is_jupyter)
+    with interruptible(), ExitStack() as stack:
+        if progress is True or is_shown:
+            yield stack.enter_context(Follower(console).alive())
+        else:
+            yield Silent() if progress is None or isinstance(progress, bool) else progress
 
 
 def checkpoint_text(state: RunState) -> str:

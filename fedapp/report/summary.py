@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape as escape_html
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,8 +23,9 @@ from fedapp.home import display_path
 from fedapp.messages.methods import method_of
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
-from fedapp.report.certainty import certainty_notes, percent_text, score_text, verdict
+from fedapp.report.certainty import by_baseline, certainty_notes, percent_text, score_text, verdict
 from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
+from fedapp.settings import Value, defaults, flatten
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
 
@@ -151,10 +151,9 @@ def defined(scores: Scores, metric: str) -> list[float]:
 def score_rows(summary: Summary) -> list[ScoreRow]:
     """Of a model and a subset of rows: the test rows first, with every baseline."""
     splits = summary["metrics"]
-    baselines = summary.get("baselines") or {}
+    baselines = by_baseline(summary.get("baselines"), "alone.{}")
     rows: list[ScoreRow] = [(OURS, splits.get("test") or {})]
-    rows += [(("pooled", "test"), baselines.get("pooled") or {})]
-    rows += [((f"alone.{name}", "test"), s) for name, s in (baselines.get("alone") or {}).items()]
+    rows += [((name, "test"), scores) for name, scores in baselines.items()]
     rows += [(("federated", split), splits.get(split) or {}) for split in ("valid", "train")]
     return [row for row in rows if row[1]]
 
@@ -261,6 +260,19 @@ def warning_lines(summary: Summary) -> list[str]:
         for entry in summary.get("left_out", [])
     ]
     return [*summary.get("warnings", []), *excluded]
+
+
+def read_settings(run: RunFiles) -> Iterator[tuple[str, Value, bool]]:
+    """Settings that the run has read, with a value, and whether that is the default."""
+    read, usual = run.summary.get("settings_read"), defaults()
+    for name, value in flatten(run.config).items():
+        if (read is None or name in read) and value != "":
+            yield name, value, value == usual.get(name)
+
+
+def value_text(value: Value) -> str:
+    """A setting's value as it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def resolved_facts(summary: Summary) -> dict[str, str]:
@@ -484,8 +496,7 @@ def repeat_command(search: Mapping[str, Any]) -> str:
     words = ["fedapp", "run", search["strategy"]]
     words += ["--engine", search["engine"]] if search["engine"] != "local" else []
     for name, value in search["settings"].items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        words += ["-c", f"{name}={text}"]
+        words += ["-c", f"{name}={value_text(value)}"]
     return shlex.join(words)
 
 
@@ -498,10 +509,7 @@ def run_html(summary: Summary, folder: str) -> str:
     title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
     facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"
     cells = score_cells(rows, names)[1]
-    return (
-        f"<div><b>{escape_html(title)}</b>{elements.table(['rows', *names], cells)}"
-        f"<small>{escape_html(facts)}</small></div>"
-    )
+    return str(elements.run(title, ["rows", *names], cells, facts))
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:

@@ -6,6 +6,7 @@ is no markup already, so names from outside are always texts.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 HTML = Kind("a page", (".html", ".htm"), begins_with(b'<meta name="generator" content="fedapp">'))
 
 
-def _anchor(title: str) -> str:
-    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
-
-
 _environment = Environment(
     autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
 )
-_environment.filters["anchor"] = _anchor
+_environment.filters["anchor"] = lambda title: "-".join(re.findall(r"[^\W_]+", title.lower()))
 _environment.filters["sentence"] = lambda text: text[:1].upper() + text[1:]
 _texts = tomllib.loads((TEMPLATES / "page.toml").read_text(encoding="utf-8"))
 STYLE: str = _texts["style"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,14 +14,13 @@ from markupsafe import Markup
 from fedapp.data.convert import EPOCH
 from fedapp.report.plots import plain
 from fedapp.report.template import elements
-from fedapp.trees.categories import Categories, names_of
+from fedapp.trees.categories import names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
-from fedapp.trees.kinds import Kinds
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
 from fedapp.trees.model import LEAF, Ensemble, Tree
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets
+from fedapp.trees.sets import NO_SET
 from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
@@ -33,20 +32,15 @@ _MOST_NAMES = 4  # categories in a box
 MINUTES = 24 * 60  # of a day, the unit of dates and times
 _ROUNDING = 1e-6  # leaves below this share of the largest are shown as 0
 
-# One tree of a model, drawn as nested boxes.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnTree:
-    """A tree and the text of its leaves."""
+    """A tree of a model, drawn as nested boxes, and the text of its leaves."""
 
+    model: Ensemble | BaggedForest | StackedModel
     nodes: Tree  # fields left, column, threshold and default_left; perhaps gain and hessian
-    columns: Sequence[str]
     leaf: Leaf
     caption: str
-    sets: CategorySets = NO_SETS  # of the model's categorical columns
-    categories: Categories = ()
-    kinds: Kinds = ()  # of the columns; none if all are numbers
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of a node: at left and left + 1; none of a leaf."""
@@ -65,14 +59,15 @@ def first_tree(model: Model | None) -> DrawnTree | None:
     """The first tree of a model, or None if it has none."""
     if model is None or isinstance(model, LinearModel | DividedModel) or not model.trees:
         return None
+    tree, first = model.trees[0], f"The first of {len(model.trees):,} trees"
     if isinstance(model, BaggedForest):
-        return _of_forest(model)
-    tree = model.trees[0]
-    has_several = len(model.trees) > 1
-    caption = f"The first of {len(model.trees):,} trees" if has_several else "The only tree"
+        caption = f"{first}; the forest is the mean of their leaves"
+        return DrawnTree(model, tree, _forest_leaf(model), caption)
+    caption = first if len(model.trees) > 1 else "The only tree"
     link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
     if isinstance(model, Ensemble) and model.multi_strategy == ONE_TREE:
-        return _of_vectors(model, caption)
+        caption += "; it adds to the margins of all classes, of which leaves show the largest"
+        return DrawnTree(model, tree, _vector_leaf(model), caption)
     if isinstance(model, StackedModel):
         caption += ", one of the first party's; the head learns how much each counts"
     elif link is None:
@@ -90,37 +85,30 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         value = float(tree["value"][node])
         return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
-    of_columns = model.sets, model.categories, model.kinds
-    return DrawnTree(tree, model.columns, leaf, caption, *of_columns)
+    return DrawnTree(model, tree, leaf, caption)
 
 
-def _of_vectors(model: Ensemble, caption: str) -> DrawnTree:
-    tree = model.trees[0]
-
+def _vector_leaf(model: Ensemble) -> Leaf:
     def leaf(node: int) -> tuple[str, float]:
-        values = tree["value"][node]
+        values = model.trees[0]["value"][node]
         best = int(np.argmax(values))
         return f"{plain(model.classes[best], _LONGEST_NAME)}: {values[best]:+.4g}", 0.0
 
-    caption += "; it adds to the margins of all classes, of which leaves show the largest"
-    return DrawnTree(tree, model.columns, leaf, caption, model.sets, model.categories, model.kinds)
+    return leaf
 
 
-def _of_forest(model: BaggedForest) -> DrawnTree:
-    values, classes = model.values[0], model.classes
-
+def _forest_leaf(model: BaggedForest) -> Leaf:
     def leaf(node: int) -> tuple[str, float]:
-        shares = values[node]
-        if not classes:
+        shares = model.values[0][node]
+        if not model.classes:
             return f"{shares[0]:.5g}", 0.0
-        if len(shares) > 1:
-            best = int(np.argmax(shares))
-            return f"{plain(classes[best], _LONGEST_NAME)}: {shares[best]:.0%}", 0.0
-        return f"{plain(classes[1], _LONGEST_NAME)}: {shares[0]:.0%}", float(2 * shares[0] - 1)
+        is_binary = len(shares) == 1
+        best = 1 if is_binary else int(np.argmax(shares))
+        share = shares[0] if is_binary else shares[best]
+        sign = float(2 * share - 1) if is_binary else 0.0
+        return f"{plain(model.classes[best], _LONGEST_NAME)}: {share:.0%}", sign
 
-    caption = f"The first of {len(model.trees):,} trees; the forest is the mean of their leaves"
-    of_columns = model.sets, model.categories, model.kinds
-    return DrawnTree(model.trees[0], model.columns, leaf, caption, *of_columns)
+    return leaf
 
 
 def tree_html(drawn: DrawnTree) -> Markup:
@@ -140,16 +128,16 @@ def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]
         text, sign = drawn.leaf(node)
         side = "up" if sign > 0 else "down" if sign < 0 else "even"
         return {"branch": branch, "leaf": text, "side": side}
-    split = drawn.nodes[node]
-    name = drawn.columns[int(split["column"])]
+    split, model = drawn.nodes[node], drawn.model
+    column = int(split["column"])
+    name = model.columns[column]
     facts = [f"missing {'yes' if split['default_left'] else 'no'}"]
     # Trees that were sent without their gains have zeros.
     if "gain" in (drawn.nodes.dtype.names or ()) and split["gain"] > 0:
         facts.insert(0, f"gain {_short(float(split['gain']))}")
-    kind = drawn.kinds[int(split["column"])] if drawn.kinds else ""
-    rule = rule_text(float(split["threshold"]), kind)
+    rule = rule_text(float(split["threshold"]), model.kinds[column] if model.kinds else "")
     full_rule = ""
-    if len(drawn.sets) and split["set"] != NO_SET:
+    if len(model.sets) and split["set"] != NO_SET:
         rule, full_rule = _categories(drawn, node)
     box = {"branch": branch, "leaf": "", "name": name, "short_name": plain(name, _LONGEST_NAME)}
     box |= {"rule": rule, "full_rule": full_rule, "facts": " · ".join(facts)}
@@ -182,8 +170,8 @@ def time_text(days: float) -> str:
 def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
     """The categories a split sends left, short and in full; if fewer, those sent right."""
     split = drawn.nodes[node]
-    names = names_of(drawn.categories, int(split["column"])) or ()
-    right = drawn.sets.members(int(split["set"]))
+    names = names_of(drawn.model.categories, int(split["column"])) or ()
+    right = drawn.model.sets.members(int(split["set"]))
     is_short = 2 * int(right.sum()) < len(names)
     word = "not in" if is_short else "in"
     chosen = [name for name, is_right in zip(names, right, strict=True) if is_right == is_short]

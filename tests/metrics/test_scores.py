@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 from fedapp import metrics
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
-from fedapp.metrics.names import SHOWN
+from fedapp.metrics.names import EVAL_METRICS, NAMES
 from fedapp.report.summary import print_summary
 from fedapp.run_files import threshold_of
 from fedapp.runs.baselines import baseline_rows
@@ -103,6 +103,22 @@ def test_intervals_of_a_run_hold_its_scores_unless_rows_are_weighted(
 
 
 RANGE = {"residual_range": 8.0}
+# Scores from bins, which have a bound; scores with an interval; curves.
+FIGURES = {
+    BINARY: (
+        {"auc", "ks", "pr_auc", "aucpr", "cost"},
+        {"auc", "logloss", "accuracy", "f1", "precision", "recall", "pr_auc", "aucpr", "error"},
+        {"roc", "pr", "calibration", "histogram", "confusion"},
+    ),
+    "multi:softprob": (
+        {"auc_ovr"},
+        {"mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "merror"},
+        {"confusion"},
+    ),
+    "survival": ({"c-index"}, set(), set()),
+    "rank": (set(), set(), set()),
+    "numbers": (set(), {"rmse", "mae"}, {"residuals"}),
+}
 
 
 def rows_of(make, folder, objective):
@@ -123,19 +139,20 @@ def kinds(names):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_an_objective_has_what_the_table_says(settings, tmp_path, objective):
     *arrays, extra = rows_of(settings, tmp_path, objective)
-    shown = SHOWN[objective]
+    kind = objective if objective in FIGURES else objective.partition(":")[0]
+    bounded, spans, curves = FIGURES.get(kind, FIGURES["numbers"])
     sums = metrics.statistics(objective, *arrays, 4096, 8.0, extra=extra)
     found = metrics.scores(objective, sums, extra)
-    assert kinds(found) == {*shown.scores, *shown.on_request}
+    assert kinds(found) == {*NAMES[objective], *EVAL_METRICS[objective]}
     assert not np.isnan(list(found.values())).any()
     assert metrics.pooled(objective, *arrays, extra).keys() == found.keys()
-    assert kinds(metrics.binning_errors(objective, sums, extra)) == {*shown.bounded}
-    assert kinds(metrics.intervals(objective, sums, extra=extra, **RANGE)) == {*shown.spans}
-    assert metrics.curves(objective, sums, **RANGE).keys() == {*shown.curves}
+    assert kinds(metrics.binning_errors(objective, sums, extra)) == bounded
+    assert kinds(metrics.intervals(objective, sums, extra=extra, **RANGE)) == spans
+    assert metrics.curves(objective, sums, **RANGE).keys() == curves
     assert metrics.loss_metric(objective) in found
     assert all(metrics.is_metric(name) for name in found)
     how = {"objective": objective, "calibration": "platt", **roles_of(objective)}
-    if shown.has_calibration:
+    if objective == BINARY:
         load_settings(how)
     else:
         with pytest.raises(ConfigError, match=f"calibration must be none for {objective}"):

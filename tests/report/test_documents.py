@@ -10,15 +10,9 @@ import pytest
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report import write_report
-from fedapp.report.card import CARD, in_short, model_card
-from fedapp.report.documents import (
-    CONTROLS,
-    DOCUMENTS,
-    TEMPLATES,
-    Blanks,
-    configuration_of,
-    documents,
-)
+from fedapp.report.card import CARD, Blanks, in_short, model_card
+from fedapp.report.documents import CONTROLS, DOCUMENTS, configuration_of, documents
+from fedapp.report.template import TEMPLATES
 from fedapp.run_files import read_run
 from fedapp.runs.local import run_local
 from fedapp.settings import defaults, load_settings
