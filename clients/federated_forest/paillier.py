@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from clients.federated_forest.active import Active
 from clients.federated_forest.party import Doubles, Passive
-from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
+from clients.vertical.ciphertexts import Cipher, EncryptedRows
 from clients.vertical.growing import SplitList
 from fedapp.crypto.packing import Layout
 from fedapp.crypto.paillier_keys import PublicKey
@@ -124,14 +124,14 @@ class PaillierPassive(Passive):
             return None
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
-
-        def layout_of(key: PublicKey) -> Layout:
-            return Layout(key.bits, self.n_train, letter.n_fields, letter.bits, in_pairs=False)
-
-        key = self.read_key(letter, letter.n, self.settings, layout_of)
+        self.encrypted = EncryptedRows.none(
+            self,
+            letter,
+            self.settings,
+            lambda key: _layouts(key, self.n_train, letter.n_fields, letter.bits),
+        )
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
         self.weighted = np.flatnonzero(has_weight)
-        self.encrypted = EncryptedRows(letter.n, (layout_of(key),))
         return letter
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
@@ -225,7 +225,7 @@ class PaillierActive(Active):
             SplitRequest: {SplitRequest, FinishRequest},
         }
     )
-    owner: KeyOwner
+    cipher: Cipher
     n_sent: int = 0  # training rows whose labels were encrypted
     chosen: SplitNodes  # of the open nodes, for all parties
     claims: LeftClaims = LeftClaims.none()  # of those of others
@@ -241,16 +241,11 @@ class PaillierActive(Active):
         """Draw a key; encrypt the first rows under it."""
         fields = self._fields
         n_rows, n_fields = fields.numbers.shape
-
-        def layout_of(public: PublicKey) -> Layout:
-            return Layout(public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
-
-        key = self.draw_key(self.settings, layout_of)
-        self.owner = KeyOwner(key.to_array(), (layout_of(key.public),))
-        weighted = np.packbits(self.row_weights > 0)
-        return self._next_block(
-            partial(EncryptedLabels, key.public.to_array(), n_fields, fields.bits, weighted)
+        self.cipher = Cipher.drawn(
+            self, self.settings, lambda key: _layouts(key, n_rows, n_fields, fields.bits)
         )
+        n, weighted = self.cipher.public_key.to_array(), np.packbits(self.row_weights > 0)
+        return self._next_block(partial(EncryptedLabels, n, n_fields, fields.bits, weighted))
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Encrypt the labels of the next training rows."""
@@ -261,11 +256,11 @@ class PaillierActive(Active):
 
     def _next_block(self, letter: Callable[[Array], Letter]) -> Letters:
         """Letters with the next rows that have a weight, encrypted afresh for each party."""
-        width, others = self.owner.private.public.ciphertext_bytes, self.others
+        width, others = self.cipher.public_key.ciphertext_bytes, self.others
         first, last = self.n_sent, min(self.n_train, self.n_sent + block_rows(width, len(others)))
         rows = first + np.flatnonzero(self.row_weights[first:last] > 0)
         numbers, self.n_sent = self._fields.numbers[rows].astype(np.int64), last
-        return [(name, letter(self.owner.encrypted(numbers))) for name in others]
+        return [(name, letter(self.cipher.encrypted(numbers))) for name in others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
@@ -399,7 +394,7 @@ class PaillierActive(Active):
         columns = totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
-        of_jobs = self.owner.read(party, letter, [(0, of_tree) for of_tree in by_tree])
+        of_jobs = self.cipher.read(party, letter, [(0, of_tree) for of_tree in by_tree])
         sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, len(fields.units))
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.n_classes else sums[wanted, :1]
@@ -411,6 +406,11 @@ class PaillierActive(Active):
             rule = "must be sums that as many rows of the node can have"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
         return sums
+
+
+def _layouts(key: PublicKey, n_rows: int, n_fields: int, bits: int) -> tuple[Layout, ...]:
+    """How a row's numbers of up to ``bits`` are packed."""
+    return (Layout(key.bits, n_rows, n_fields, bits, in_pairs=False),)
 
 
 def _fits(listing: Listing, large: Flags) -> bool:
