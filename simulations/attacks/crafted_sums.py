@@ -12,8 +12,8 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.claims import Chosen, Claims
 from clients.secureboost.passive import Passive
+from clients.secureboost.round import Chosen, Claims
 from clients.secureboost.target import Target
 from clients.vertical import ciphertexts
 from clients.vertical.growing import SplitList, Trees
