@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from clients.vertical.ciphertexts import Cipher, EncryptedRows, LayoutsOf
-from fedapp.crypto.packing import PRECISION, Layout
+from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
+from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
@@ -109,7 +109,7 @@ class Passive(Predicting):
         if not part.nesting.is_of_whole_trees(Nesting.of(_trees(letter), n_records), local):
             rule = f"must be those of whole trees, nested as when {self.name} trained them"
             raise ProtocolError(active, "Structure", "records", rule)
-        layouts_of = _layouts_of(letter.n_terms, letter.n_outputs)
+        layouts_of = of_numbers(letter.n_terms, letter.n_outputs)
         self.encrypted = EncryptedRows.none(self, letter, request, layouts_of)
         self.structure = letter
 
@@ -145,11 +145,6 @@ class Passive(Predicting):
         codes, offsets = np.zeros((len(rows), 1), dtype=np.uint8), np.array([0, 1])
         sums = received.sums(codes, offsets, slots, letter.n_rows)
         return Totals(letter.first_row, letter.n_rows, sums)
-
-
-def _layouts_of(n_terms: int, n_outputs: int) -> LayoutsOf:
-    """How sums of terms of leaves are packed under a key."""
-    return lambda key: (Layout(key.bits, n_terms, n_outputs, in_pairs=False),)
 
 
 def _trees(letter: Structure) -> list[tuple[Array, Array]]:
@@ -299,8 +294,7 @@ class Active(Predicting):
             self._guard_structure(plan, request.least_possibilities)
         # The key is for this inference only, and must hold the largest sum.
         largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
-        layouts_of = _layouts_of(len(plan.shared), model.n_outputs)
-        self.cipher = Cipher.drawn(self, request, layouts_of)
+        self.cipher = Cipher.drawn(self, request, of_numbers(len(plan.shared), model.n_outputs))
         self.exponent = int(np.frexp(largest)[1])
         batch_bytes = plan.n_entries * self.cipher.public_key.ciphertext_bytes
         self.batch_rows = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)

@@ -17,10 +17,8 @@ import numpy.typing as npt
 
 from clients.federated_forest.active import Active, Worth
 from clients.federated_forest.party import Doubles, Passive
-from clients.vertical.ciphertexts import Cipher, EncryptedRows
+from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
 from clients.vertical.growing import SplitList
-from fedapp.crypto.packing import Layout
-from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.sums import SumJob
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of
@@ -125,12 +123,8 @@ class PaillierPassive(Passive):
             return None
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
-        self.encrypted = EncryptedRows.none(
-            self,
-            letter,
-            self.forest.settings,
-            lambda key: _layouts(key, self.n_train, letter.n_fields, letter.bits),
-        )
+        layouts_of = of_numbers(self.n_train, letter.n_fields, letter.bits)
+        self.encrypted = EncryptedRows.none(self, letter, self.forest.settings, layouts_of)
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
         self.weighted = np.flatnonzero(has_weight)
         return letter
@@ -239,9 +233,8 @@ class PaillierActive(Active):
         """Draw a key; encrypt the first rows under it."""
         fields = self.forest.labels.fields
         n_rows, n_fields = fields.numbers.shape
-        self.cipher = Cipher.drawn(
-            self, self.forest.settings, lambda key: _layouts(key, n_rows, n_fields, fields.bits)
-        )
+        layouts_of = of_numbers(n_rows, n_fields, fields.bits)
+        self.cipher = Cipher.drawn(self, self.forest.settings, layouts_of)
         n, weighted = self.cipher.public_key.to_array(), np.packbits(self.forest.labels.weights > 0)
         return self._next_block(partial(EncryptedLabels, n, n_fields, fields.bits, weighted))
 
@@ -400,11 +393,6 @@ class PaillierActive(Active):
             rule = "must be sums that as many rows of the node can have"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
         return sums
-
-
-def _layouts(key: PublicKey, n_rows: int, n_fields: int, bits: int) -> tuple[Layout, ...]:
-    """How a row's numbers of up to ``bits`` are packed."""
-    return (Layout(key.bits, n_rows, n_fields, bits, in_pairs=False),)
 
 
 def won(level: int, listing: Listing, offer: Choices, nodes: Ints) -> Won:

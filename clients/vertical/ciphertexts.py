@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from clients.vertical.party import Aligned, Bytes, Ints
 from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.packing import Layout
+from fedapp.crypto.packing import PRECISION, Layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key, read_public_key
 from fedapp.crypto.sums import SumJob, pack_sums, pack_terms, read_jobs, self_test, sum_rows
@@ -37,6 +37,11 @@ ROWS_AT_ONCE = 1 << 15  # whose plaintexts are in memory together
 Bools = npt.NDArray[np.bool_]
 # Layouts under a key; raises a ValueError if it is too small for a row.
 LayoutsOf = Callable[[PublicKey], tuple[Layout, ...]]
+
+
+def of_numbers(n_rows: int, n_outputs: int, precision: int = PRECISION) -> LayoutsOf:
+    """One layout of signed numbers, for sums of up to ``n_rows`` rows; see ``Layout``."""
+    return lambda key: (Layout(key.bits, n_rows, n_outputs, precision, in_pairs=False),)
 
 
 class KeyOrder(Protocol):
