@@ -195,6 +195,7 @@ class EncryptedRows:
             of_block = sum_rows(key, block, codes[rows], offsets, nodes[rows], n_nodes, workers)
             sums = products.multiply(sums, of_block)
             first += len(block)
+        assert first == n_rows  # all have come, which the method has checked
         if sent is not None:
             sums = sums[np.tile(sent, n_nodes)]
         return pack_sums(key, sums, self.layouts[group], workers)
