@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from clients.federated_forest.party import Doubles, Forest, Party
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.vertical.growing import split_table, store_part
+from clients.vertical.growing import split_table, store_active_part
 from clients.vertical.party import Aligned, Floats, Subsets
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
@@ -35,7 +35,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.vertical import LevelSplits, MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.trees.divided import ActivePart, joint_names
+from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION, Objective
@@ -156,17 +156,10 @@ class Active(Party):
         scored["oob"] = target.scored_out_of_bag(model, forest)
         scores = metrics.pooled_subsets(model.objective, scored)
         splits, lookup = structure.splits, forest.trees.lookup
-        store_part(
-            self,
-            ActivePart,
-            lookup,
-            name=self.name,
-            digests={name: letter.digest.tobytes() for name, letter in letters.items()},
-            model=model,
-            records=splits.spread(splits.records, structure.n_nodes, -1),
-            n_columns=dict.fromkeys(self.peers, 1),  # only the owner of a split is known
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
+        records = splits.spread(splits.records, structure.n_nodes, -1)
+        n_columns = dict.fromkeys(self.peers, 1)  # only the owner of a split is known
+        digests = {name: letter.digest for name, letter in letters.items()}
+        store_active_part(self, lookup, model, records, n_columns, digests, scores)
         worth = {name: self._worth(name, letter) for name, letter in letters.items()}
         gains, counts, names = importance({**worth, self.name: forest.importance(self)}, self.peers)
         keeps_model = forest.settings.master_keeps_model

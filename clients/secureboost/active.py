@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from clients.inference import Traversal
 from clients.scoring import compare_with_local, interval_fields, score_arrays
 from clients.secureboost.joint import ConfiguredConstraints, Joint, check_bins
-from clients.secureboost.model import Boosted, joined
+from clients.secureboost.model import Boosted, joined, trimmed
 from clients.secureboost.round import (
     NO_ROUND,
     Claim,
@@ -39,7 +38,7 @@ from clients.secureboost.round import (
 from clients.secureboost.table import Table, check_setup, column_bins, initial_part
 from clients.secureboost.target import Scores, Target, margin_column
 from clients.vertical.ciphertexts import Cipher
-from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
+from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts
@@ -79,7 +78,7 @@ from fedapp.trees.calibration import Calibration, calibrated, fit
 from fedapp.trees.categories import auto_child_weight
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import LEAF, Ensemble, check_range, importance
+from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves
 from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import Sampling, n_leaves
@@ -415,8 +414,7 @@ class Active(Aligned):
         """Truncate the model to its best round, score and store it; join parts if all allow it."""
         settings, target, joint, boosted = self.settings, self.target, self.joint, self.boosted
         margins = before = boosted.margins_after(request.best_round, self.name)
-        n_trees = request.best_round * target.width
-        records = [boosted.records[a:b] for a, b in pairwise(boosted.offsets[: n_trees + 1])]
+        trees, records = boosted.first_trees(request.best_round * target.width)
         calibration, curve = cast(Calibration, settings.calibration), None
         if calibration != "none":
             rows = margins[self.n_rows.of("valid"), 0].astype(float)
@@ -428,7 +426,7 @@ class Active(Aligned):
             boosted.base_score,
             joint.column_names,
             target.classes,
-            boosted.trees[:n_trees],
+            trees,
             parameters=target.loss,
             margin_column=margin_column(self),
             multi_strategy=cast(MultiStrategy, settings.multi_strategy),
@@ -437,26 +435,14 @@ class Active(Aligned):
         )
         scores, test = target.scores(margins), target.by_subset(margins)["test"]
         compare_with_local(self, target.numbers, target.objective, test[0], target.loss)
-        store_part(
-            self,
-            ActivePart,
-            self.trees.lookup,
-            name=self.name,
-            digests={name: mail.one(PartKept, name).digest.tobytes() for name in self.others},
-            model=model,
-            records=tuple(records),
-            n_columns={name: len(widths) for name, widths in joint.widths.items()},
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
+        digests = {name: mail.one(PartKept, name).digest for name in self.others}
+        n_columns = {name: len(widths) for name, widths in joint.widths.items()}
+        store_active_part(self, self.trees.lookup, model, records, n_columns, digests, scores)
         if curve is not None:
             for subset, earlier in target.scores(before).items():
                 scores[subset] |= {UNCALIBRATED: earlier["logloss"]} if earlier else {}
         # The whole model is without splits that were dropped, which the parts still have.
-        model = replace(model, trees=tuple(map(without_padding, model.trees)))
-        records = [
-            np.where(tree["left"] == LEAF, -1, ids[: len(tree)])
-            for ids, tree in zip(records, model.trees, strict=True)
-        ]
+        model, records = trimmed(model, records)
         is_shared = all(joint.names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
         text, few = "", not_counted()
