@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secagg import Masked
-from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
+from clients.vertical.ciphertexts import Cipher, EncryptedRows
 from clients.vertical.party import Aligned, Floats, Ints
 from fedapp.crypto.packing import PAIR, Layout
 from fedapp.data.schema import listed
@@ -240,7 +240,7 @@ class Encrypting(Described):
     )
     bounds: Bounds  # of the labels
     terms: Whole  # (n_train, n_terms): of the labels
-    owner: KeyOwner
+    cipher: Cipher
     n_sent: int = 0  # labels that were encrypted
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
@@ -251,13 +251,13 @@ class Encrypting(Described):
         self.bounds = Bounds(self.n_train, 0, power_above(largest))
         self.terms = label_terms(labels, int(self.widths[-1]), self.bounds)
         n_pairs = -(-self.terms.shape[1] // PAIR)
-        key = self.draw_key(request, lambda _: self.layout(n_pairs))
-        self.owner = KeyOwner(key.to_array(), (self.layout(n_pairs),))
-        return SentReply(), self.to_others(LabelKey(key.public.to_array(), n_pairs))
+        self.cipher = Cipher.drawn(self, request, lambda _: (self.layout(n_pairs),))
+        letter = LabelKey(self.cipher.public_key.to_array(), n_pairs)
+        return SentReply(), self.to_others(letter)
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[EncryptReply, Letters]:
         """Encrypt the next labels."""
-        width = self.owner.private.public.ciphertext_bytes
+        width = self.cipher.public_key.ciphertext_bytes
         first, last = self.n_sent, self.n_sent + block_rows(width, len(self.others))
         block = self.terms[first:last]
         if not len(block):
@@ -266,7 +266,7 @@ class Encrypting(Described):
         self.n_sent += len(block)
         # With an odd number of terms the last has zeros beside it.
         pairs = np.pad(block, ((0, 0), (0, block.shape[1] % PAIR)))
-        letter = LabelBlock(self.owner.encrypted(pairs.reshape(len(block), -1, PAIR)))
+        letter = LabelBlock(self.cipher.encrypted(pairs.reshape(len(block), -1, PAIR)))
         return EncryptReply(self.n_sent == self.n_train), self.to_others(letter)
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
@@ -311,7 +311,7 @@ class Encrypting(Described):
         if not fits or (np.add.reduceat(letter.counts, ends - letter.widths) != self.n_train).any():
             rule = f"must be of the {self.n_train} rows in every column"
             raise ProtocolError(name, "CellSums", "counts", rule)
-        (fields,) = self.owner.read(name, letter, [(0, np.ones_like(letter.counts, bool))])
+        (fields,) = self.cipher.read(name, letter, [(0, np.ones_like(letter.counts, bool))])
         sums = np.array(fields, dtype=np.int64)[:, : self.terms.shape[1]]
         with as_protocol_error(name, "CellSums", "ciphertexts"):
             is_classes = self.widths[-1] > 0
@@ -345,8 +345,9 @@ class Summing(Described):
         """Check and store a block of labels, the first with the key."""
         if self.follows(SetupRequest):
             key, objective = mail.one(LabelKey, self.active), self.settings.objective
-            self.read_key(key, key.n, self.settings, lambda _: self.layout(key.n_pairs))
-            self.encrypted = EncryptedRows(key.n, (self.layout(key.n_pairs),))
+            self.encrypted = EncryptedRows.none(
+                self, key, self.settings, lambda _: (self.layout(key.n_pairs),)
+            )
             if key.n_pairs > 1 and (objective == "binary:logistic" or is_regression(objective)):
                 rule = f"must be 1 for {objective}, got {key.n_pairs}"
                 raise ProtocolError(self.active, "LabelKey", "n_pairs", rule)

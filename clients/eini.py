@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Predicting
-from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
-from fedapp.crypto.packing import PRECISION, Layout
-from fedapp.crypto.paillier_keys import PublicKey
+from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
+from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
@@ -110,12 +109,9 @@ class Passive(Predicting):
         if not part.nesting.is_of_whole_trees(Nesting.of(_trees(letter), n_records), local):
             rule = f"must be those of whole trees, nested as when {self.name} trained them"
             raise ProtocolError(active, "Structure", "records", rule)
-
-        def layout_of(key: PublicKey) -> Layout:
-            return Layout(key.bits, letter.n_terms, letter.n_outputs, in_pairs=False)
-
-        key = self.read_key(letter, letter.n, request, layout_of)
-        self.structure, self.encrypted = letter, EncryptedRows(letter.n, (layout_of(key),))
+        layouts_of = of_numbers(letter.n_terms, letter.n_outputs)
+        self.encrypted = EncryptedRows.none(self, letter, request, layouts_of)
+        self.structure = letter
 
     def _choose(self, sender: str, letter: Elements) -> Elements | Totals:
         """Select the entries of one batch; the last party sums them."""
@@ -140,7 +136,7 @@ class Passive(Predicting):
             raise ProtocolError(sender, "Elements", "ciphertexts", rule)
         received, is_chosen = self.encrypted.plus(sender, letter), chosen.ravel()
         if self.name != self.passive[-1]:
-            key, workers = self.encrypted.public, shared_workers()
+            key, workers = self.encrypted.public_key, shared_workers()
             selected = select_ciphertexts(key, letter.ciphertexts, is_chosen, workers)
             return Elements(letter.first_row, letter.n_rows, selected)
         # Eq. 13 at the last party: sum each row's entries, several rows per ciphertext.
@@ -233,7 +229,7 @@ class Active(Predicting):
 
     title = "the active party"
     order = Order({MatchRequest: {StepRequest}, StepRequest: {StepRequest}})
-    owner: KeyOwner  # of a key for this inference only
+    cipher: Cipher  # of a key for this inference only
     exponent: int  # terms of a row are encrypted as multiples of 2**(exponent - PRECISION)
     batch_rows: int
     sums: Floats  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
@@ -298,14 +294,9 @@ class Active(Predicting):
             self._guard_structure(plan, request.least_possibilities)
         # The key is for this inference only, and must hold the largest sum.
         largest = max(np.abs(model.leaf_terms(tree)).max() for tree in plan.shared)
-
-        def layout_of(public: PublicKey) -> Layout:
-            return Layout(public.bits, len(plan.shared), model.n_outputs, in_pairs=False)
-
-        key = self.draw_key(request, layout_of)
-        self.owner = KeyOwner(key.to_array(), (layout_of(key.public),))
+        self.cipher = Cipher.drawn(self, request, of_numbers(len(plan.shared), model.n_outputs))
         self.exponent = int(np.frexp(largest)[1])
-        batch_bytes = plan.n_entries * key.public.ciphertext_bytes
+        batch_bytes = plan.n_entries * self.cipher.public_key.ciphertext_bytes
         self.batch_rows = max(1, request.batch_rows or BATCH_BYTES // batch_bytes)
         letters: Letters = []
         for name in self.passive:
@@ -318,7 +309,7 @@ class Active(Predicting):
                     np.where(is_theirs, plan.part.records[tree][pruned.sources], NO_RECORD)
                 )
             structure = Structure(
-                key.public.to_array(),
+                self.cipher.public_key.to_array(),
                 len(plan.shared),
                 model.n_outputs,
                 np.cumsum([len(left) for left in lefts], dtype=np.int64),
@@ -363,7 +354,7 @@ class Active(Predicting):
         elements = np.concatenate(terms, axis=1).reshape(-1, plan.part.model.n_outputs)
         multiples = np.rint(np.ldexp(elements, PRECISION - self.exponent)).astype(np.int64)
         self.n_sent, self.n_batches = last, self.n_batches + 1
-        return Elements(first, last - first, self.owner.encrypted(multiples))
+        return Elements(first, last - first, self.cipher.encrypted(multiples))
 
     def _take_totals(self, plan: Plan, mail: Mail) -> None:
         """Eq. 14: decrypt the sums that are back; each must be one that the row can have."""
@@ -379,7 +370,7 @@ class Active(Predicting):
             end = min(first + self.batch_rows, n_rows)
             if letter.n_rows != end - first:
                 raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
-            (fields,) = self.owner.read(sender, letter, [(0, np.ones(letter.n_rows, dtype=bool))])
+            (fields,) = self.cipher.read(sender, letter, [(0, np.ones(letter.n_rows, dtype=bool))])
             terms = np.ldexp(np.array(fields, dtype=np.float64), self.exponent - PRECISION)
             low, high = plan.bounds(self.values[first:end])
             # Terms are rounded when they are packed, sums of up to n_terms of them as float64.

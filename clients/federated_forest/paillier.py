@@ -17,10 +17,8 @@ import numpy.typing as npt
 
 from clients.federated_forest.active import Active, Worth
 from clients.federated_forest.party import Doubles, Passive
-from clients.vertical.ciphertexts import EncryptedRows, KeyOwner
+from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
 from clients.vertical.growing import SplitList
-from fedapp.crypto.packing import Layout
-from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.sums import SumJob
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of
@@ -125,14 +123,10 @@ class PaillierPassive(Passive):
             return None
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
-
-        def layout_of(key: PublicKey) -> Layout:
-            return Layout(key.bits, self.n_train, letter.n_fields, letter.bits, in_pairs=False)
-
-        key = self.read_key(letter, letter.n, self.forest.settings, layout_of)
+        layouts_of = of_numbers(self.n_train, letter.n_fields, letter.bits)
+        self.encrypted = EncryptedRows.none(self, letter, self.forest.settings, layouts_of)
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
         self.weighted = np.flatnonzero(has_weight)
-        self.encrypted = EncryptedRows(letter.n, (layout_of(key),))
         return letter
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
@@ -187,8 +181,7 @@ class PaillierPassive(Passive):
         self.listing = joined([listing for listing, _ in tables])
         self.bounds = np.concatenate([local.bounds for _, local in tables], axis=1)
         fields, sums = fields_of(self.listing, Listing), self.encrypted.sums_of(jobs)
-        depth = self.forest.trees.structure.level
-        return ColumnSums(level=depth, **fields, ciphertexts=sums)
+        return ColumnSums(level=self.forest.trees.structure.level, **fields, ciphertexts=sums)
 
     def _list_tree(
         self, tree: int, nodes: Places, n_drawn: Ints
@@ -228,7 +221,7 @@ class PaillierActive(Active):
             SplitRequest: {SplitRequest, FinishRequest},
         }
     )
-    owner: KeyOwner
+    cipher: Cipher
     n_sent: int = 0  # training rows whose labels were encrypted
     chosen: SplitNodes  # of the open nodes, for all parties
     claims: LeftClaims = LeftClaims.none()  # of those of others
@@ -239,16 +232,10 @@ class PaillierActive(Active):
         """Draw a key; encrypt the first rows under it."""
         fields = self.forest.labels.fields
         n_rows, n_fields = fields.numbers.shape
-
-        def layout_of(public: PublicKey) -> Layout:
-            return Layout(public.bits, n_rows, n_fields, fields.bits, in_pairs=False)
-
-        key = self.draw_key(self.forest.settings, layout_of)
-        self.owner = KeyOwner(key.to_array(), (layout_of(key.public),))
-        weighted = np.packbits(self.forest.labels.weights > 0)
-        return self._next_block(
-            partial(EncryptedLabels, key.public.to_array(), n_fields, fields.bits, weighted)
-        )
+        layouts_of = of_numbers(n_rows, n_fields, fields.bits)
+        self.cipher = Cipher.drawn(self, self.forest.settings, layouts_of)
+        n, weighted = self.cipher.public_key.to_array(), np.packbits(self.forest.labels.weights > 0)
+        return self._next_block(partial(EncryptedLabels, n, n_fields, fields.bits, weighted))
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Encrypt the labels of the next training rows."""
@@ -259,12 +246,11 @@ class PaillierActive(Active):
 
     def _next_block(self, letter: Callable[[Array], Letter]) -> Letters:
         """Letters with the next rows that have a weight, encrypted afresh for each party."""
-        width, others = self.owner.private.public.ciphertext_bytes, self.others
+        width, others = self.cipher.public_key.ciphertext_bytes, self.others
         first, last = self.n_sent, min(self.n_train, self.n_sent + block_rows(width, len(others)))
-        labels, self.n_sent = self.forest.labels, last
-        rows = first + np.flatnonzero(labels.weights[first:last] > 0)
-        numbers = labels.fields.numbers[rows].astype(np.int64)
-        return [(name, letter(self.owner.encrypted(numbers))) for name in others]
+        rows = first + np.flatnonzero(self.forest.labels.weights[first:last] > 0)
+        numbers, self.n_sent = self.forest.labels.fields.numbers[rows].astype(np.int64), last
+        return [(name, letter(self.cipher.encrypted(numbers))) for name in others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
@@ -394,7 +380,7 @@ class PaillierActive(Active):
         columns = totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
-        of_jobs = self.owner.read(party, letter, [(0, of_tree) for of_tree in by_tree])
+        of_jobs = self.cipher.read(party, letter, [(0, of_tree) for of_tree in by_tree])
         sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, len(fields.units))
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.forest.labels.n_classes else sums[wanted, :1]

@@ -28,7 +28,6 @@ from clients.secureboost.joint import ConfiguredConstraints, Joint, check_bins
 from clients.secureboost.model import Boosted, joined, trimmed
 from clients.secureboost.round import (
     NO_ROUND,
-    Cipher,
     Claim,
     Claims,
     Round,
@@ -38,13 +37,12 @@ from clients.secureboost.round import (
 )
 from clients.secureboost.table import Table, check_setup, column_bins, initial_part
 from clients.secureboost.target import Scores, Target, margin_column
+from clients.vertical.ciphertexts import Cipher
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts
-from fedapp.crypto.sums import read_jobs
-from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.build import Histogram, build_all_histograms, sum_jobs
 from fedapp.histograms.claimed import words_of
 from fedapp.histograms.vector_splits import build_vector_histograms
@@ -131,11 +129,12 @@ class Active(Aligned):
         if n_pairs > MOST_PAIRS:
             rule = f"must be at most {MOST_PAIRS // self.target.n_outputs} with this number of "
             raise ConfigError(f"num-parallel-tree {rule}classes, got {request.num_parallel_tree}")
-        key = self.draw_key(request, lambda key: grouped_layouts(key.bits, n_rows, n_pairs))
-        self.cipher = Cipher(key.to_array(), n_rows, n_pairs)
+        self.cipher = Cipher.drawn(
+            self, request, lambda key: grouped_layouts(key.bits, n_rows, n_pairs)
+        )
         if isinstance(part, ActivePart):
             self.traversal = Traversal.of(part, len(self.ids), 0)
-        letter = PublicKey(key.public.to_array(), n_pairs, n_rows, PRECISION)
+        letter = PublicKey(self.cipher.public_key.to_array(), n_pairs, n_rows, PRECISION)
         return SentReply(), self.to_others(letter)
 
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
@@ -246,7 +245,7 @@ class Active(Aligned):
 
     def _next_block(self, unsent: Unsent) -> Bytes:
         n_receivers = sum(len(self.round.drawn(self.joint, name)) > 0 for name in self.others)
-        most = block_rows(self.cipher.private_key.public.ciphertext_bytes, n_receivers)
+        most = block_rows(self.cipher.public_key.ciphertext_bytes, n_receivers)
         self.round, ciphertexts = self.round.block(self.cipher, unsent, most)
         return ciphertexts
 
@@ -292,22 +291,18 @@ class Active(Aligned):
         """Decrypt a passive party's sums of the wanted nodes: rounded, and in fixed point."""
         cipher, joint = self.cipher, self.joint
         wanted, columns = growth.wanted, self.round.drawn(joint, party)
-        layouts, firsts, has_one_tree = cipher.layouts, cipher.firsts, self.target.has_one_tree
+        firsts, has_one_tree = cipher.firsts, self.target.has_one_tree
         if (letter.round_id, letter.level) != (self.round.number, growth.level):
             raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
         if letter.missing.shape != (len(wanted), len(columns)):
             rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
             raise ProtocolError(party, "EncryptedSums", "missing", rule)
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.round.exponents)
-        with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
-            trees, nodes = wanted.T
-            ordered = sum_jobs(layouts, growth.level, trees, nodes, has_one_tree)
-            jobs = list(ordered) if n_bins else []
-            packed = [
-                (layouts[group], np.ones(len(nodes) * n_bins, dtype=bool))
-                for group, _, nodes in jobs
-            ]
-            fields = read_jobs(cipher.private_key, letter.ciphertexts, packed, shared_workers())
+        trees, nodes = wanted.T
+        ordered = sum_jobs(cipher.layouts, growth.level, trees, nodes, has_one_tree)
+        jobs = list(ordered) if n_bins else []
+        is_read = [(group, np.ones(len(nodes) * n_bins, bool)) for group, _, nodes in jobs]
+        fields = cipher.read(party, letter, is_read)
         shape = len(wanted), n_bins, *growth.cell
         histograms, exact = np.zeros(shape), np.zeros((*shape, 2), dtype=np.int64)
         for (group, tree, _), of_job in zip(jobs, fields, strict=True):

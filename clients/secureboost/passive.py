@@ -11,7 +11,6 @@ splits: record id -> column, threshold, default side. A round, by message::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,14 +19,10 @@ import numpy.typing as npt
 
 from clients.inference import answers
 from clients.secureboost.table import Table, check_setup, column_bins, initial_part
+from clients.vertical.ciphertexts import EncryptedRows
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
-from clients.vertical.party import Aligned, Bytes, Ints
-from fedapp.crypto.lanes import ring_of
-from fedapp.crypto.packing import PRECISION, PairLayout, grouped_layouts
-from fedapp.crypto.paillier import check_ciphertexts
-from fedapp.crypto.paillier_keys import PublicKey as Key
-from fedapp.crypto.sums import pack_sums, sum_rows
-from fedapp.crypto.workers import shared_workers
+from clients.vertical.party import Aligned, Ints
+from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes
 from fedapp.histograms.build import slots_by_node, sum_jobs
@@ -66,7 +61,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradients:
-    """Encrypted gradients of a round, as they come."""
+    """Which gradients a round sums."""
 
     round_id: int
     rows: Ints  # that the round sums
@@ -74,13 +69,6 @@ class Gradients:
     n_outputs: int  # trees come draw by draw, in each one for every output
     columns: Ints  # of this party
     n_wanted: int  # ciphertexts
-    # Ciphertexts, layout by layout. Each block is an array of the site's state; none has all.
-    blocks: tuple[Bytes, ...] = ()
-
-    @property
-    def n_taken(self) -> int:
-        """Ciphertexts that have come."""
-        return sum(map(len, self.blocks))
 
     def drawn_for(self, tree: int) -> Bools:
         """Which of the rows a tree has drawn."""
@@ -105,7 +93,7 @@ class Passive(Aligned):
     )
     settings: SetupRequest
     table: Table
-    key: PublicKey | None = None  # of the run, and how rows are packed under it
+    encrypted: EncryptedRows | None = None  # those of the round, under the key of the run
     last_answers: Nodes | None = None  # about the initial model; see ``answers``
     trees: Trees  # of the round, and all local splits
     nesting: Nesting  # where the local splits are in the trees
@@ -148,7 +136,7 @@ class Passive(Aligned):
     def _meet(self, mail: Mail) -> None:
         # The key comes with whatever message is the first.
         letter, active, n_train = mail.only(PublicKey, self.active), self.active, self.n_train
-        if letter is None and self.key is not None:
+        if letter is None and self.encrypted is not None:
             return
         letter = mail.one(PublicKey, active)
         if letter.most_rows != n_train:
@@ -161,7 +149,7 @@ class Passive(Aligned):
         check_fields(
             active,
             letter,
-            ("letter", self.key is None, "must come once"),
+            ("letter", self.encrypted is None, "must come once"),
             (
                 "precision",
                 letter.precision == PRECISION,
@@ -169,13 +157,12 @@ class Passive(Aligned):
             ),
             ("n_outputs", got == n_pairs, f"must be {n_pairs}, got {got}"),
         )
-        self.read_key(
+        self.encrypted = EncryptedRows.none(
+            self,
             letter,
-            letter.n,
             self.settings,
             lambda key: grouped_layouts(key.bits, n_train, got, PRECISION),
         )
-        self.key = letter
 
     # A round
 
@@ -191,16 +178,15 @@ class Passive(Aligned):
         if not self.follows(TakeRequest):
             self._begin(mail.one(EncryptedGradients, self.active))
         elif more := mail.only(MoreGradients, self.active):
-            so_far = self.gradients
-            if (more.round_id, more.start) != (so_far.round_id, so_far.n_taken):
-                rule = f"must be {so_far.n_taken}, the first of round {so_far.round_id} that is "
+            round_id, n_taken = self.gradients.round_id, len(self._encrypted)
+            if (more.round_id, more.start) != (round_id, n_taken):
+                rule = f"must be {n_taken}, the first of round {round_id} that is "
                 raise ProtocolError(self.active, "MoreGradients", "start", f"{rule}missing")
             self._keep_block(more)
 
     def _begin(self, letter: EncryptedGradients) -> None:
         """Start a round: all rows at the roots, the first block of gradients."""
-        active, sent, has_one_tree = self.active, self.key, self.settings.multi_strategy == ONE_TREE
-        assert sent is not None
+        active, has_one_tree = self.active, self.settings.multi_strategy == ONE_TREE
         shape = self.settings.num_parallel_tree, self.n_train
         bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, math.prod(shape))
         is_drawn = bits.reshape(shape)
@@ -214,29 +200,32 @@ class Passive(Aligned):
             rule = f"must be at least {fewest} rows (min-rows of {self.name}), got {n_drawn}"
             raise ProtocolError(active, "EncryptedGradients", "drawn", f"{rule}; draw more")
         rows = np.flatnonzero(is_drawn.any(axis=0))
-        n_layouts = len(layouts_of(sent)) if len(letter.columns) else 0
+        layouts = self._encrypted.layouts
+        n_pairs = sum(layout.n_outputs for layout in layouts)
         self.gradients = Gradients(
             letter.round_id,
             rows,
             is_drawn[:, rows],
-            sent.n_outputs // shape[0],
+            n_pairs // shape[0],
             letter.columns,
-            n_layouts * len(rows),
+            len(layouts) * len(rows) if len(letter.columns) else 0,
         )
+        self.encrypted = replace(self._encrypted, blocks=())
         self._keep_block(letter)
         self._nest()
-        self.trees = Trees.of(self, 1 if has_one_tree else sent.n_outputs, self.trees.lookup)
+        self.trees = Trees.of(self, 1 if has_one_tree else n_pairs, self.trees.lookup)
 
     def _keep_block(self, letter: EncryptedGradients | MoreGradients) -> None:
-        kind, so_far, sent = type(letter).__name__, self.gradients, self.key
-        assert sent is not None
-        n_left = so_far.n_wanted - so_far.n_taken
-        if len(letter.ciphertexts) > n_left:
-            rule = f"must be {n_left} at most, of {so_far.n_wanted}, got {len(letter.ciphertexts)}"
-            raise ProtocolError(self.active, kind, "ciphertexts", rule)
-        with as_protocol_error(self.active, kind, "ciphertexts"):
-            check_ciphertexts(Key.from_array(sent.n), letter.ciphertexts)
-        self.gradients = replace(so_far, blocks=(*so_far.blocks, letter.ciphertexts))
+        n_wanted, n_sent = self.gradients.n_wanted, len(letter.ciphertexts)
+        if n_sent > (n_left := n_wanted - len(self._encrypted)):
+            rule = f"must be {n_left} at most, of {n_wanted}, got {n_sent}"
+            raise ProtocolError(self.active, type(letter).__name__, "ciphertexts", rule)
+        self.encrypted = self._encrypted.plus(self.active, letter)
+
+    @property
+    def _encrypted(self) -> EncryptedRows:
+        assert self.encrypted is not None
+        return self.encrypted
 
     def sum_nodes(self, request: SumRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Algorithm 1: start the round if it is new, else apply the last level's splits; sum."""
@@ -244,7 +233,7 @@ class Passive(Aligned):
         is_new = any(map(self.follows, (SetupRequest, AnswerRequest, TakeRequest)))
         if is_new or mail.only(EncryptedGradients, active):
             self._take(mail)
-            if (n_taken := self.gradients.n_taken) != (n_wanted := self.gradients.n_wanted):
+            if (n_taken := len(self._encrypted)) != (n_wanted := self.gradients.n_wanted):
                 rule = f"must be {n_wanted}, got {n_taken}"
                 raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
             wanted = self.trees.structure.open_nodes
@@ -258,9 +247,8 @@ class Passive(Aligned):
 
     def encrypted_sums(self, trees: Places, nodes: Places) -> EncryptedSums:
         """Sums of the wanted nodes, job by job; see ``fedapp.histograms.build.sum_jobs``."""
-        of_round, sent, level = self.gradients, self.key, self.trees.structure.level
-        assert sent is not None
-        key, layouts = Key.from_array(sent.n), layouts_of(sent)
+        of_round, encrypted = self.gradients, self._encrypted
+        level = self.trees.structure.level
         widths = self.table.cuts.widths[of_round.columns]
         offsets = np.concatenate(([0], np.cumsum(widths + 1)))  # with the bins of missing values
         codes = np.ascontiguousarray(self.table.codes[of_round.rows][:, of_round.columns])
@@ -268,26 +256,14 @@ class Passive(Aligned):
         # Bins of missing values are counted in the clear, so their encrypted sums are not sent.
         present = np.ones(offsets[-1], dtype=bool)
         present[offsets[1:] - 1] = False
-        workers, products = shared_workers(), ring_of(key.n_squared)
-        packed = [np.empty((0, key.ciphertext_bytes), dtype=np.uint8)]
+        packed = [np.empty((0, encrypted.public_key.ciphertext_bytes), dtype=np.uint8)]
         has_one_tree = self.settings.multi_strategy == ONE_TREE
-        jobs = sum_jobs(layouts, level, trees, nodes, has_one_tree) if len(widths) else ()
+        jobs = sum_jobs(encrypted.layouts, level, trees, nodes, has_one_tree) if len(widths) else ()
         for layout_id, tree, wanted in jobs:
             slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
             if level:  # at the root, one job sums for all trees of a group
                 slots[~of_round.drawn_for(tree)] = -1
-            # Ciphertexts are stored layout by layout. Their product encrypts the sum.
-            sums, first = products.ones(len(wanted) * int(offsets[-1])), 0
-            start, end = layout_id * len(slots), (layout_id + 1) * len(slots)
-            for block in blocks_of(of_round.blocks, start, end):
-                part = slice(first, first + len(block))
-                of_block = sum_rows(
-                    key, block, codes[part], offsets, slots[part], len(wanted), workers
-                )
-                sums = products.multiply(sums, of_block)
-                first += len(block)
-            present_sums = sums[np.tile(present, len(wanted))]
-            packed.append(pack_sums(key, present_sums, layouts[layout_id], workers))
+            packed.append(encrypted.sums(codes, offsets, slots, len(wanted), layout_id, present))
         missing = np.zeros((len(nodes), len(widths)), dtype=np.int32)
         rows, absent = np.nonzero(codes == widths)
         for tree in np.unique(trees):
@@ -364,19 +340,3 @@ class Passive(Aligned):
             letters.append((self.active, Records(**split_table(self, lookup))))
         self.end()
         return SentReply(), letters
-
-
-def layouts_of(sent: PublicKey) -> tuple[PairLayout, ...]:
-    """Layouts of gradients that are packed under a key."""
-    bits = Key.from_array(sent.n).bits
-    return grouped_layouts(bits, sent.most_rows, sent.n_outputs, sent.precision)
-
-
-def blocks_of(blocks: tuple[Bytes, ...], first: int, last: int) -> Iterator[Bytes]:
-    """Rows ``first`` to ``last`` of some blocks, block by block."""
-    start = 0
-    for block in blocks:
-        low, high = max(first - start, 0), min(last - start, len(block))
-        if low < high:
-            yield block[low:high]
-        start += len(block)

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost.joint import Joint
+from clients.vertical.ciphertexts import Cipher
 from clients.vertical.party import Aligned, Bytes, Floats, Ints
-from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts
-from fedapp.crypto.paillier import encrypt
-from fedapp.crypto.paillier_keys import PrivateKey
-from fedapp.crypto.workers import shared_workers
+from fedapp.crypto.packing import FixedPoint
 from fedapp.errors import ProtocolError
 from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.claimed import carried, row_sums, unfit_column
@@ -32,42 +29,6 @@ from fedapp.trees.vector_leaves import VectorGrowth
 
 Bools = npt.NDArray[np.bool_]
 ROWS_AT_ONCE = 1 << 15  # encoded; bounds the floats in memory
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Cipher:
-    """The private key of a run, and how gradients are packed under it."""
-
-    key: Bytes
-    n_rows: int
-    n_pairs: int  # of a row
-
-    @property
-    def private_key(self) -> PrivateKey:
-        """The key."""
-        return PrivateKey.from_array(self.key)
-
-    @property
-    def layouts(self) -> tuple[PairLayout, ...]:
-        """Of packed gradients, one per group of trees."""
-        return grouped_layouts(self.private_key.public.bits, self.n_rows, self.n_pairs)
-
-    @property
-    def firsts(self) -> list[int]:
-        """The first tree of each layout, and the end."""
-        return [0, *accumulate(layout.n_outputs for layout in self.layouts)]
-
-    def encrypted(self, fields: Ints, start: int, stop: int) -> Bytes:
-        """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
-        key, layouts, firsts = self.private_key, self.layouts, self.firsts
-        blocks = [np.empty((0, key.public.ciphertext_bytes), dtype=np.uint8)]
-        while start < stop:
-            group, row = divmod(start, len(fields))
-            end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
-            group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
-            blocks.append(encrypt(key, layouts[group].pack(group_fields), shared_workers()))
-            start += end - row
-        return np.concatenate(blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

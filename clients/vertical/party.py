@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import Annotated, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key, read_public_key
-from fedapp.crypto.sums import self_test
 from fedapp.data.labels import (
     Labels,
     class_ids,
@@ -20,11 +18,10 @@ from fedapp.data.labels import (
     untrained_classes,
 )
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, ProtocolError
 from fedapp.messages.fields import Array, Letter
 from fedapp.messages.vertical import OrderDigest
 from fedapp.records.codec import IN_FILE
-from fedapp.site.account import account_of
 from fedapp.site.labels import check_kind
 from fedapp.site.mail import Letters, Mail, Session
 from fedapp.site.roles import Role, role
@@ -157,26 +154,6 @@ class Aligned(Role):
                 party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
             )
 
-    def draw_key(self, order: KeyOrder, fits: Callable[[PublicKey], object]) -> PrivateKey:
-        """Draw the Paillier key and test it; ``fits`` raises a ValueError if it is too small."""
-        insecure, masks = order.insecure_small_key, self.config.full_masks
-        try:
-            key = generate_key(order.key_bits, insecure_small_key=insecure, full_masks=masks)
-            fits(key.public)
-        except ValueError as error:
-            raise ConfigError(f"{account_of(self.site.store).method}.{error}") from error
-        self_test(key)
-        return key
-
-    def read_key(
-        self, letter: Letter, n: Bytes, order: KeyOrder, fits: Callable[[PublicKey], object]
-    ) -> PublicKey:
-        """The active party's public key; ``fits`` raises a ValueError if it is too small."""
-        with as_protocol_error(self.active, type(letter).__name__, "n"):
-            key = read_public_key(n, order.key_bits, insecure_small_key=order.insecure_small_key)
-            fits(key)
-        return key
-
     def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Class names and labels as float32, at the active party; logs untrained classes."""
         assert self.labels is not None
@@ -190,12 +167,3 @@ class Aligned(Role):
         if untrained := untrained_classes(classes, self.labels[: self.n_train]):
             log.warning("%s", note_on_untrained(untrained))
         return classes, numbers
-
-
-class KeyOrder(Protocol):
-    """A request that sets the key's size."""
-
-    @property
-    def key_bits(self) -> int: ...
-    @property
-    def insecure_small_key(self) -> bool: ...

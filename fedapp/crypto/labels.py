@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.noise import Source
-from fedapp.crypto.sealed import prefixed
+from fedapp.crypto.noise import NOISE_LABEL
+from fedapp.crypto.sealed import Stream, prefixed
 
 LABEL = b"label"
 STEPS = 2**12  # of a range of measures
@@ -73,7 +73,7 @@ def _threshold(probability: float) -> np.uint64:
 def _words(ids: Sequence[str], labels: Sequence[object], key: bytes, n_words: int) -> Words:
     """Random words of each row, shape (n_rows, n_words)."""
     rows = [
-        Source(key, prefixed(LABEL, name.encode(), str(label).encode())).words(n_words)
+        Stream(key, NOISE_LABEL, prefixed(LABEL, name.encode(), str(label).encode())).words(n_words)
         for name, label in zip(ids, labels, strict=True)
     ]
     return np.array(rows, dtype=np.uint64).reshape(len(ids), n_words)

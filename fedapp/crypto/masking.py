@@ -65,11 +65,6 @@ def expand(seed: bytes, n_numbers: int) -> Masked:
     return Stream(seed).words(n_numbers)
 
 
-def stream(secret: bytes, label: bytes, n_numbers: int) -> Masked:
-    """The stream of a pair for a label."""
-    return expand(seed_of(secret, label), n_numbers)
-
-
 def mask_vector(
     name: str,
     values: Whole,
@@ -92,7 +87,7 @@ def mask_vector(
     masked = words.view(f"<u{n_bytes}")
     np.copyto(masked[: len(values)], values, casting="unsafe")  # modulo 2^n
     for peer, secret in secrets.items():
-        mask = stream(secret, label, len(words)).view(masked.dtype)
+        mask = expand(seed_of(secret, label), len(words)).view(masked.dtype)
         if name < peer:
             masked += mask
         else:

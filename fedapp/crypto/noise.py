@@ -37,11 +37,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.sealed import Stream, derived_key
+from fedapp.crypto.sealed import Stream
 from fedapp.errors import check_package
 from fedapp.histograms.fixed_point import Whole
 
-LABEL = b"fedapp noise v1"
+NOISE_LABEL = b"fedapp noise v1"  # of all streams of noise
 KEY_BYTES = 32
 # float64's error in all comparisons is below 2^-43.
 MARGIN = 2.0**-40
@@ -60,23 +60,7 @@ LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
 Bools = npt.NDArray[np.bool_]
 
 
-class Source(Stream):
-    """Random 64-bit words from a 32-byte key and a label; other labels give other words."""
-
-    def __init__(self, key: bytes, label: bytes) -> None:
-        super().__init__(derived_key(key, LABEL, label))
-
-    def below(self, bound: int, n_numbers: int) -> Whole:
-        """Uniform integers from 0 to ``bound`` - 1 < 2^62."""
-        numbers = np.empty(0, dtype=np.int64)
-        mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
-        while len(numbers) < n_numbers:
-            candidates = (self.words(n_numbers - len(numbers)) & mask).astype(np.int64)
-            numbers = np.concatenate((numbers, candidates[candidates < bound]))
-        return numbers
-
-
-def discrete_gaussian(variance: int, n_numbers: int, source: Source) -> Whole:
+def discrete_gaussian(variance: int, n_numbers: int, source: Stream) -> Whole:
     """Independent draws of the discrete Gaussian distribution (Algorithm 3); int64."""
     if not 1 <= variance <= MAX_VARIANCE:
         raise ValueError(f"variance must be 1 to 2^80, got {variance}")
@@ -95,7 +79,7 @@ def discrete_gaussian(variance: int, n_numbers: int, source: Source) -> Whole:
     return draws[:n_numbers]
 
 
-def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
+def _discrete_laplace(scale: int, n_tries: int, source: Stream) -> Whole:
     """Draws in proportion to exp(-|x| / scale), fewer than ``n_tries`` (Algorithm 2)."""
     remainders = source.below(scale, n_tries)
     remainders = remainders[
@@ -116,7 +100,7 @@ def _discrete_laplace(scale: int, n_tries: int, source: Source) -> Whole:
 
 
 def accept(
-    powers: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
+    powers: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Stream
 ) -> Bools:
     """Events of probability exp(-power) (Algorithm 1); bool, shape (n_events,).
 
@@ -130,7 +114,7 @@ def accept(
     return accepted
 
 
-def _is_below(word: int, power: Fraction, source: Source) -> bool:
+def _is_below(word: int, power: Fraction, source: Stream) -> bool:
     """Whether a random number whose first 64 bits are ``word`` is below exp(-power)."""
     n_bits = 64
     while True:
@@ -220,25 +204,22 @@ class Budget:
 
 
 def budget_for(epsilon: float, delta: float, n_rounds: int, n_parties: int) -> Budget:
-    """The least noise that keeps the promise; a ConfigError if dp-accounting is missing."""
-    schedule = Budget(epsilon, delta, 1.0, n_rounds, n_parties).schedule
-    multiplier = calibrated_multiplier(epsilon, delta, schedule)
-    return Budget(epsilon, delta, multiplier, n_rounds, n_parties)
+    """The least noise that keeps the promise; a ConfigError if dp-accounting is missing.
 
-
-def calibrated_multiplier(epsilon: float, delta: float, schedule: Iterable[BudgetItem]) -> float:
-    """The least multiplier for an epsilon by bisection, rounded up to a multiple of 2^-20."""
+    The multiplier is found by bisection, and rounded up to a multiple of 2^-20.
+    """
     accounting, rdp = _accounting()
-    spendings = tuple(schedule)
-    multiplier = accounting.calibrate_dp_mechanism(
+    schedule = Budget(epsilon, delta, 1.0, n_rounds, n_parties).schedule
+    least = accounting.calibrate_dp_mechanism(
         rdp.RdpAccountant,
-        lambda candidate: _event(candidate, spendings),
+        lambda candidate: _event(candidate, schedule),
         epsilon,
         delta,
         accounting.LowerEndpointAndGuess(LEAST_MULTIPLIER, FIRST_GUESS),
         tol=2.0**-MULTIPLIER_BITS,
     )
-    return float(math.ceil(float(multiplier) * 2**MULTIPLIER_BITS + 1)) / 2.0**MULTIPLIER_BITS
+    multiplier = float(math.ceil(float(least) * 2**MULTIPLIER_BITS + 1)) / 2.0**MULTIPLIER_BITS
+    return Budget(epsilon, delta, multiplier, n_rounds, n_parties)
 
 
 def composed_epsilon(budgets: Iterable[Budget], delta: float) -> float:

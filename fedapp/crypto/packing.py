@@ -189,9 +189,6 @@ class Layout:
         return [[fields[index ^ 1] for index in range(self.n_fields)] for fields in slots]
 
 
-PairLayout = Layout
-
-
 def grouped_layouts(
     key_bits: int, n_rows: int, n_outputs: int, precision: int = PRECISION
 ) -> tuple[Layout, ...]:

@@ -64,12 +64,6 @@ class PublicMasks:
         return self._ring.power(self._ring.take(units), n)
 
 
-@functools.lru_cache(maxsize=1)
-def _public_masks(key: PublicKey) -> PublicMasks:
-    """This process's masks under a public key, cached for the next call."""
-    return PublicMasks(key)
-
-
 class OwnerMasks:
     """Masks under a private key: powers of a base mod p^2 and mod q^2, joined mod n^2."""
 
@@ -105,10 +99,9 @@ class OwnerMasks:
         return self._ring.add(left, right)
 
 
-@functools.lru_cache(maxsize=1)
-def _owner_masks(key: PrivateKey) -> OwnerMasks:
-    """This process's masks under its private key, cached for the next call."""
-    return OwnerMasks(key)
+# Those of the last key of each kind are this process's until another key is used.
+_public_masks = functools.lru_cache(maxsize=1)(PublicMasks)
+_owner_masks = functools.lru_cache(maxsize=1)(OwnerMasks)
 
 
 def masks_of(key: PublicKey | PrivateKey) -> PublicMasks | OwnerMasks:

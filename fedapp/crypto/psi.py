@@ -112,7 +112,7 @@ def mask(points: Points, scalar: bytes) -> Points:
     """
     _check_points("points", points)
     _check_scalar(scalar)
-    return scale(points, scalar)
+    return scale_parts(lambda part: points[part], len(points), scalar)
 
 
 def intersect(lists: Sequence[Points]) -> Points:
@@ -212,24 +212,13 @@ def _check_scalar(scalar: bytes) -> None:
         raise ValueError("scalar must be 1 to l - 1, got another number")
 
 
-def scale(points: Bytes, scalar: bytes) -> Bytes:
+def scale_parts(read: Callable[[slice], Bytes], n_points: int, scalar: bytes) -> Bytes:
     """Multiply points by a secret scalar, on all cores; uint8, shape (n, 32), in the same order.
 
-    Parameters
-    ----------
-    points : uint8, shape (n, 32): encoded points; or (n, 64): uniform bytes, which the one-way map
-        of RFC 9496, Section 4.3.4, maps to points first.
-    scalar : 32 bytes, little-endian, 1 to l - 1.
-
-    Raises
-    ------
-    ValueError : a point is no canonical encoding, or the identity.
+    ``read`` makes the points of a slice: uint8, shape (n, 32), encoded; or (n, 64), uniform bytes
+    that the one-way map of RFC 9496, Section 4.3.4, maps to points first. Raises a ValueError for
+    one that is no canonical encoding, or the identity.
     """
-    return scale_parts(lambda part: points[part], len(points), scalar)
-
-
-def scale_parts(read: Callable[[slice], Bytes], n_points: int, scalar: bytes) -> Bytes:
-    """``scale`` for points that ``read`` makes part by part."""
     scale_part = _side_by_side(scalar) if has_lanes() else _one_by_one(scalar)
 
     def scaled(start: int) -> Bytes:

@@ -170,11 +170,24 @@ def derived_key(key: bytes, *parts: bytes) -> bytes:
 
 
 class Stream:
-    """Pseudorandom 64-bit words of a key, which must be used for one stream only."""
+    """Pseudorandom 64-bit words of a 32-byte key and labels; other labels give other words.
 
-    def __init__(self, key: bytes) -> None:
+    A key without a label must be used for one stream only.
+    """
+
+    def __init__(self, key: bytes, *labels: bytes) -> None:
+        key = derived_key(key, *labels) if labels else key
         self._cipher = Cipher(ChaCha20(key, bytes(STREAM_NONCE_BYTES)), mode=None).encryptor()
 
     def words(self, n_words: int) -> Words:
         """The next words, shape (n_words,)."""
         return np.frombuffer(self._cipher.update(bytes(n_words * WORD_BYTES)), dtype="<u8")
+
+    def below(self, bound: int, n_numbers: int) -> npt.NDArray[np.int64]:
+        """Uniform integers from 0 to ``bound`` - 1 < 2^62."""
+        numbers = np.empty(0, dtype=np.int64)
+        mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
+        while len(numbers) < n_numbers:
+            candidates = (self.words(n_numbers - len(numbers)) & mask).astype(np.int64)
+            numbers = np.concatenate((numbers, candidates[candidates < bound]))
+        return numbers

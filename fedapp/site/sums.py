@@ -45,8 +45,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedapp.crypto.masking import SHARE_BYTES, mask_vector, new_secret, seed_of, share_secret
-from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, Budget, Source, discrete_gaussian
-from fedapp.crypto.sealed import Address, derived_key, prefixed, seal, unseal
+from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, NOISE_LABEL, Budget, discrete_gaussian
+from fedapp.crypto.sealed import Address, Stream, derived_key, prefixed, seal, unseal
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import Array, Reply, Request
@@ -369,7 +369,7 @@ def add_noise(
     key = account.noise_key or secrets.token_bytes(KEY_BYTES)
     note(store, noise_key=b"" if store.finished else key, noised=noised)
     sources = {
-        slot: Source(key, prefixed(*(str(part).encode() for part in (*slot, chain))))
+        slot: Stream(key, NOISE_LABEL, prefixed(*(str(part).encode() for part in (*slot, chain))))
         for slot in slots
     }
     return [
@@ -378,7 +378,7 @@ def add_noise(
     ]
 
 
-def _draws(shape: tuple[int, ...], variances: tuple[int, ...], source: Source) -> Whole:
+def _draws(shape: tuple[int, ...], variances: tuple[int, ...], source: Stream) -> Whole:
     if len(variances) == 1:
         return discrete_gaussian(variances[0], int(np.prod(shape)), source).reshape(shape)
     return np.stack([_draws(shape[:-1], (variance,), source) for variance in variances], axis=-1)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
+from clients.vertical.ciphertexts import Cipher
 from fedapp.audit.bins import Array, Ints, largest_bins, true_bins
 from fedapp.audit.listening import Transcript, trained
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts, readable_rows
@@ -170,7 +171,7 @@ class Crafter:
             self.truth = codes
 
     def encrypted(
-        self, cipher: secureboost_round.Cipher, fields: Ints, start: int, stop: int
+        self, cipher: Cipher, fields: Ints, start: int, stop: int
     ) -> npt.NDArray[np.uint8]:
         """Row ``r`` of node ``r % n_nodes`` has a bit of its sums; where none is left, 0."""
         turns = [row // self.n_nodes for row in range(start, stop)]
@@ -316,9 +317,7 @@ def attack_once(config: dict[str, Any], remedy: str) -> Row:
     with misled(
         config,
         with_precision(*REMEDIES[remedy]),
-        patch.object(
-            secureboost_round.Cipher, "encrypted", lambda *given: crafter.encrypted(*given)
-        ),
+        patch.object(Cipher, "encrypted", lambda *given: crafter.encrypted(*given)),
         patch.object(secureboost_active.Active, "split", split),
         listeners=[(PASSIVE, crafter.note)],
     ):

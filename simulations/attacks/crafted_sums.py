@@ -12,10 +12,10 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost import passive as secureboost_passive
-from clients.secureboost.passive import Passive, blocks_of
+from clients.secureboost.passive import Passive
 from clients.secureboost.round import Chosen, Claims
 from clients.secureboost.target import Target
+from clients.vertical import ciphertexts
 from clients.vertical.growing import SplitList, Trees
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, Layout
@@ -99,7 +99,7 @@ class Numbers(Liar):
     def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: Layout) -> Residues:
         ring, target, n_rows = ring_of(key.n_squared), self.next(1), len(party.gradients.rows)
         place = int(np.searchsorted(party.gradients.rows, target[0]))
-        (row,) = blocks_of(party.gradients.blocks, place, place + 1)
+        (row,) = party._encrypted.between(place, place + 1)
         added = (n_rows // SHARE) << PRECISION
         pairs = [(sign * added << layout.field_bits) + added // 2 for sign in (1, -1)]
         times = ring.power(ring.read(row), n_rows // SHARE)
@@ -251,7 +251,7 @@ def lied(config: Row, lie: str, checks: str) -> Row:
         def packed(key: Any, of_bins: Any, layout: Any, workers: Workers) -> Any:
             return pack_sums(key, liar.sums(party, key, of_bins, layout), layout, workers)
 
-        with patch.object(secureboost_passive, "pack_sums", packed):
+        with patch.object(ciphertexts, "pack_sums", packed):
             return honest_sums(party, *wanted)
 
     def take(party: Passive, letter: Splits) -> Letters:

@@ -57,12 +57,12 @@ class Curious:
 
     def _take(self, site: Site, letter: Totals) -> None:
         party = Predictor.load(site)
-        plan, key = plan_of(party.active_part()), party.owner.private
+        plan, key = plan_of(party.active_part()), party.cipher.private_key
         plain = decrypt(key, letter.ciphertexts, shared_workers())
-        unit = PRECISION - party.exponent
-        sums = np.array(party.owner.layouts[0].unpack(plain, letter.n_rows), dtype=np.float64)[:, 0]
+        unit, (layout,) = PRECISION - party.exponent, party.cipher.layouts
+        sums = np.array(layout.unpack(plain, letter.n_rows), dtype=np.float64)[:, 0]
         self.sums = np.concatenate((self.sums, sums))
-        self.slack = party.owner.layouts[0].n_rows
+        self.slack = layout.n_rows
         self._plan, self.open = plan, _open_by_active(plan, party.values)
         self.terms = []
         for tree, is_open in zip(plan.shared, self.open, strict=True):

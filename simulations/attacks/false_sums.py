@@ -73,7 +73,7 @@ class FalseCells:
     ) -> tuple[ColumnsReply, Letters]:
         """In place of the party's handler: sums that add up, of rows that no column has."""
         encrypted, n_rows = party.encrypted, party.n_train
-        key, layout = encrypted.public, encrypted.layouts[0]
+        key, layout = encrypted.public_key, encrypted.layouts[0]
         n_squared, of_rows = key.n_squared, from_bytes_array(np.concatenate(encrypted.blocks))
         ring = ring_of(n_squared)
         total, sums = product_of(ring, ring.take(of_rows)), list[mpz]()
@@ -232,7 +232,7 @@ class FalseColumns:
         self.lefts = np.repeat(np.tile(below, (2, 1))[None], len(trees), axis=0)
         for tree, row in enumerate(self.rows):
             self.lefts[tree, :, row] = True, False
-        key, (ciphertexts,) = party.encrypted.public, party.encrypted.blocks
+        key, (ciphertexts,) = party.encrypted.public_key, party.encrypted.blocks
         of_rows = from_bytes_array(ciphertexts[self.rows])
         inverses = [powmod(of_row, -1, key.n_squared) for of_row in of_rows]
         negatives = to_bytes_array(inverses, key.ciphertext_bytes)

@@ -11,8 +11,7 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
-from clients.secureboost import active, passive
-from clients.secureboost import round as round_of_trees
+from clients.vertical import ciphertexts
 from fedapp.crypto.lanes import has_lanes
 from fedapp.kernels import n_cores
 from fedapp.settings import Settings, load_settings
@@ -32,13 +31,8 @@ CHECK_TREES, CHECK_DEPTH = 10, 4
 # Excluded: the first tree, in which tables of masks are computed, and the last one, which no
 # encryption follows.
 N_TREES, DEPTH = 7, 3
-PARTS = {  # function of ``fedapp.crypto``, where it is called
-    "encrypt": round_of_trees,
-    "check_ciphertexts": passive,
-    "sum_rows": passive,
-    "pack_sums": passive,
-    "read_jobs": active,
-}
+# Functions of ``fedapp.crypto`` that ``ciphertexts`` calls
+PARTS = "encrypt", "check_ciphertexts", "sum_rows", "pack_sums", "read_jobs"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +44,9 @@ class Stopwatch:
     @contextmanager
     def running(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for name, module in PARTS.items():
-                timed = partial(self._call, name, getattr(module, name))
-                stack.enter_context(patch.object(module, name, timed))
+            for name in PARTS:
+                timed = partial(self._call, name, getattr(ciphertexts, name))
+                stack.enter_context(patch.object(ciphertexts, name, timed))
             yield
 
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:

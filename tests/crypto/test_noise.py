@@ -10,17 +10,17 @@ import pytest
 from fedapp.crypto import noise
 from fedapp.crypto.noise import (
     Budget,
-    Source,
     accept,
     budget_for,
     composed_epsilon,
     discrete_gaussian,
 )
+from fedapp.crypto.sealed import Stream
 from fedapp.errors import ConfigError
 
 
 def source(label=b""):
-    return Source(bytes(32), label)
+    return Stream(bytes(32), noise.NOISE_LABEL, label)
 
 
 def chi_squared(found, probabilities):
@@ -51,7 +51,7 @@ def test_draws_are_exact_where_float64_cannot_tell(monkeypatch):
 
 
 def test_a_doubtful_comparison_takes_further_digits():
-    class Fixed(Source):
+    class Fixed(Stream):
         def __init__(self, *words):
             self.left = list(words)
 
@@ -77,7 +77,7 @@ def test_what_is_drawn_follows_from_key_and_label_alone():
     one, again, other = (discrete_gaussian(100, 50, source(x)) for x in (b"a", b"a", b"b"))
     assert (one == again).all()
     assert (one != other).any()
-    assert (discrete_gaussian(100, 50, Source(b"k" * 32, b"a")) != one).any()
+    assert (discrete_gaussian(100, 50, Stream(b"k" * 32, noise.NOISE_LABEL, b"a")) != one).any()
     assert chi_squared(source().below(5, 5_000) - 2, np.full(5, 0.2)) < 3.5
 
 

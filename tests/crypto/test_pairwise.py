@@ -5,7 +5,15 @@ import secrets
 import numpy as np
 import pytest
 
-from fedapp.crypto.masking import MAX_NUMBERS, SIZES, mask_vector, n_words, stream, unmasked_sum
+from fedapp.crypto.masking import (
+    MAX_NUMBERS,
+    SIZES,
+    expand,
+    mask_vector,
+    n_words,
+    seed_of,
+    unmasked_sum,
+)
 from fedapp.histograms.fixed_point import Bounds, from_fixed, power_above, to_fixed
 
 NAMES = ("bank", "insurer", "shop")
@@ -54,6 +62,10 @@ def test_one_partys_vector_is_uniform_over_many_runs():
     some = [mask_vector(name, np.arange(20000), shared[name], b"step") for name in NAMES[:2]]
     assert chi_squared(some[0] + some[1]) < MOST_CHI2
     assert chi_squared(np.arange(20000)) > 10 * MOST_CHI2
+
+
+def stream(secret, label, n_numbers):
+    return expand(seed_of(secret, label), n_numbers)
 
 
 def test_another_label_or_secret_is_another_stream():

@@ -24,7 +24,7 @@ from fedapp.crypto.psi import (
     mask_ids,
     places,
     points_of,
-    scale,
+    scale_parts,
 )
 
 EXPAND_DST = b"QUUX-V01-CS02-with-expander-SHA512-256"
@@ -51,6 +51,11 @@ BLINDED = [
     ("00", "609a0ae68c15a3cf6903766461307e5c8bb2f95e7e6550e1ffa2dc99e412803c"),
     (17 * "5a", "da27ef466870f5f15296299850aa088629945a17d1f5b7f5ff043f76b3c06418"),
 ]
+
+
+def scale(points, scalar):
+    """Multiply encoded points, or uniform bytes that are mapped first."""
+    return scale_parts(lambda part: points[part], len(points), scalar)
 
 
 def hash_to_group(ids):

@@ -199,6 +199,7 @@ def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
         honest(self, *arguments)
 
     monkeypatch.setattr(Store, "commit", commit)
+    monkeypatch.setattr("fedapp.messages.vertical.BLOCK_BYTES", 2**12)  # several blocks
     run(encrypted_forest(settings, tmp_path)(parties=3, own_labels=labels))
     due = {
         (name_of(each), name_of(request))

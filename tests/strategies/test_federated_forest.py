@@ -312,7 +312,7 @@ def plus(added):
     """Adds to the plaintext of the first ciphertext; given the bits of a sum."""
 
     def change(rows, party):
-        n, changed = party.encrypted.public.n, rows.copy()
+        n, changed = party.encrypted.public_key.n, rows.copy()
         layout = party.encrypted.layouts[0]
         value = int(from_bytes_array(rows[:1])[0]) * (1 + added(layout.slot_bits) * n) % n**2
         changed[0] = to_bytes_array([value], rows.shape[1])[0]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import xgboost
 
-from clients.secureboost import passive
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import draw_rows
+from clients.vertical import ciphertexts
 from fedapp.api import load as load_run
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import grouped_layouts
@@ -378,6 +378,6 @@ IMPOSSIBLE = {
 
 @pytest.mark.parametrize(("wrap", "column"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_sums_that_no_rows_have_are_refused(two_splits, monkeypatch, wrap, column):
-    monkeypatch.setattr(passive, "pack_sums", wrap(passive.pack_sums))
+    monkeypatch.setattr(ciphertexts, "pack_sums", wrap(ciphertexts.pack_sums))
     rule = f"must be sums that rows of the nodes can have, got others of column {column + 1}"
     refuses(f"^party-2.*: EncryptedSums.ciphertexts {rule} in round 1$", two_splits(max_depth=1))

@@ -10,7 +10,7 @@ import pytest
 from clients.secureboost import target
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
-from clients.secureboost.round import Cipher
+from clients.vertical.ciphertexts import Cipher
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.messages import secureboost as messages
 from fedapp.messages import vertical

@@ -16,6 +16,7 @@ from fedapp.crypto.lanes.registers import (
     add_product,
     is_flat,
     operation,
+    same,
     spread_word,
 )
 from fedapp.crypto.rings import N_LANES
@@ -27,11 +28,6 @@ SLOT_WORDS = N_LANES * N_LIMBS
 NUMBER_WORDS = 4  # of 64 bits, of an encoded number
 # Largest limb after carries below 2^13: the highest carry returns to the lowest limb times 19.
 CARRIED = LIMB + 19 * (1 << 13)
-
-
-def same(number: int) -> Any:
-    """A register with the same number in all lanes."""
-    return ir.Constant(REGISTER, [ir.Constant(WORD, number)] * N_LANES)
 
 
 class Element:

@@ -134,54 +134,45 @@ def add_product(builder: Any, half: str, *registers: Any) -> Any:
     return builder.call(function, registers)
 
 
-def _fused(half: str) -> Any:
-    """A multiplication that adds to its first operand."""
+def _lanes(n_registers: int, emit: Callable[..., Any]) -> Any:
+    """A function of ``n_registers`` to one: its type, and what adds its instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return add_product(builder, half, *arguments)
+        return emit(builder, *arguments)
 
-    return LANES(LANES, LANES, LANES), generate
+    return LANES(*[LANES] * n_registers), generate
+
+
+def same(number: int) -> Any:
+    """A register with the same number in all lanes."""
+    return ir.Constant(REGISTER, [ir.Constant(WORD, number)] * N_LANES)
 
 
 @operation
 def add_low(_: Any, total: Any, left: Any, right: Any) -> Any:
     """``total`` plus the lower 52 bits of the product of the factors' lower 52 bits."""
-    return _fused("l")
+    return _lanes(3, lambda builder, *lanes: add_product(builder, "l", *lanes))
 
 
 @operation
 def add_high(_: Any, total: Any, left: Any, right: Any) -> Any:
     """``total`` plus the upper 52 bits of the product of the factors' lower 52 bits."""
-    return _fused("h")
+    return _lanes(3, lambda builder, *lanes: add_product(builder, "h", *lanes))
 
 
 @operation
 def add(_: Any, left: Any, right: Any) -> Any:
     """Sums modulo 2^64."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.add(*arguments)
-
-    return LANES(LANES, LANES), generate
+    return _lanes(2, lambda builder, *lanes: builder.add(*lanes))
 
 
 @operation
 def limb_of(_: Any, lanes: Any) -> Any:
     """The lower 52 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        mask = ir.Constant(WORD, (1 << LIMB_BITS) - 1)
-        return builder.and_(arguments[0], ir.Constant(REGISTER, [mask] * N_LANES))
-
-    return LANES(LANES), generate
+    return _lanes(1, lambda builder, lanes: builder.and_(lanes, same((1 << LIMB_BITS) - 1)))
 
 
 @operation
 def carry_of(_: Any, lanes: Any) -> Any:
     """What is above the lower 52 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = ir.Constant(WORD, LIMB_BITS)
-        return builder.lshr(arguments[0], ir.Constant(REGISTER, [bits] * N_LANES))
-
-    return LANES(LANES), generate
+    return _lanes(1, lambda builder, lanes: builder.lshr(lanes, same(LIMB_BITS)))

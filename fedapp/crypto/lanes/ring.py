@@ -115,7 +115,11 @@ class LaneRing:
         A single row is broadcast. ``left_rows`` and ``right_rows`` select rows; None for all in
         order.
         """
-        left_rows, right_rows = _same_length(left, right, left_rows, right_rows)
+        chosen = (left, left_rows), (right, right_rows)
+        sides = [np.arange(len(values)) if rows is None else rows for values, rows in chosen]
+        if len(sizes := {*map(len, sides)} - {1}) > 1:
+            raise ValueError(f"factors must be as many on both sides, got {sorted(sizes)}")
+        left_rows, right_rows = map(np.ascontiguousarray, np.broadcast_arrays(*sides))
         out = np.empty((len(left_rows), self.n_limbs), dtype=np.uint64)
         left, right = self._checked(left, left_rows), self._checked(right, right_rows)
         products(out, left, left_rows, right, right_rows, *self._kernel_modulus, self._scratch(3))
@@ -199,27 +203,6 @@ class LaneRing:
 
     def _scratch(self, n_numbers: int) -> Limbs:
         return registers(n_numbers * self.n_limbs)
-
-
-def _same_length(
-    left: Limbs, right: Limbs, left_rows: RowIds | None, right_rows: RowIds | None
-) -> tuple[RowIds, RowIds]:
-    """Row indices of both sides, of the same length."""
-    sizes = [
-        len(array) if rows is None else len(rows)
-        for array, rows in ((left, left_rows), (right, right_rows))
-    ]
-    n = sizes[1] if sizes[0] == 1 and left_rows is None else sizes[0]
-    both = []
-    for size, rows in zip(sizes, (left_rows, right_rows), strict=True):
-        if rows is None and size == 1:
-            rows = np.zeros(n, dtype=np.int64)
-        elif rows is None:
-            rows = np.arange(size)
-        if len(rows) != n:
-            raise ValueError(f"factors must be as many on both sides, got {sizes}")
-        both.append(np.ascontiguousarray(rows, dtype=np.int64))
-    return both[0], both[1]
 
 
 @functools.cache
