@@ -374,6 +374,7 @@ class Passive(Predicting):
         {OrderRequest: {AnswerRequest, CellsRequest}, AnswerRequest: {AnswerRequest}},
         any_time={ExplainRequest},
     )
+    last_answers: Nodes | None = None  # see ``fedapp.trees.divided.way_down``
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[AnswerReply, Letters]:
         """Sides of the rows asked about; after the last, drop the rows."""
@@ -385,7 +386,7 @@ class Passive(Predicting):
         if questions is None:
             return AnswerReply(), []
         part = self.party_part()
-        bits, rows = answers(self, part, questions)
+        bits, rows, self.last_answers = answers(self, part, questions, self.last_answers)
         self.explain_asked(part, questions.records, rows)
         return AnswerReply(), [(self.active, Answers(self.part_digest(), bits))]
 
@@ -399,8 +400,12 @@ class Passive(Predicting):
         return CellsReply(), [(self.active, letter)]
 
 
-def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[np.uint8], Rows]:
+def answers(
+    party: Aligned, part: Part, asked: Questions, last: Nodes | None
+) -> tuple[npt.NDArray[np.uint8], Rows, Nodes]:
     """At a passive party: packed sides of the rows asked about, and the rows of each split.
+
+    ``last`` are the answers before, as in ``way_down``; those after are returned too.
 
     Only what a traversal of the trained trees asks is answered. A server that goes back cannot have
     another way of a row asked: the account of the run accepts the same letter only.
@@ -412,13 +417,12 @@ def answers(party: Aligned, part: Part, asked: Questions) -> tuple[npt.NDArray[n
         raise ProtocolError(active, "Questions", "rows", "must be of this table and these splits")
     records = np.repeat(asked.records, asked.sizes)
     with as_protocol_error(active, "Questions", "rows"):
-        slots, last = way_down(part.nesting, party.last_answers, len(values), records, asked.rows)
+        slots, last = way_down(part.nesting, last, len(values), records, asked.rows)
     rows = np.split(asked.rows, np.cumsum(asked.sizes)[:-1])
     pairs = zip(asked.records, rows, strict=True)
     sides = np.concatenate([part.lookup.sides(record, values, at) for record, at in pairs])
     last.ravel()[slots] = 2 * records + sides
-    party.last_answers = last
-    return np.packbits(sides), rows
+    return np.packbits(sides), rows, last
 
 
 def _owner_facts(part: ActivePart, number: int, node: int) -> Entry:

@@ -273,14 +273,14 @@ def compare_with_local(
 ) -> None:
     """Warn in the site's log of few validation rows of a class, and if its columns only predict
     better; margins are of test rows."""
-    valid = labels[rows.rows_of("valid")]
+    valid = labels[rows.n_rows.of("valid")]
     share = float(valid.mean()) if len(valid) else 0.0
     few = metrics.few_of_class(min(share, 1 - share), len(valid))
     if few and objective == "binary:logistic":
         log.warning("%s: %s", rows.name, few)
     if not rows.config.simulated and rows.values.shape[1]:
         train, test = (
-            [array[rows.rows_of(subset)] for array in (rows.values, labels, rows.weights)]
+            [array[rows.n_rows.of(subset)] for array in (rows.values, labels, rows.weights)]
             for subset in ("train", "test")
         )
         warn_if_worse(objective, margins, train, test, rows.categories, loss)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from clients.federated_forest.party import Doubles, Forest
 from clients.scoring import compare_with_local, interval_fields, score_arrays
+from clients.vertical.growing import split_table, store_part
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -31,7 +32,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.vertical import LevelSplits, MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.trees.divided import joint_names
+from fedapp.trees.divided import ActivePart, joint_names
 from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION, Objective
@@ -88,15 +89,15 @@ class Active(Forest):
         """The forest so far, without thresholds; a split's column is its owner's number."""
         n_classes = 0 if self.objective == REGRESSION else len(self.classes)
         values = leaf_values(
-            self.nodes[:, : self.n_train],
+            self.trees.nodes[:, : self.n_train],
             self.counts,
             self.row_weights,
             self.numbers[: self.n_train],
-            self.structure.n_nodes,
+            self.trees.structure.n_nodes,
             n_classes,
             n_outputs(self.objective, n_classes),
         )
-        trees, _ = branches(self.structure)
+        trees, _ = branches(self.trees.structure)
         return BaggedForest(self.objective, tuple(self.peers), self.classes, trees, values)
 
     def level_scores(self, request: LevelSplits) -> dict[str, Any]:
@@ -112,26 +113,35 @@ class Active(Forest):
         return score_arrays(scores)
 
     def _rows(self, model: BaggedForest, subset: str) -> Scored:
-        rows = self.rows_of(subset)
-        margins = margins_of(model.objective, model.predictions(self.nodes[:, rows]))
+        rows = self.n_rows.of(subset)
+        margins = margins_of(model.objective, model.predictions(self.trees.nodes[:, rows]))
         return margins, self.numbers[rows], self.weights[rows]
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
         """Apply the last splits, score the forest, store the party's part of the model."""
         if len(request.trees):
-            self.keep_partitions(mail)
+            self.trees = self.trees.received(mail)
             self._make_last(request)
             self.take_splits(request)
         model = self.forest()
         letters = {name: mail.one(PartKept, name) for name in self.others}
         scored = self._scored(model)
         scores = metrics.pooled_subsets(model.objective, scored)
-        splits = self.structure.splits
-        ids = splits.spread(splits.records, self.structure.n_nodes, -1)
+        splits = self.trees.structure.splits
+        ids = splits.spread(splits.records, self.trees.structure.n_nodes, -1)
         # Only the owner of a split is known, so each party counts as one column.
         n_columns = dict.fromkeys(self.peers, 1)
-        digests = {name: letter.digest for name, letter in letters.items()}
-        self.store_active_part(model, ids, n_columns, digests, scores["train"].get("threshold"))
+        store_part(
+            self,
+            ActivePart,
+            self.trees.lookup,
+            name=self.name,
+            digests={name: letter.digest.tobytes() for name, letter in letters.items()},
+            model=model,
+            records=ids,
+            n_columns=n_columns,
+            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
+        )
         names, gains, counts = self._importance(letters)
         keeps_model = self.settings.master_keeps_model
         values = np.concatenate(model.values) if keeps_model else np.zeros((0, model.n_outputs))
@@ -142,7 +152,7 @@ class Active(Forest):
             column_names=names,
             column_gains=gains,
             column_counts=counts,
-            **self.split_table(keeps_model),
+            **split_table(self, self.trees.lookup, keeps_model),
             classes=model.classes if keeps_model else (),
             leaf_values=values,
         )
@@ -157,7 +167,7 @@ class Active(Forest):
         compare_with_local(self, self.numbers, model.objective, rows["test"][0])
         unseen = self.counts == 0
         oob = np.flatnonzero(unseen.any(axis=0))
-        predictions = model.predictions(self.nodes[:, oob], unseen[:, oob])
+        predictions = model.predictions(self.trees.nodes[:, oob], unseen[:, oob])
         margins = margins_of(model.objective, predictions)
         return {**rows, "oob": (margins, self.numbers[oob], self.weights[oob])}
 
@@ -201,9 +211,9 @@ class EncodedActive(Active):
 
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
         """Make the local splits of a level, send their sides."""
-        self.keep_partitions(mail)
+        self.trees = self.trees.received(mail)
         letters = self.make_local_splits(request)
         if request.last:
             rule = "must be false at the active party"
             raise ProtocolError(self.name, "PartitionRequest", "last", rule)
-        return PartitionReply(**self.split_table(shared=False)), letters
+        return PartitionReply(**split_table(self, self.trees.lookup, shared=False)), letters

@@ -94,7 +94,7 @@ class PaillierPassive(Passive):
         if self.follows(SetupRequest):
             self._take_letters(mail)
         if len(request.trees):
-            self.keep_partitions(mail)
+            self.trees = self.trees.received(mail)
             # Those of a PartitionRequest have been sent.
             letters = [] if self.follows(PartitionRequest) else self._won(request, mail)
             self.take_splits(request)
@@ -118,18 +118,18 @@ class PaillierPassive(Passive):
             check_ciphertexts(key, self.ciphertexts)
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
-        letter = self.make(level, self._chosen(level, mail))
-        return self.to_others(letter) if len(self.local_indices(level)) else []
+        self.trees = self.trees.made(level, self._chosen(level, mail), self.values)
+        return self.to_others(self.trees.partition) if len(self.trees.local(level)) else []
 
     def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
         """The local splits of a level, as the active party has chosen them."""
         active, listing = self.active, self.listing
-        local = self.check_splits(level)[self.local_indices(level)]
+        local = self.trees.check(level)[self.trees.local(level)]
         if not len(local):
             return Lookup.empty()
         letter = mail.one(Won, active)
         listed, cuts = letter.listed, letter.cuts
-        fits = letter.level == self.structure.level and len(listed) == len(local)
+        fits = letter.level == self.trees.structure.level and len(listed) == len(local)
         fits = fits and bool((listed < len(listing.columns)).all())
         fits = fits and np.array_equal(listing.nodes[listed], local)
         # Only where values are missing may all bins go to one side.
@@ -170,7 +170,7 @@ class PaillierPassive(Passive):
         key = PublicKey.from_array(self.n)
         sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
         fields = fields_of(self.listing, Listing)
-        return ColumnSums(level=self.structure.level, **fields, ciphertexts=sums)
+        return ColumnSums(level=self.trees.structure.level, **fields, ciphertexts=sums)
 
     def _list_tree(
         self, tree: int, nodes: Places, n_drawn: Ints
@@ -184,7 +184,7 @@ class PaillierPassive(Passive):
         listing, local = list_columns(
             self.codes,
             self.bins,
-            inside_of(self.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
+            inside_of(self.trees.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
             columns,
             keys,
             n_drawn,
@@ -246,7 +246,7 @@ class PaillierActive(Active):
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
         if len(request.trees):
             self._check_chosen(request)
-            self.keep_partitions(mail)
+            self.trees = self.trees.received(mail)
             self.take_splits(request)
         scores = self.level_scores(request)
         letters = self.choose(request, mail)
@@ -264,9 +264,9 @@ class PaillierActive(Active):
         sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
         best = winners([local if name == self.name else sums[name][2] for name in peers])
         won = np.flatnonzero(best >= 0)
-        splits = self.structure.split(trees[won], nodes[won], best[won]).last
+        splits = self.trees.structure.split(trees[won], nodes[won], best[won]).last
         self.chosen, letters = splits, self.make_local_splits(splits)
-        if level.last or not len(self.local_indices(splits)):
+        if level.last or not len(self.trees.local(splits)):
             letters = []
         claims = list[LeftClaims]()
         for name, (listing, of_listing, offer) in sums.items():
@@ -283,10 +283,10 @@ class PaillierActive(Active):
         self.claims = LeftClaims.joined(claims)
         return letters
 
-    def take_splits(self, level: SplitList, sender: str = "") -> None:
+    def take_splits(self, level: SplitList) -> None:
         """Move all rows, and compare those that go left with the sums by which it was chosen."""
-        super().take_splits(level, sender)
-        splits, claims, fields = self.structure.last, self.claims, self._fields
+        super().take_splits(level)
+        splits, claims, fields = self.trees.structure.last, self.claims, self._fields
         trees, lefts = splits.trees[claims.splits], splits.lefts[claims.splits]
         if not len(trees):
             return
@@ -311,7 +311,7 @@ class PaillierActive(Active):
         widths = listing.n_bins[listed] * listing.unordered[listed]
         _, sets = sets_of_rows(widths, offer.rights[nodes])
         return Won(
-            self.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
+            self.trees.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
         )
 
     def _gains(self, party: str, letter: PartKept) -> Doubles:
@@ -333,7 +333,7 @@ class PaillierActive(Active):
         offers = dict[str, tuple[Listing, Sums, Choices]]()
         for name in self.others:
             letter = mail.one(ColumnSums, name)
-            if letter.level != self.structure.level:
+            if letter.level != self.trees.structure.level:
                 raise ProtocolError(name, "ColumnSums", "level", "must be the one being split")
             listing = Listing(*(getattr(letter, field) for field in Listing.__slots__))
             if not _fits(listing, totals.large):
@@ -352,7 +352,7 @@ class PaillierActive(Active):
         """Sums and sizes of nodes of a tree, and the extremes of their rows."""
         counts = self.counts[tree]
         drawn = (counts > 0) & (self.row_weights > 0)
-        inside = inside_of(self.nodes[tree, : self.n_train], drawn, nodes)
+        inside = inside_of(self.trees.nodes[tree, : self.n_train], drawn, nodes)
         fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
         totals = NodeTotals.of(fields, self.targets, counts, inside, fewest)
         return totals, Extremes.of(fields.of_rows(inside[0], counts), inside)

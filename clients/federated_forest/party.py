@@ -20,7 +20,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.growing import Growing, SplitList
+from clients.vertical.growing import SplitList, Trees, split_table, store_part
+from clients.vertical.party import Aligned
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.messages.federated_forest import (
     ENCODED,
@@ -38,7 +39,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.vertical import LevelSplits, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.trees.divided import Lookup
+from fedapp.trees.divided import ForestPart, Lookup, PartTree
 from fedapp.trees.forest.cart import (
     Bins,
     Candidates,
@@ -57,7 +58,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 @role
-class Forest(Growing):
+class Forest(Aligned):
     """State of any party while a forest grows."""
 
     form: ClassVar[str] = ENCODED  # in which labels are sent
@@ -71,6 +72,7 @@ class Forest(Growing):
     row_weights: Doubles  # (n_train,)
     tree_weights: Doubles  # (n_trees,): of the rows that each draws
     least_decrease: float  # of impurity, in the unit of the codes
+    trees: Trees
     gains: Doubles  # (n_columns,): of the local splits
     candidates: Candidates  # the best local split of each open node, until the winners are known
 
@@ -103,8 +105,7 @@ class Forest(Growing):
             rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training "
             rule += f"rows (min-rows of {self.name}), got true and {fewest}"
             raise ConfigError(f"federated-forest.bootstrap {rule}")
-        self.begin_trees(settings.trees)
-        self.lookup = Lookup.empty()
+        self.trees = Trees.of(self, settings.trees)
         self.gains = np.zeros(values.shape[1])
 
     def take_labels(self, labels: Labels) -> None:
@@ -127,7 +128,7 @@ class Forest(Growing):
         if self.follows(SetupRequest):
             self._take_letters(mail)
         if len(request.trees):
-            self.keep_partitions(mail)
+            self.trees = self.trees.received(mail)
             self.take_splits(request)
         candidates = self.search(request)
         return LevelReply(
@@ -136,13 +137,17 @@ class Forest(Growing):
             **self.level_scores(request),
         )
 
+    def take_splits(self, level: SplitList) -> None:
+        """Move all rows to the children of a level's splits."""
+        self.trees = self.trees.split(level)
+
     def search(self, nodes: OpenNodes) -> Candidates:
         """Algorithm 1: the best local split of every open node."""
         trees_and_nodes = self.open_to(nodes)
         rows = Rows(self.codes, self.bins, self.targets, self.row_weights, self.counts)
         self.candidates = search_rows(
             rows,
-            self.nodes[:, : self.n_train],
+            self.trees.nodes[:, : self.n_train],
             trees_and_nodes,
             self.settings.column_seeds,
             nodes.n_drawn,
@@ -164,7 +169,7 @@ class Forest(Growing):
 
     def open_to(self, nodes: OpenNodes) -> tuple[Places, Places]:
         """Trees and nodes that may be split next; checks ``n_drawn`` of the request."""
-        trees, open_nodes = self.structure.open_nodes
+        trees, open_nodes = self.trees.structure.open_nodes
         n_columns = len(self.settings.column_seeds)
         if len(nodes.n_drawn) != len(trees) or (nodes.n_drawn > n_columns).any():
             rule = f"must be of {len(trees)} open nodes, at most {n_columns} each"
@@ -173,8 +178,8 @@ class Forest(Growing):
 
     def make_local_splits(self, level: SplitList) -> Letters:
         """Make the best local splits of the nodes that this party has won."""
-        offered, local = self.candidates, self.local_indices(level)
-        positions = self.check_splits(level)[local]
+        offered, local = self.candidates, self.trees.local(level)
+        positions = self.trees.check(level)[local]
         best = Candidates(*(getattr(offered, name)[positions] for name in offered.__slots__))
         if (best.columns < 0).any():
             rule = "must be splits that this party has offered"
@@ -184,7 +189,8 @@ class Forest(Growing):
         self.gains = gains
         _, sets = sets_of_rows(best.widths, best.rights)
         lookup = Lookup(best.columns, best.thresholds, best.defaults, best.widths, sets.bits)
-        return self.to_others(self.make(level, lookup))
+        self.trees = self.trees.made(level, lookup, self.values)
+        return self.to_others(self.trees.partition)
 
     def worth_of(self, trees: Places, improvements: Doubles) -> Doubles:
         """What splits add to the importance of their columns, given the rows' weights."""
@@ -193,7 +199,7 @@ class Forest(Growing):
 
     def local_importance(self) -> tuple[Doubles, Ints, tuple[str, ...]]:
         """Gain and number of splits of each local column, and their names if shared."""
-        counts = np.bincount(self.lookup.columns, minlength=len(self.gains)).astype(np.int64)
+        counts = np.bincount(self.trees.lookup.columns, minlength=len(self.gains)).astype(np.int64)
         names = self.columns if self.config.shares_names else ()
         return np.maximum(self.gains, 0.0), counts, names
 
@@ -214,23 +220,23 @@ class Passive(Forest):
 
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
         """Make the local splits of a level, send their sides; after the last store the part."""
-        self.keep_partitions(mail)
+        self.trees = self.trees.received(mail)
         letters = self._won(request, mail)
         if request.last:
             return self._hand_over(request)
-        return PartitionReply(**self.split_table(shared=False)), letters
+        return PartitionReply(**split_table(self, self.trees.lookup, shared=False)), letters
 
     # A party keeps the structure of the trees and the lookup table of its splits: record id ->
     # column, threshold, default side. Record ids count a party's splits in the order in which they
     # were made, so every party knows them.
     def _hand_over(self, request: PartitionRequest) -> tuple[PartitionReply, Letters]:
         """Store the party's part of the model, and drop the rows."""
-        letter = self.local_partition()
-        self.structure = self.structure.split(request.trees, request.nodes, request.owners)
-        digest = self.store_part(self.forest_part())
+        letter, lookup = self.trees.partition, self.trees.lookup
+        trees = tuple(PartTree(*tree) for tree in self.trees.records(last=request))
+        digest = store_part(self, ForestPart, lookup, trees=trees)
         notice = PartKept(digest, *self.local_importance())
         self.end()
-        reply = PartitionReply(**self.split_table(self.settings.master_keeps_model))
+        reply = PartitionReply(**split_table(self, lookup, self.settings.master_keeps_model))
         return reply, [(self.active, letter), (self.active, notice)]
 
 

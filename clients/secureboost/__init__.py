@@ -1,11 +1,10 @@
 """SecureBoost at a party: one is active and has the labels, the others are passive.
 
-``shared`` has what both keep. Of the active one, ``start`` codes labels and draws the key, and
-``active`` sends encrypted gradients, chooses splits, and scores and stores the model; its state is
-in three records: ``joint``, all parties' columns; ``round``, the trees that grow; ``model``, those
-that are finished. It checks by ``claims`` what ``passive`` ones send, which sum and split their
-columns. Rows move as in ``clients.vertical.growing``. Nothing here knows the server, which only
-relays. Read ``shared`` first.
+``active`` and ``passive`` have a role each, beside Algorithms 2 and 1 of the paper: a level is read
+there. Their state is in records: ``table``, a party's columns in bins; ``target``, labels and loss;
+``joint``, all parties' columns; ``round``, gradients and the trees that grow; ``model``, those that
+are finished; ``claims``, what passive parties have sent, checked. Rows move as in
+``clients.vertical.growing``. Nothing here knows the server, which only relays.
 """
 
 from __future__ import annotations

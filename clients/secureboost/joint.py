@@ -20,6 +20,8 @@ from fedapp.messages.secureboost import ColumnBins
 from fedapp.site.settings import BINS_A_COLUMN
 from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
 from fedapp.trees.divided import joint_names
+from fedapp.trees.objective import has_quantile_leaves
+from fedapp.trees.size import ONE_TREE
 
 Ints = npt.NDArray[np.int64]
 
@@ -75,6 +77,22 @@ class Joint:
             all(letter.allows_export for letter in letters.values()),
             *joint_constraints(wanted, letters),
         )
+
+    def check(self, objective: str, has_one_tree: bool) -> None:
+        """Check that trees of a run can have these columns; raises a ConfigError."""
+        if has_quantile_leaves(objective) and self.monotone.any():
+            rule = f"must be empty in all node configs for {objective}"
+            raise ConfigError(f"monotone-constraints {rule}: quantiles have no bounds")
+        if has_one_tree and (self.monotone.any() or self.interactions):
+            rule = f"must be empty in all node configs with multi-strategy={ONE_TREE}"
+            raise ConfigError(f"{BOTH} {rule}, as in XGBoost")
+        if has_one_tree and self.cuts.by_category.any():
+            owners = [name for name, flags in self.categorical.items() if flags.any()]
+            way = "drop-columns excludes them; one_output_per_tree splits them"
+            raise ConfigError(
+                f"columns must be numbers with multi-strategy={ONE_TREE}, as in XGBoost, got "
+                f"categories at {', '.join(owners)}: {way}"
+            )
 
     @property
     def cuts(self) -> Cuts:

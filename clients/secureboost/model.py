@@ -22,6 +22,7 @@ from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import NO_SET, category_counts
+from fedapp.trees.structure import Structure
 
 Floats = npt.NDArray[np.float32]
 
@@ -44,8 +45,10 @@ class Boosted:
     nodes: npt.NDArray[np.void]  # of all trees
     offsets: Ints  # the start of each tree, and the end
     records: Ints  # record id of each node's split in its owner's lookup, -1 at leaves
+    n_made: Ints  # (n_parties,): splits of each, by which records are numbered
     best: Best | None = None
     n_parallel: int = 1  # trees a round of each output
+    first_round: int = 0  # not 0 if the run continues another model
 
     @property
     def n_rounds(self) -> int:
@@ -59,19 +62,25 @@ class Boosted:
         """Trees of all rounds."""
         return split_trees(self.nodes, self.offsets)
 
-    def plus(self, trees: Sequence[Tree], records: Sequence[Ints], leaves: Nodes) -> Boosted:
+    def plus(
+        self, padded: Sequence[tuple[Tree, Ints]], structure: Structure, nodes: Nodes
+    ) -> Boosted:
         """The model after one more round.
 
         Parameters
         ----------
-        records : of each tree, the record id of each node, -1 at leaves.
-        leaves : shape (n_trees, n_rows): where the rows are in these trees.
+        padded : its trees, and of each node its number in ``structure``: where the order of splits
+            is not that of levels, the model's nodes have other numbers.
+        nodes : shape (n_trees, n_rows): where the rows are in ``structure``.
         """
-        trees = [tree.copy() for tree in trees]
-        for tree in trees:
-            tree["set"] = NO_SET  # sets are in the lookup tables
-        steps = [tree["value"][nodes] for tree, nodes in zip(trees, leaves, strict=True)]
-        nodes, offsets = stack_trees((*self.trees, *trees))
+        splits, trees, records, steps = structure.splits, list[Tree](), list[Ints](), []
+        ids = splits.spread(self.n_made[splits.owners] + splits.records, structure.n_nodes, -1)
+        for (tree, numbers), of_tree, of_rows in zip(padded, ids, nodes, strict=True):
+            trees.append(tree.copy())
+            trees[-1]["set"] = NO_SET  # sets are in the lookup tables
+            records.append(of_tree[numbers])
+            steps.append(tree["value"][np.argsort(numbers)[of_rows]])
+        stacked, offsets = stack_trees((*self.trees, *trees))
         margins = self.margins
         n_rows, n_outputs = margins.shape
         of_trees = np.stack(steps, axis=1).reshape(n_rows, self.n_parallel, n_outputs)
@@ -80,9 +89,10 @@ class Boosted:
         return replace(
             self,
             margins=margins,
-            nodes=nodes,
+            nodes=stacked,
             offsets=offsets,
             records=np.concatenate((self.records, *records)),
+            n_made=self.n_made + np.bincount(splits.owners, minlength=len(self.n_made)),
         )
 
     def scored(self, score: float) -> Boosted:

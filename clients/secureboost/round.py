@@ -5,41 +5,64 @@ A round replaces itself step by step; what it needs of the run is passed in.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.claims import ROWS_AT_ONCE, Chosen, Claim
-from clients.secureboost.joint import Ints, Joint
-from clients.vertical.party import Bytes
-from fedapp.crypto.packing import FixedPoint, PairLayout
+from clients.secureboost.claims import ROWS_AT_ONCE, Chosen, Rows
+from clients.secureboost.joint import Joint
+from clients.vertical.party import Aligned, Bytes, Floats, Ints
+from fedapp.crypto.packing import FixedPoint, PairLayout, grouped_layouts
 from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.paillier_keys import PrivateKey
-from fedapp.crypto.sums import read_jobs
 from fedapp.crypto.workers import shared_workers
-from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.histograms.build import Histogram, sum_jobs
-from fedapp.histograms.claimed import words_of
-from fedapp.messages.fields import Array
-from fedapp.messages.secureboost import EncryptedSums, SetupRequest
-from fedapp.trees.grow import Growing, Growth, Routes
-from fedapp.trees.sets import NO_SET, CategorySets
+from fedapp.messages.fields import parameters_of
+from fedapp.messages.secureboost import SetupRequest
+from fedapp.site.policy import check_sample_size
+from fedapp.trees.grow import Growing, Growth, Limits, Shape
+from fedapp.trees.predict import Nodes
 from fedapp.trees.structure import SplitNodes
+from fedapp.trees.vector_leaves import VectorGrowth
 
-Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 
-class Sums(NamedTuple):
-    """A party's sums by node and bin, and missing rows by node and column."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Cipher:
+    """The private key of a run, and how gradients are packed under it."""
 
-    histograms: Histogram
-    missing: Array
-    claim: Claim | None = None  # the same in fixed point, of a passive party
+    key: Bytes
+    n_rows: int
+    n_pairs: int  # of a row
+
+    @property
+    def private_key(self) -> PrivateKey:
+        """The key."""
+        return PrivateKey.from_array(self.key)
+
+    @property
+    def layouts(self) -> tuple[PairLayout, ...]:
+        """Of packed gradients, one per group of trees."""
+        return grouped_layouts(self.private_key.public.bits, self.n_rows, self.n_pairs)
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first tree of each layout, and the end."""
+        return [0, *accumulate(layout.n_outputs for layout in self.layouts)]
+
+    def encrypted(self, fields: Ints, start: int, stop: int) -> Bytes:
+        """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
+        key, layouts, firsts = self.private_key, self.layouts, self.firsts
+        blocks = [np.empty((0, key.public.ciphertext_bytes), dtype=np.uint8)]
+        while start < stop:
+            group, row = divmod(start, len(fields))
+            end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
+            group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
+            blocks.append(encrypt(key, layouts[group].pack(group_fields), shared_workers()))
+            start += end - row
+        return np.concatenate(blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,10 +71,7 @@ class Unsent:
 
     fields: Ints  # (n_drawn, n_outputs, 2): in fixed point
     n_sent: int = 0  # ciphertexts
-
-    def n_blocks(self, layouts: tuple[PairLayout, ...], most: int) -> int:
-        """Blocks that are left, of at most ``most`` ciphertexts each."""
-        return -(-(len(layouts) * len(self.fields) - self.n_sent) // most)
+    n_blocks: int = 0  # that are left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,75 +92,46 @@ class Round:
         """Whether one tree is of all outputs."""
         return len(self.allowed) < len(self.gradients)
 
+    @property
+    def grows(self) -> bool:
+        """Whether nodes of its trees wait for sums."""
+        return self.growth is not None and len(self.growth.open_nodes) > 0
+
     def drawn(self, joint: Joint, party: str) -> Ints:
         """A party's columns, by its numbers, that some tree may split."""
         return joint.columns_of(party, np.flatnonzero(self.allowed.any(axis=0)))
 
-    def party_sums(
-        self,
-        letter: EncryptedSums,
-        party: str,
-        joint: Joint,
-        growth: Growth,
-        key: PrivateKey,
-        layouts: tuple[PairLayout, ...],
-    ) -> Sums:
-        """Decrypt a passive party's sums of the wanted nodes; and its missing rows."""
-        wanted, columns = growth.wanted, self.drawn(joint, party)
-        if (letter.round_id, letter.level) != (self.number, growth.level):
-            raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
-        if letter.missing.shape != (len(wanted), len(columns)):
-            rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
-            raise ProtocolError(party, "EncryptedSums", "missing", rule)
-        n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.exponents)
-        with as_protocol_error(party, "EncryptedSums", "ciphertexts"):
-            trees, nodes = wanted.T
-            ordered = sum_jobs(layouts, growth.level, trees, nodes, self.has_one_tree)
-            jobs = list(ordered) if n_bins else []
-            packed = [
-                (layouts[group], np.ones(len(nodes) * n_bins, dtype=bool))
-                for group, _, nodes in jobs
-            ]
-            fields = read_jobs(key, letter.ciphertexts, packed, shared_workers())
-        shape, firsts = (len(wanted), n_bins, *growth.cell), _firsts(layouts)
-        histograms, exact = np.zeros(shape), np.zeros((*shape, 2), dtype=np.int64)
-        for (group, tree, _), of_job in zip(jobs, fields, strict=True):
-            sums = scale.decode(of_job, layouts[group].n_outputs)  # gradients, hessians
-            words = words_of(of_job).reshape(*sums.shape, 2)
-            if self.has_one_tree:
-                outputs = slice(firsts[group], firsts[group + 1])
-                for of_all, of_group in ((histograms, sums), (exact, words)):
-                    of_all[:, :, outputs] = of_group.reshape(
-                        len(wanted), n_bins, *of_group.shape[1:]
-                    )
-                continue
-            # At the root, one job sums for all trees of a group.
-            for member in (tree,) if growth.level else range(firsts[group], firsts[group + 1]):
-                for of_all, of_group in ((histograms, sums), (exact, words)):
-                    of_tree = of_group[:, member - firsts[group]]
-                    of_all[wanted[:, 0] == member] = of_tree.reshape(-1, *of_all.shape[1:])
-        words = exact.reshape(len(wanted), n_bins, math.prod(growth.cell[:-1]), 2, 2)
-        return Sums(histograms, letter.missing, Claim(words, letter.missing))
+    def growing(self, settings: SetupRequest, joint: Joint) -> Growth:
+        """Its trees."""
+        shape = Shape.of(parameters_of(settings), settings.num_parallel_tree)
+        limits = Limits(
+            settings.seed,
+            self.number,
+            settings.colsample_bylevel,
+            settings.colsample_bynode,
+            joint.monotone,
+            tuple(map(frozenset, joint.interactions)),
+        )
+        kind = VectorGrowth if self.has_one_tree else Growth
+        return kind(len(self.gradients), joint.cuts, self.allowed, shape, limits, self.growth)
+
+    def block(self, cipher: Cipher, unsent: Unsent, most: int) -> tuple[Round, Bytes]:
+        """The round without the next gradients, at most ``most`` ciphertexts; and these."""
+        n_all = len(cipher.layouts) * len(unsent.fields)
+        stop = min(n_all, unsent.n_sent + most)
+        left = replace(unsent, n_sent=stop, n_blocks=-(-(n_all - stop) // most))
+        ciphertexts = cipher.encrypted(unsent.fields, unsent.n_sent, stop)
+        return replace(self, unsent=left if left.n_blocks else None), ciphertexts
+
+    def rows(self, nodes: Nodes, n_parallel: int) -> Rows:
+        """Training rows, in their nodes."""
+        by_draw = self.gradients.reshape(n_parallel, -1, *self.gradients.shape[1:])
+        drawn = np.repeat(by_draw.any(axis=(1, 3)), by_draw.shape[1], axis=0)
+        nodes = nodes[:, : self.gradients.shape[1]]
+        return Rows(self.number, self.gradients, drawn, nodes, FixedPoint(self.exponents))
 
 
-def encrypted(
-    key: PrivateKey, layouts: tuple[PairLayout, ...], fields: Ints, start: int, stop: int
-) -> Bytes:
-    """Ciphertexts ``start`` to ``stop`` of all rows, layout by layout."""
-    firsts = _firsts(layouts)
-    blocks = [np.empty((0, key.public.ciphertext_bytes), dtype=np.uint8)]
-    while start < stop:
-        group, row = divmod(start, len(fields))
-        end = min(len(fields), row + min(ROWS_AT_ONCE, stop - start))
-        group_fields = fields[row:end, firsts[group] : firsts[group + 1]]
-        blocks.append(encrypt(key, layouts[group].pack(group_fields), shared_workers()))
-        start += end - row
-    return np.concatenate(blocks)
-
-
-def sets_of(routes: Routes, sets: CategorySets) -> CategorySets:
-    """The category sets of some splits, in order."""
-    return sets.take(routes["set"][routes["set"] != NO_SET])
+NO_ROUND = Round(-1, np.empty((0, 0, 2), np.float32), np.empty((0, 0), bool))
 
 
 def by_tree(pairs: Floats, n_parallel: int) -> Floats:
@@ -148,9 +139,17 @@ def by_tree(pairs: Floats, n_parallel: int) -> Floats:
     return pairs.reshape(len(pairs), n_parallel, -1, 2)
 
 
-def _firsts(layouts: tuple[PairLayout, ...]) -> list[int]:
-    """The first tree of each layout, and the end."""
-    return [0, *accumulate(layout.n_outputs for layout in layouts)]
+def drawn_pairs(party: Aligned, pairs: Floats, settings: SetupRequest, number: int) -> Floats:
+    """Gradients of the rows that a round draws, 0 for others; of all if it left out too few."""
+    if settings.subsample == 1 and not settings.goss:
+        return pairs
+    entropy = party.site.entropy(settings.seed, number, 1, share=settings.subsample)
+    drawn = draw_rows(pairs.copy(), settings, np.random.default_rng(entropy))
+    n_rows, n_drawn = (
+        int(by_tree(of_rows, settings.num_parallel_tree).any(axis=(2, 3)).sum(axis=0).min())
+        for of_rows in (pairs, drawn)
+    )
+    return drawn if check_sample_size(party.config, n_rows, n_drawn) == n_drawn else pairs
 
 
 def draw_rows(pairs: Floats, settings: SetupRequest, rng: np.random.Generator) -> Floats:

@@ -4,155 +4,143 @@ A level at a time. All parties know which nodes are split and who owns the colum
 The owner of a column makes its splits: it stores them in its lookup table, and sends the others
 which rows go left. Then every party knows where each row is::
 
-    make              the local splits of a level -> a letter with the rows that go left
-    keep_partitions   the letters of the other owners
-    take_splits       all rows move to the children
+    made       the local splits of a level -> ``partition``, a letter with the rows that go left
+    received   the letters of the other owners
+    split      all rows move to the children
 
 How splits are chosen is the method's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from clients.vertical.party import Aligned, Bytes, Ints
+from clients.vertical.party import Aligned, Bytes, Floats, Ints
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import pack_categories
 from fedapp.messages.vertical import LevelSplits, Partition
 from fedapp.site.account import planned
 from fedapp.site.mail import Mail
-from fedapp.site.roles import role
 from fedapp.site.store import sent_bits, write_part
-from fedapp.trees.divided import ActivePart, ForestPart, Lookup, Part, PartTree
-from fedapp.trees.forest.bagged import BaggedForest
-from fedapp.trees.model import LEAF, Ensemble
+from fedapp.trees.divided import Lookup, Part
+from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
 from fedapp.trees.shown import cuts_by_column, few_rows, not_counted
 from fedapp.trees.structure import SplitNodes, Structure
 
 SplitList = LevelSplits | SplitNodes
+NO_SPLITS = Lookup.empty()
 
 
-@role
-class Growing(Aligned):
-    """State of any party while trees grow."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Trees:
+    """Trees that grow, as one of the parties knows them."""
 
+    party: str
+    parties: tuple[str, ...]  # all: by this order owners of splits are numbered
     lookup: Lookup  # the local splits
     nodes: Nodes  # (n_trees, n_rows): held-back rows move too, they are scored by leaves
-    structure: Structure = Structure.roots(0)  # the trees in which the rows are
+    structure: Structure  # the trees in which the rows are
     # By owner: which rows its splits of the level send left, a bit for each row of their nodes
-    sides: Mapping[str, Bytes] = {}
+    sides: Mapping[str, Bytes]
 
-    def begin_trees(self, n_trees: int) -> None:
-        """Put all rows at the roots of new trees."""
-        self.nodes = np.zeros((n_trees, len(self.values)), dtype=np.int32)
-        self.structure, self.sides = Structure.roots(n_trees), {}
+    @classmethod
+    def of(cls, party: Aligned, n_trees: int, lookup: Lookup = NO_SPLITS) -> Trees:
+        """All rows of a party at the roots of new trees."""
+        nodes = np.zeros((n_trees, len(party.values)), dtype=np.int32)
+        roots = Structure.roots(n_trees)
+        return cls(party.name, tuple(party.peers), lookup, nodes, roots, {})
 
     @property
     def number(self) -> int:
-        """This party's number among the owners of splits."""
-        return self.peers.index(self.name)
+        """The party's number among the owners of splits."""
+        return self.parties.index(self.party)
 
-    def local_indices(self, level: SplitList) -> Ints:
-        """Indices of the splits of this party's columns."""
+    def local(self, level: SplitList) -> Ints:
+        """Indices of the splits of the party's columns."""
         return np.flatnonzero(level.owners == self.number)
 
-    def check_splits(self, level: SplitList, sender: str = "") -> Ints:
+    def check(self, level: SplitList, sender: str = "") -> Ints:
         """Indices of splits among the open nodes; raises a ProtocolError if one is not open."""
-        with as_protocol_error(sender or self.name, type(level).__name__, "nodes"):
-            return self.structure.places(level.trees, level.nodes, level.owners, len(self.peers))
+        with as_protocol_error(sender or self.party, type(level).__name__, "nodes"):
+            n_parties = len(self.parties)
+            return self.structure.places(level.trees, level.nodes, level.owners, n_parties)
 
-    def make(self, level: SplitList, splits: Lookup) -> Partition:
-        """Store the local splits of a level; which rows they send left, for the other parties."""
-        local = self.local_indices(level)
+    def made(self, level: SplitList, splits: Lookup, values: Floats) -> Trees:
+        """With the local splits of a level, and the rows of ``values`` that they send left."""
+        local = self.local(level)
         slots, sizes = slots_of(self.nodes, level.trees[local], level.nodes[local])
-        sides = sides_of(
-            self.values,
-            splits.columns,
-            splits.thresholds,
-            splits.defaults,
-            slots,
-            sizes,
-            splits.numbers,
-            splits.sets,
-        )
-        self.lookup = self.lookup.plus(splits)
-        self.sides = {**self.sides, self.name: np.packbits(sides)}
-        return self.local_partition()
+        cut = splits.columns, splits.thresholds, splits.defaults
+        sides = sides_of(values, *cut, slots, sizes, splits.numbers, splits.sets)
+        sides_by_owner = {**self.sides, self.party: np.packbits(sides)}
+        return replace(self, lookup=self.lookup.plus(splits), sides=sides_by_owner)
 
-    def local_partition(self) -> Partition:
-        """Which rows the local splits of the level send left."""
-        return Partition(self.structure.level, self.sides[self.name])
+    @property
+    def partition(self) -> Partition:
+        """Which rows the local splits of the level send left, for the other parties."""
+        return Partition(self.structure.level, self.sides[self.party])
 
-    def keep_partitions(self, mail: Mail) -> None:
-        """Store which rows others' splits of the level send left."""
+    def received(self, mail: Mail) -> Trees:
+        """With the rows that others' splits of the level send left."""
+        sides = dict(self.sides)
         for owner, letter in mail.all(Partition).items():
             if letter.level != self.structure.level:
                 raise ProtocolError(owner, "Partition", "level", "must be the one being split")
-            self.sides = {**self.sides, owner: letter.bits}
+            sides[owner] = letter.bits
+        return replace(self, sides=sides)
 
-    def take_splits(self, level: SplitList, sender: str = "") -> None:
-        """Move all rows to the children of a level's splits."""
-        self.check_splits(level, sender)
-        structure = self.structure.split(level.trees, level.nodes, level.owners)
+    def split(self, level: SplitList, sender: str = "") -> Trees:
+        """With all rows at the children of a level's splits."""
+        self.check(level, sender)
+        structure = self.after(level)
         for owner in np.unique(level.owners):
-            party = self.peers[owner]
-            if party not in self.sides:
-                raise ProtocolError(party, "Partition", "letter", f"must reach {self.name}")
-        self.nodes = rows_after(self.nodes, structure.last, self.peers, self.sides)
-        self.structure, self.sides = structure, {}
+            if (party := self.parties[owner]) not in self.sides:
+                raise ProtocolError(party, "Partition", "letter", f"must reach {self.party}")
+        nodes = rows_after(self.nodes, structure.last, self.parties, self.sides)
+        return replace(self, nodes=nodes, structure=structure, sides={})
 
-    def split_table(self, shared: bool = True) -> dict[str, Any]:
-        """Local splits and columns as fields of a ``SplitTable``; empty unless ``shared``."""
-        lookup = self.lookup if shared else Lookup.empty()
-        cuts = cuts_by_column(lookup.columns, lookup.thresholds, len(self.columns))
-        least = planned(self.site.store)["least_rows_per_name"]
-        few = few_rows([self.values], cuts, self.categories, least) if shared else not_counted()
-        return {
-            **{name: getattr(lookup, name) for name in Lookup.__slots__},
-            "names": self.columns if shared else (),
-            "kinds": self.kinds if shared else (),
-            **pack_categories(self.categories if shared else ()),
-            "few": few,
-        }
+    def after(self, level: SplitList) -> Structure:
+        """The trees after a level's splits, whether or not its rows have moved."""
+        return self.structure.split(level.trees, level.nodes, level.owners)
 
-    def forest_part(self) -> ForestPart:
-        """The party's part of trees whose whole structure it knows: its splits, by node."""
-        splits, n_nodes = self.structure.splits, self.structure.n_nodes
-        ids = np.where(splits.owners == self.number, splits.records, -1)
+    def records(self, last: SplitList | None = None, first: int = 0) -> Iterator[tuple[Ints, Ints]]:
+        """Left children and numbers of local splits, tree by tree; LEAF and -1 at other nodes.
+
+        ``last`` are splits by which no row has moved; numbers begin with ``first``.
+        """
+        structure = self.structure if last is None else self.after(last)
+        splits, n_nodes = structure.splits, structure.n_nodes
+        ids = np.where(splits.owners == self.number, first + splits.records, -1)
         lefts = splits.spread(splits.lefts, n_nodes, LEAF)
-        trees = tuple(map(PartTree, lefts, splits.spread(ids, n_nodes, -1)))
-        return ForestPart(**self.part_fields(), lookup=self.lookup, trees=trees)
+        return zip(lefts, splits.spread(ids, n_nodes, -1), strict=True)
 
-    def store_part(self, part: Part) -> Array:
-        """Store the party's part of the model; returns its digest, uint8, shape (32,)."""
-        write_part(self.folder, part)
-        return self.part_digest(self.folder.name)
 
-    def store_active_part(
-        self,
-        model: Ensemble | BaggedForest,
-        records: Sequence[Ints],
-        n_columns: Mapping[str, int],
-        digests: Mapping[str, Array],
-        threshold: float | None,
-    ) -> None:
-        """Store the active party's part; ``digests`` are of the others' parts."""
-        part = ActivePart(
-            **self.part_fields(),
-            lookup=self.lookup,
-            name=self.name,
-            digests={name: digest.tobytes() for name, digest in digests.items()},
-            model=model,
-            records=tuple(records),
-            n_columns=n_columns,
-            threshold=threshold or None,  # 0 is no proposal
-        )
-        write_part(self.folder, part)
+def split_table(party: Aligned, lookup: Lookup, shared: bool = True) -> dict[str, Any]:
+    """A party's splits and columns as fields of a ``SplitTable``; empty unless ``shared``."""
+    lookup = lookup if shared else NO_SPLITS
+    cuts = cuts_by_column(lookup.columns, lookup.thresholds, len(party.columns))
+    least = planned(party.site.store)["least_rows_per_name"]
+    few = few_rows([party.values], cuts, party.categories, least) if shared else not_counted()
+    return {
+        **{name: getattr(lookup, name) for name in Lookup.__slots__},
+        "names": party.columns if shared else (),
+        "kinds": party.kinds if shared else (),
+        **pack_categories(party.categories if shared else ()),
+        "few": few,
+    }
+
+
+def store_part(party: Aligned, kind: type[Part], lookup: Lookup, **fields: Any) -> Array:
+    """Store the party's part of the model; returns its digest, uint8, shape (32,)."""
+    names = ("columns", "kinds", "categories", "quantiles", "active")
+    of_columns = {name: getattr(party, name) for name in names}
+    write_part(party.folder, kind(**of_columns, lookup=lookup, **fields))
+    return party.part_digest(party.folder.name)
 
 
 def rows_after(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.handshake import relevant_versions, site_key, weights_of
-from clients.vertical.party import Aligned, Ints
+from clients.vertical.party import Aligned, Ints, Subsets
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
@@ -243,7 +243,7 @@ class Opening(Aligned):
         self.drawn = None
         n_matched = [counts[name] for name in self.peers if self.holdout.score_test]
         matched = np.array(n_matched, dtype=np.int64)
-        return MatchReply(matched, self.n_train, self.n_valid, self.n_test), letters
+        return MatchReply(matched, *self.n_rows), letters
 
     def _entries_of_others(self, mail: Mail) -> dict[str, Ints]:
         """Of each row its place in each passive party's list, or ABSENT."""
@@ -297,7 +297,7 @@ class Opening(Aligned):
         if self._draws:
             numbers = np.full(len(entries), LEFT_OUT, dtype=np.uint8)
             for number, subset in enumerate(SUBSETS):
-                numbers[self.places[self.rows_of(subset)]] = number
+                numbers[self.places[self.n_rows.of(subset)]] = number
             subsets = numbers[rows]
         self.digests = {**self.digests, name: _digest(ids, key)}
         return CommonRows(bits, of_rows, key, self.order_proof(self.name, name), subsets)
@@ -371,7 +371,7 @@ class Opening(Aligned):
             limit = f"predict-min-rows of {self.name}"
             rule = f"ids must have {fewest} rows in common at least ({limit}), got {n_common}"
             raise DataError(rule)
-        self.n_train, self.n_valid, self.n_test = map(len, subsets.values())
+        self.n_rows = Subsets(*map(len, subsets.values()))
         rows = np.concatenate(list(subsets.values()))
         is_absent = rows == ABSENT
         self.places, self.ids = rows, np.where(is_absent, "", self.ids[rows])

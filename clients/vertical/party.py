@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +39,19 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
+class Subsets(NamedTuple):
+    """How many rows each subset has; in the common order one comes after the other."""
+
+    train: int
+    valid: int
+    test: int
+
+    def of(self, subset: str) -> slice:
+        """Rows of a subset."""
+        number = SUBSETS.index(subset)
+        return slice(sum(self[:number]), sum(self[: number + 1]))
+
+
 @role
 class Aligned(Role):
     """What the opening of a vertical run leaves; roles of its methods extend it.
@@ -52,9 +64,7 @@ class Aligned(Role):
     columns: tuple[str, ...]
     kinds: tuple[str, ...]  # of the columns
     categories: Annotated[Categories, IN_FILE]  # that code the values
-    n_train: int
-    n_valid: int
-    n_test: int
+    n_rows: Subsets
     model: str = ""  # id of the model to predict with; empty to train
     ids: npt.NDArray[np.str_]
     values: npt.NDArray[np.float32]  # (n_rows, n_columns); NaN is missing
@@ -68,21 +78,19 @@ class Aligned(Role):
     # Of the ids that this party and another have, in order, until the other's is checked; with
     # join=left a passive party compares its ids with the active party only.
     digests: Mapping[str, npt.NDArray[np.uint8]] = {}
-    # At a passive party that is asked about rows: see ``fedapp.trees.divided.way_down``
-    last_answers: npt.NDArray[np.int32] | None = None
 
-    def part_fields(self) -> dict[str, Any]:
-        """Fields of the party's part of a model that describe its columns."""
-        names = ("columns", "kinds", "categories", "quantiles", "active")
-        return {name: getattr(self, name) for name in names}
+    @property
+    def n_train(self) -> int:
+        """Training rows."""
+        return self.n_rows.train
 
     def party_part(self, model: str = "") -> Part:
         """The party's part of a model, by its id, or of the model to predict with."""
-        return read_part(self._part_folder(model), *PARTS)
+        return read_part(self.folder.parent / (model or self.model), *PARTS)
 
     def active_part(self, model: str = "") -> ActivePart:
         """The same, at the active party; raises a DataError if a party is missing."""
-        part = read_part(self._part_folder(model), ActivePart)
+        part = read_part(self.folder.parent / (model or self.model), ActivePart)
         if missing := sorted(part.digests.keys() - {*self.peers}):
             names = ", ".join(missing)
             raise DataError(f"parties must be those of the model, got none named {names}")
@@ -90,10 +98,9 @@ class Aligned(Role):
 
     def part_digest(self, model: str = "") -> Array:
         """Digest of the party's part, for the active party; uint8, shape (32,)."""
-        return np.frombuffer(part_digest(self._part_folder(model)), dtype=np.uint8)
-
-    def _part_folder(self, model: str) -> Path:
-        return self.folder.parent / (model or self.model)
+        return np.frombuffer(
+            part_digest(self.folder.parent / (model or self.model)), dtype=np.uint8
+        )
 
     @property
     def peers(self) -> list[str]:
@@ -183,12 +190,6 @@ class Aligned(Role):
         if untrained := untrained_classes(classes, self.labels[: self.n_train]):
             log.warning("%s", note_on_untrained(untrained))
         return classes, numbers
-
-    def rows_of(self, subset: str) -> slice:
-        """Rows of a subset."""
-        counts = {"train": self.n_train, "valid": self.n_valid, "test": self.n_test}
-        start = sum(counts[name] for name in SUBSETS[: SUBSETS.index(subset)])
-        return slice(start, start + counts[subset])
 
 
 class KeyOrder(Protocol):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from fedapp.audit.listening import Trained, Transcript
-from fedapp.messages.secureboost import SplitRequest
+from fedapp.messages.secureboost import EncryptedSums, SplitRequest
 
 Array = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
@@ -23,9 +23,9 @@ def true_bins(transcript: Transcript, passive: str) -> Ints | None:
     A missing value has the bin after the last. None unless the message is to that party and it has
     bins. Attacks are judged by these bins and do not use them.
     """
-    if transcript.site.name != passive or "codes" not in transcript.site.store:
+    if transcript.site.name != passive or "table" not in transcript.site.store:
         return None
-    return secureboost_passive.Passive.load(transcript.site).codes.astype(np.int64)
+    return secureboost_passive.Passive.load(transcript.site).table.codes.astype(np.int64)
 
 
 # Smallest singular value used, relative to the largest. Sums are exact to about 1e-10; smaller
@@ -55,16 +55,17 @@ class Active:
         if is_full or not isinstance(transcript.request, SplitRequest):
             return
         party = secureboost_active.Active.load(transcript.site)
-        if party.current.chosen is not None:
+        if party.round.chosen is not None:
             party.apply_splits(transcript.mail)
         growth, rows = party.growing(), slice(party.n_train)
-        histogram = party.party_sums(transcript.mail, self._passive, growth).histograms
+        letter = transcript.mail.one(EncryptedSums, self._passive)
+        histogram = party.party_sums(letter, self._passive, growth).histograms
         self.widths = party.joint.widths[self._passive]
         for index, (tree, node) in enumerate(growth.wanted):
-            inside = party.nodes[tree, rows] == node
-            gradients = party.current.gradients
+            inside = party.trees.nodes[tree, rows] == node
+            gradients = party.round.gradients
             of_node = histogram[index]
-            outputs = range(len(gradients)) if party.has_one_tree else [tree]
+            outputs = range(len(gradients)) if party.round.has_one_tree else [tree]
             of_outputs = of_node.reshape(len(of_node), len(outputs), 2).transpose(1, 2, 0)
             for output, of_output in zip(outputs, of_outputs, strict=True):
                 self.coefficients.append((gradients[output] * inside[:, None]).T)

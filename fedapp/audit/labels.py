@@ -92,17 +92,18 @@ class BoostedParty:
     def note(self, transcript: Transcript) -> None:
         """Read the state before the next round or the end of the run."""
         ends = isinstance(transcript.request, HandOverRequest)
-        if "nodes" in transcript.site.store and (ends or transcript.mail.all(EncryptedGradients)):
-            party = secureboost_passive.Passive.load(transcript.site)
+        if "trees" not in transcript.site.store:
+            return
+        party = secureboost_passive.Passive.load(transcript.site)
+        if len(party.trees.nodes) and (ends or transcript.mail.all(EncryptedGradients)):
             self.nodes.append(np.array(self._last_seen(party)[:, : party.n_train]))
 
     def _last_seen(self, party: secureboost_passive.Passive) -> Nodes:
         """Nodes of rows, after this party's splits of the last level, which move no rows."""
-        splits = party.splits
+        trees, splits = party.trees, party.splits
         if splits is None:
-            return party.nodes
-        last = party.structure.split(splits.trees, splits.nodes, splits.owners).last
-        return rows_after(party.nodes, last, party.peers, party.sides)
+            return trees.nodes
+        return rows_after(trees.nodes, trees.after(splits).last, trees.parties, trees.sides)
 
 
 def embedded(rounds: Sequence[Nodes]) -> Array:
@@ -189,9 +190,8 @@ class ForestParty:
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
         n_train, settings = party.n_train, party.settings
         rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
-        splits = party.structure.splits
-        lefts = splits.spread(splits.lefts, party.structure.n_nodes, LEAF)
-        self.nodes.append(np.array(party.nodes[:, :n_train]))
+        lefts = (tree_lefts for tree_lefts, _ in party.trees.records())
+        self.nodes.append(np.array(party.trees.nodes[:, :n_train]))
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
             leaves = self.nodes[-1][number].copy()

@@ -20,12 +20,10 @@ import numpy.typing as npt
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
-from clients.secureboost import start as secureboost_start
 from fedapp.audit.bins import Array, Ints, largest_bins, true_bins
 from fedapp.audit.listening import Transcript, trained
-from fedapp.crypto.packing import PRECISION, FixedPoint, PairLayout, grouped_layouts, readable_rows
+from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import decrypt, encrypt
-from fedapp.crypto.paillier_keys import PrivateKey
 from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.messages.secureboost import EncryptedSums, SplitReply, SplitRequest, Splits
 from fedapp.messages.vertical import Partition
@@ -172,12 +170,12 @@ class Crafter:
             self.truth = codes
 
     def encrypted(
-        self, key: PrivateKey, layouts: tuple[PairLayout, ...], fields: Ints, start: int, stop: int
+        self, cipher: secureboost_round.Cipher, fields: Ints, start: int, stop: int
     ) -> npt.NDArray[np.uint8]:
         """Row ``r`` of node ``r % n_nodes`` has a bit of its sums; where none is left, 0."""
         turns = [row // self.n_nodes for row in range(start, stop)]
-        powers = [1 << turn if turn < layouts[0].slot_bits else 0 for turn in turns]
-        return encrypt(key, powers, shared_workers())
+        powers = [1 << turn if turn < cipher.layouts[0].slot_bits else 0 for turn in turns]
+        return encrypt(cipher.private_key, powers, shared_workers())
 
     def split(self, party: secureboost_active.Active, mail: Mail) -> tuple[SplitReply, Letters]:
         """Split by the rows' numbers; read the sums of the last level that is summed."""
@@ -187,7 +185,7 @@ class Crafter:
             self._read(party, letter)
             return SplitReply(growing=False, passive_splits=False), []
         nodes = np.arange(1 << letter.level, dtype=np.int32)
-        rows = np.arange(len(party.numbers)) % self.n_nodes >> below
+        rows = np.arange(len(party.values)) % self.n_nodes >> below
         sides = np.concatenate([rows[rows >> 1 == node] % 2 == 0 for node in nodes])
         lefts, n = 2 * (nodes + len(nodes)) - 1, len(nodes)
         children, nothing = np.sort(np.concatenate((lefts, lefts + 1))), np.empty(0, np.int64)
@@ -196,7 +194,7 @@ class Crafter:
             level=letter.level + 1,
             trees=zeros[:n],
             nodes=nodes + n - 1,
-            owners=np.full(n, party.number),
+            owners=np.full(n, party.trees.number),
             columns=nothing,
             first_rights=nothing,
             defaults=nothing.astype(np.uint8),
@@ -210,11 +208,11 @@ class Crafter:
 
     def _read(self, party: secureboost_active.Active, letter: EncryptedSums) -> None:
         """Bins of rows: the bits of each bin's sum."""
-        layout, widths = party.layouts[0], party.joint.widths[PASSIVE]
+        layout, widths = party.cipher.layouts[0], party.joint.widths[PASSIVE]
         self.read = np.tile(widths, (party.n_train, 1))  # no bit in any bin: the value is missing
         self.read[layout.slot_bits * self.n_nodes :] = UNKNOWN
         bins = [(column, code) for column, width in enumerate(widths) for code in range(width)]
-        plaintexts = decrypt(party.private_key, letter.ciphertexts, Workers(1))
+        plaintexts = decrypt(party.cipher.private_key, letter.ciphertexts, Workers(1))
         for index, plaintext in enumerate(plaintexts):
             for position in range(plaintext.bit_length()):
                 slot, turn = divmod(position, layout.slot_bits)
@@ -239,7 +237,7 @@ def with_precision(bits: int, hessian_bits: int = 0) -> Iterator[None]:
     with ExitStack() as stack:
         for function in (grouped_layouts, FixedPoint.covering, FixedPoint.__init__):
             stack.enter_context(patch.object(function, "__defaults__", (bits,)))
-        for module in (secureboost_start, secureboost_passive):
+        for module in (secureboost_active, secureboost_passive):
             stack.enter_context(patch.object(module, "PRECISION", bits))
         stack.enter_context(patch.object(FixedPoint, "encode", encode))
         yield
@@ -318,7 +316,9 @@ def attack_once(config: dict[str, Any], remedy: str) -> Row:
     with misled(
         config,
         with_precision(*REMEDIES[remedy]),
-        patch.object(secureboost_active, "encrypted", crafter.encrypted),
+        patch.object(
+            secureboost_round.Cipher, "encrypted", lambda *given: crafter.encrypted(*given)
+        ),
         patch.object(secureboost_active.Active, "split", split),
         listeners=[(PASSIVE, crafter.note)],
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost import passive as secureboost_passive
-from clients.secureboost.active import Active
 from clients.secureboost.claims import Chosen, Claims
 from clients.secureboost.passive import Passive, blocks_of
-from clients.vertical.growing import SplitList
+from clients.secureboost.target import Target
+from clients.vertical.growing import SplitList, Trees
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, PairLayout
 from fedapp.crypto.paillier import encrypt
@@ -25,7 +25,6 @@ from fedapp.crypto.rings import Residues
 from fedapp.crypto.sums import pack_sums
 from fedapp.crypto.workers import Workers
 from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, Splits
-from fedapp.messages.vertical import Partition
 from fedapp.run_files import RunFiles
 from fedapp.runs.baselines import join_tables
 from fedapp.settings import load_settings
@@ -33,7 +32,7 @@ from fedapp.site.mail import Letters
 from fedapp.trees.divided import Lookup
 from fedapp.trees.sets import CategorySets
 from simulations.attack import misled, tabled
-from simulations.attacks.vertical import SECUREBOOST
+from simulations.attacks.vertical import ACTIVE, SECUREBOOST
 from simulations.study import Row
 
 Ints = npt.NDArray[np.int64]
@@ -98,16 +97,16 @@ class Numbers(Liar):
     """
 
     def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: PairLayout) -> Residues:
-        ring, target, n_rows = ring_of(key.n_squared), self.next(1), len(party.drawn)
-        place = int(np.searchsorted(party.drawn, target[0]))
-        (row,) = blocks_of(party.blocks, place, place + 1)
+        ring, target, n_rows = ring_of(key.n_squared), self.next(1), len(party.gradients.rows)
+        place = int(np.searchsorted(party.gradients.rows, target[0]))
+        (row,) = blocks_of(party.gradients.blocks, place, place + 1)
         added = (n_rows // SHARE) << PRECISION
         pairs = [(sign * added << layout.field_bits) + added // 2 for sign in (1, -1)]
         times = ring.power(ring.read(row), n_rows // SHARE)
         changed_bins = ring.multiply(
             ring.read(encrypt(key, pairs, Workers(1))), np.repeat(times, 2, 0)
         )
-        ends = np.cumsum(party.cuts.widths[party.drawn_columns])
+        ends = np.cumsum(party.table.cuts.widths[party.gradients.columns])
         changed = ring.ones(len(sums))
         changed[ends[1] :], changed[[0, ends[0]]] = sums[ends[1] :], changed_bins
         return changed
@@ -128,10 +127,10 @@ class Rows(Liar):
 
     def begin(self, party: Passive) -> None:
         if self.values is None:
-            self.codes, self.values = party.codes, party.values
+            self.codes, self.values = party.table.codes, party.values
         if not len(self.lefts):
             return
-        numeric = np.flatnonzero(~party.cuts.by_category & (party.cuts.widths > 1))
+        numeric = np.flatnonzero(~party.table.cuts.by_category & (party.table.cuts.widths > 1))
         self.invented = numeric[: 1 << (len(numeric).bit_length() - 1)]
         asked = self.next(len(self.invented).bit_length() - 1)
         codes, values = self.codes.copy(), self.values.copy()
@@ -139,9 +138,9 @@ class Rows(Liar):
             lefts = self.lefts.copy()
             lefts[asked] = [bool(subset >> number & 1) for number in range(len(asked))]
             codes[:, column] = ~lefts
-            edge = party.cuts.edges[party.cuts.offsets[column]]
+            edge = party.table.cuts.edges[party.table.cuts.offsets[column]]
             values[: len(lefts), column] = np.where(lefts, edge - 1, edge)
-        party.codes = codes
+        party.table = replace(party.table, codes=codes)
         if self.moves:
             party.values = values
 
@@ -151,8 +150,8 @@ class Rows(Liar):
             for number, row in enumerate(self.asked):
                 self.read[row] = bool(subset >> number & 1) == self.is_positive
         else:
-            bits = np.unpackbits(party.sides[party.name])
-            self.lefts = bits[: len(party.codes)].astype(bool)
+            bits = np.unpackbits(party.trees.sides[party.name])
+            self.lefts = bits[: party.n_train].astype(bool)
             shares = (self.labels[self.lefts].mean(), self.labels[~self.lefts].mean())
             self.is_positive = shares[0] > shares[1]
 
@@ -170,24 +169,24 @@ class Categories(Liar):
     """
 
     def begin(self, party: Passive) -> None:
-        column = int(np.argmax(party.cuts.widths * party.cuts.by_category))
-        n_rows, width = len(party.codes), int(party.cuts.widths[column])
+        column = int(np.argmax(party.table.cuts.widths * party.table.cuts.by_category))
+        n_rows, width = party.n_train, int(party.table.cuts.widths[column])
         self.invented = np.array([column])
-        codes, values = party.codes.copy(), party.values.copy()
+        codes, values = party.table.codes.copy(), party.values.copy()
         drawn = np.random.default_rng(len(self.read)).permutation(n_rows) % width
         codes[:, column], values[:n_rows, column] = drawn, drawn
-        party.codes, party.values = codes, values
+        party.table, party.values = replace(party.table, codes=codes), values
 
     def learn(self, party: Passive, letter: Splits) -> None:
         of_invented = letter.columns == self.invented[0]
-        local = party.local_indices(letter)
-        widths = party.cuts.categories[letter.columns]
+        local = party.trees.local(letter)
+        widths = party.table.cuts.categories[letter.columns]
         sets = CategorySets(letter.set_bits, widths[widths > 0])
         numbers = np.cumsum(widths > 0) - 1
         for split, number in zip(local[of_invented], numbers[of_invented], strict=True):
-            nodes = party.nodes[letter.trees[split], : len(party.codes)]
+            nodes = party.trees.nodes[letter.trees[split], : party.n_train]
             rows = np.flatnonzero(nodes == letter.nodes[split])
-            codes, goes_right = party.codes[rows, self.invented[0]], sets.members(int(number))
+            codes, goes_right = party.table.codes[rows, self.invented[0]], sets.members(int(number))
             is_alone = np.bincount(codes, minlength=len(goes_right))[codes] == 1
             for row, code in zip(rows[is_alone], codes[is_alone], strict=True):
                 self.read.setdefault(int(row), not goes_right[code])
@@ -248,12 +247,12 @@ def lied(config: Row, lie: str, checks: str) -> Row:
         honest_begin(party, letter)
         liar.begin(party)
 
-    def sums(party: Passive) -> EncryptedSums:
+    def sums(party: Passive, *wanted: Any) -> EncryptedSums:
         def packed(key: Any, of_bins: Any, layout: Any, workers: Workers) -> Any:
             return pack_sums(key, liar.sums(party, key, of_bins, layout), layout, workers)
 
         with patch.object(secureboost_passive, "pack_sums", packed):
-            return honest_sums(party)
+            return honest_sums(party, *wanted)
 
     def take(party: Passive, letter: Splits) -> Letters:
         letters = honest_take(party, letter)
@@ -302,30 +301,27 @@ def held_out_sides(data: str = "breast-cancer", rounds: int = 10) -> Iterator[Ro
 
 def scores_of_false_sides(config: Row) -> tuple[Doubles, Ints]:
     """The AUC of each round, which sends one more validation row left, and the labels of all."""
-    honest, score = Passive.make, Active._rows_to_score
-    truth, n_rounds = np.empty(0, np.int64), 0
+    honest, score = Trees.made, Target.by_subset
+    truth, valid, n_rounds = np.empty(0, np.int64), slice(0), 0
 
-    def make(party: Passive, level: SplitList, splits: Lookup) -> Partition:
+    def made(trees: Trees, level: SplitList, splits: Lookup, values: Any) -> Trees:
         nonlocal n_rounds
-        honest(party, level, splits)
-        n_rows = len(party.nodes[0])
-        sides = np.unpackbits(party.sides[party.name], count=n_rows).astype(np.bool_)
-        valid = party.rows_of("valid")
+        after = honest(trees, level, splits, values)
+        if trees.party == ACTIVE:
+            return after
+        sides = np.unpackbits(after.sides[trees.party], count=len(values)).astype(np.bool_)
         sides[valid] = False
         sides[valid.start + n_rounds] = True
         n_rounds += 1
-        party.sides = {**party.sides, party.name: np.packbits(sides)}
-        return party.local_partition()
+        return replace(after, sides={**after.sides, trees.party: np.packbits(sides)})
 
-    def noted(party: Active, margins: Any) -> Any:
-        nonlocal truth
-        truth = party.numbers[party.rows_of("valid")].astype(np.int64)
-        return score(party, margins)
+    def noted(target: Target, margins: Any) -> Any:
+        nonlocal truth, valid
+        valid = target.n_rows.of("valid")
+        truth = target.numbers[valid].astype(np.int64)
+        return score(target, margins)
 
-    changes = (
-        patch.object(Passive, "make", make),
-        patch.object(Active, "_rows_to_score", noted),
-    )
+    changes = (patch.object(Trees, "made", made), patch.object(Target, "by_subset", noted))
     with misled(config, *changes) as (run, _):
         assert run is not None
         return np.array([line["valid"]["auc"] for line in RunFiles(run.path).rounds]), truth

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,7 @@ from pyarrow import csv, table
 from clients import describe as clients_describe
 from clients.describe import Encrypting, Summing
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
-from clients.vertical.growing import SplitList
+from clients.vertical.growing import SplitList, Trees
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.paillier_keys import PublicKey
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
@@ -33,7 +33,6 @@ from fedapp.messages.describe import CellSums, ColumnsReply, FinishRequest, SumR
 from fedapp.messages.federated_forest import ColumnSums
 from fedapp.messages.federated_forest import SumRequest as ForestSumRequest
 from fedapp.messages.fields import fields_of
-from fedapp.messages.vertical import Partition
 from fedapp.metrics.tables import association, count_cells, readable_labels, rounded_figures
 from fedapp.runs.local import site_contexts
 from fedapp.site.mail import Letters, Mail
@@ -220,7 +219,7 @@ class FalseColumns:
 
     def sum_columns(self, party: PaillierPassive, level: ForestSumRequest) -> ColumnSums:
         """Of the roots as described, of other nodes as they are."""
-        if party.structure.level:
+        if party.trees.structure.level:
             return self.honest_sums(party, level)
         trees, n_train = party.open_to(level)[0], party.n_train
         values = party.values[:n_train, self.column]
@@ -270,25 +269,25 @@ class FalseColumns:
         )
         return ColumnSums(level=0, **fields_of(party.listing, Listing), ciphertexts=sums)
 
-    def make(self, party: PaillierPassive, level: SplitList, splits: Lookup) -> Partition:
+    def made(self, trees: Trees, level: SplitList, splits: Lookup, values: Any) -> Trees:
         """Note which columns were chosen; send rows left as claimed if that is consistent."""
-        partition = self.honest_make(party, level, splits)
-        if party.structure.level:
-            return partition
-        local = party.local_indices(level)
+        after, local = self.honest_made(trees, level, splits, values), trees.local(level)
+        if trees.structure.level or not trees.number:  # the active party is the first
+            return after
         self.chosen = dict(zip(level.trees[local].tolist(), splits.columns.tolist(), strict=True))
         if self.is_consistent:
-            slots, _ = slots_of(party.nodes, level.trees[local], level.nodes[local])
-            held = np.zeros(len(party.values) - party.n_train, np.bool_)
+            slots, _ = slots_of(trees.nodes, level.trees[local], level.nodes[local])
+            held = np.zeros(len(values) - self.lefts.shape[2], np.bool_)
             sides = [
                 np.append(self.lefts[tree, column], held)[slots[tree] >= 0]
                 for tree, column in self.chosen.items()
             ]
-            party.sides = {**party.sides, party.name: np.packbits(np.concatenate(sides))}
-        return party.local_partition()
+            bits = np.packbits(np.concatenate(sides))
+            after = replace(after, sides={**after.sides, trees.party: bits})
+        return after
 
     honest_sums = staticmethod(PaillierPassive.sum_columns)
-    honest_make = staticmethod(PaillierPassive.make)
+    honest_made = staticmethod(Trees.made)
 
 
 def forest_sums(
@@ -330,7 +329,7 @@ def forest_once(config: Row, attack: FalseColumns, is_checked: bool) -> Row:
     changes: list[Change] = [
         patch.object(PaillierActive, "_send", noted),
         patch.object(PaillierPassive, "sum_columns", lambda *given: attack.sum_columns(*given)),
-        patch.object(PaillierPassive, "make", lambda *given: attack.make(*given)),
+        patch.object(Trees, "made", lambda *given: attack.made(*given)),
     ]
     if not is_checked:
         changes.append(patch.object(LeftClaims, "first_false", lambda claims, lefts: None))

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
-from clients.secureboost import passive
+from clients.secureboost import active, passive
 from clients.secureboost import round as round_of_trees
 from fedapp.crypto.lanes import has_lanes
 from fedapp.kernels import n_cores
@@ -37,7 +37,7 @@ PARTS = {  # function of ``fedapp.crypto``, where it is called
     "check_ciphertexts": passive,
     "sum_rows": passive,
     "pack_sums": passive,
-    "read_jobs": round_of_trees,
+    "read_jobs": active,
 }
 
 

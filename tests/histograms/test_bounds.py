@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clients.secureboost.passive import Passive
+from clients.secureboost import passive
 from fedapp.errors import PartyError
 from fedapp.messages.fedxgbllr import FitRequest, ShareRequest
 from fedapp.messages.local_boosting import BagRequest, TurnRequest
@@ -162,9 +162,9 @@ def test_bins_of_another_are_no_more_than_fit_into_memory(
 ):
     widths, flags = np.full(n_columns, width), np.full(n_columns, is_text, dtype=np.uint8)
     rewrite_letters(monkeypatch, "ColumnBins", "widths", lambda _: widths)
-    honest = Passive.column_bins
+    honest = passive.column_bins
     monkeypatch.setattr(
-        Passive, "column_bins", lambda *given: replace(honest(*given), categorical=flags)
+        passive, "column_bins", lambda *given: replace(honest(*given), categorical=flags)
     )
     rule = r"must add up to <= 1600000 \(16 x most-columns of party-1\), got "
     rule += rf"{n_columns * width}; lower max-bin"

@@ -230,7 +230,7 @@ def test_vertical_parties_hold_back_the_rows_that_the_labels_party_draws(
 
     def note(party, rows, split=None):
         keep(party, rows, split)
-        held[party.name] = [party.ids[party.rows_of(subset)].tolist() for subset in SUBSETS]
+        held[party.name] = [party.ids[party.n_rows.of(subset)].tolist() for subset in SUBSETS]
 
     monkeypatch.setattr(Opening, "_keep", note)
     keys = dict(zip(ids, columns["who"] if "group" in how else DAYS, strict=True))

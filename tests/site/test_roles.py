@@ -198,15 +198,16 @@ def test_a_run_of_federated_forest_makes_all_steps_of_its_order(
 
 GROWS, GROWN = (Growing((), np.zeros((n, 2), np.int32), np.zeros((n, 2))) for n in (1, 0))
 STARTED = Round(0, np.zeros((1, 2, 2), np.float32), np.ones((1, 1), bool), GROWS)
+WALKS = inference.Traversal(np.zeros((1, 2), np.int32), (), {})
 UNSENT = replace(STARTED, unsent=Unsent(np.zeros((2, 1, 2), np.int64)))
 
 
 @pytest.mark.parametrize(
     ("last", "request_class", "state"),
     [
-        (SetupRequest, WalkRequest, {"is_walking": False}),
-        (SetupRequest, BeginRequest, {"is_walking": True}),
-        (SplitRequest, BeginRequest, {"is_walking": False, "round": STARTED}),
+        (SetupRequest, WalkRequest, {}),
+        (SetupRequest, BeginRequest, {"traversal": WALKS}),
+        (SplitRequest, BeginRequest, {"round": STARTED}),
         (SplitRequest, SplitRequest, {"round": replace(STARTED, growth=GROWN)}),
         (BeginRequest, SplitRequest, {}),
         (BeginRequest, SplitRequest, {"round": UNSENT}),

@@ -82,7 +82,7 @@ def invent_bits(monkeypatch, wanted):
             letter = CommonRows(np.packbits(bits), none.astype(np.int32), key, proof, none)
             letters.append((name, letter))
         counts = np.full(len(sizes), n_rows)
-        return MatchReply(counts, party.n_train, party.n_valid, party.n_test), letters
+        return MatchReply(counts, *party.n_rows), letters
 
     monkeypatch.setattr(Opening, "match", match)
 

@@ -162,14 +162,14 @@ def test_rows_without_a_pair_look_like_others(vertical, tmp_path, monkeypatch):
     columns = arrays_of(ranked(tmp_path / "whole.csv"))
     grades = np.where(columns["query"] == "q1", "3", columns["grade"])
     data = str(write_rows(tmp_path / "flat.csv", {**columns, "grade": grades}))
-    drawn, send = [], Active._encrypt
+    drawn, send = [], Active._new_round
 
     def sent(self, *arguments):
         letters = send(self, *arguments)
         drawn.extend(np.unpackbits(letter.drawn, count=self.n_train) for _, letter in letters)
         return letters
 
-    monkeypatch.setattr(Active, "_encrypt", sent)
+    monkeypatch.setattr(Active, "_new_round", sent)
     how = {"columns": "even", "test_fraction": 0.0, "num_boost_round": 2}
     folder = run_local(NDCG.run(vertical, tmp_path, data=data, **how))
     assert len(drawn) == 2

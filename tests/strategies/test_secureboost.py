@@ -1,6 +1,7 @@
 """SecureBoost: XGBoost's own trees over columns of several parties, and no split by false sums."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -333,12 +334,12 @@ def sum_otherwise(patch, lie):
     """Party-2 sums rows as if they had other bins."""
     honest = Passive.encrypted_sums
 
-    def sums(party):
-        true = party.codes
+    def sums(party, *wanted):
+        true = party.table
         if party.name == "party-2":
-            party.codes = true.copy()
-            lie(party.codes, party.cuts.widths)
-        letter, party.codes = honest(party), true
+            party.table = replace(true, codes=true.codes.copy())
+            lie(party.table.codes, true.cuts.widths)
+        letter, party.table = honest(party, *wanted), true
         return letter
 
     patch.setattr(Passive, "encrypted_sums", sums)

@@ -7,10 +7,10 @@ from functools import wraps
 import numpy as np
 import pytest
 
-from clients.secureboost import active
-from clients.secureboost import active as secureboost_active
+from clients.secureboost import target
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
+from clients.secureboost.round import Cipher
 from fedapp.crypto.packing import grouped_layouts
 from fedapp.messages import secureboost as messages
 from fedapp.messages.secureboost import EncryptedGradients
@@ -104,9 +104,9 @@ def pair(vertical, sites, write_table):
 def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
     pair, monkeypatch, n_drawn, has_columns
 ):
-    honest = active.gradients
+    honest = target.gradients
     monkeypatch.setattr(
-        active,
+        target,
         "gradients",
         lambda *given: honest(*given) * (np.arange(120) < n_drawn)[:, None, None].astype("f4"),
     )
@@ -125,9 +125,9 @@ def summed(monkeypatch):
     """Levels of which a passive party has summed nodes."""
     sums, levels = Passive.encrypted_sums, []
 
-    def noted(party):
-        levels.append(party.structure.level)
-        return sums(party)
+    def noted(party, *wanted):
+        levels.append(party.trees.structure.level)
+        return sums(party, *wanted)
 
     monkeypatch.setattr(Passive, "encrypted_sums", noted)
     return levels
@@ -279,13 +279,13 @@ def test_a_server_that_keeps_a_block_back_stops_the_run(
 def test_false_gradients_of_a_later_block_stop_the_run_by_the_active_partys_name(
     in_blocks, small_blocks, monkeypatch, change, rule
 ):
-    honest = secureboost_active.encrypted
+    honest = Cipher.encrypted
 
-    def false(key, layouts, fields, start, stop):
-        found = honest(key, layouts, fields, start, stop)
+    def false(cipher, fields, start, stop):
+        found = honest(cipher, fields, start, stop)
         return change(found) if stop == len(fields) else found
 
-    monkeypatch.setattr(secureboost_active, "encrypted", false)
+    monkeypatch.setattr(Cipher, "encrypted", false)
     refuses(rf"^party-1.*: (More|Encrypted)Gradients.ciphertexts .*{rule}", in_blocks())
 
 

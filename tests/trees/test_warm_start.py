@@ -4,7 +4,6 @@ import json
 import logging
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,14 +15,11 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 import fedapp
-from clients.secureboost.passive import Passive
+from clients.secureboost.table import check_setup
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.records.document import to_text
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.site.answer import Site
-from fedapp.site.settings import SiteConfig
-from fedapp.site.store import Store
 from fedapp.trees.model import LEAF, NODE, Ensemble, pack_trees
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.predict import predict_margins
@@ -297,10 +293,9 @@ def test_parts_that_are_not_of_the_run_are_refused(continued, trained_once, chan
 
 def test_a_model_to_go_on_from_is_named_by_its_id_alone():
     plain = {"multi_strategy": "one_output_per_tree", "calibration": "none"}
-    request = SimpleNamespace(init_model="../../../../x", **plain)
-    party = Passive.load(Site(SiteConfig("bank", "rows.csv"), Store(Path())))
+    request = SimpleNamespace(init_model="../../../../x", objective="binary:logistic", **plain)
     with pytest.raises(ProtocolError, match=r"^bank: SetupRequest.init_model must be 16 hex"):
-        party.accept(request)
+        check_setup("bank", request)
 
 
 def test_models_of_other_methods_are_not_gone_on_from(continued, tmp_path, monkeypatch):
