@@ -51,7 +51,7 @@ class Counted(Masked):
 
     category_widths: Ints  # categories of each column, 0 if numeric
     n_counted: int = 0  # digits by which rows have been counted
-    count_bytes: int  # width of a count
+    count_bytes: int = 8  # width of a count
 
     def count_labels(self, opening: CountOrder | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
@@ -168,7 +168,7 @@ class Counted(Masked):
         self.check_prefixes(request)
         self._count_once(request, request.digit)
         counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
-        return Sums([counts], self.count_bytes, follows=True)
+        return Sums([counts], n_bytes=self.count_bytes, follows=True)
 
     def _count_once(self, asked: CountOrder | Digits, digit: int) -> None:
         """Check that rows are counted digit by digit."""

@@ -26,25 +26,22 @@ from fedapp.messages.describe import (
     BLOCK_BYTES,
     CellsRequest,
     CellSums,
-    CellSumsRequest,
     ColumnsReply,
     CompareReply,
     CompareRequest,
     CountRequest,
     CountsReply,
-    CountSumsRequest,
     EncryptReply,
     EncryptRequest,
     FinishRequest,
     LabelBlock,
     LabelKey,
     OpenRequest,
-    OpenSumsRequest,
     SetupRequest,
     SumRequest,
     TakeRequest,
 )
-from fedapp.messages.fields import Array, Reply, check_sizes
+from fedapp.messages.fields import Array, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import MatchRequest, OrderRequest, SentReply
 from fedapp.metrics.tables import (
@@ -64,9 +61,10 @@ from fedapp.metrics.tables import (
     table_differences,
 )
 from fedapp.records.codec import IN_FILE
+from fedapp.site.account import is_masked
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.sums import Sums, is_masked
+from fedapp.site.sums import Sums
 from fedapp.trees.categories import RARE, Categories, entries_of
 from fedapp.trees.objective import check_objective, is_regression
 from fedapp.trees.sets import category_counts
@@ -84,13 +82,10 @@ class Counting(Masked):
     title = "a party that describes its rows"
     order = Order(
         {
-            HelloRequest: {OpenRequest, OpenSumsRequest},
+            HelloRequest: {OpenRequest},
             OpenRequest: {CountRequest, CellsRequest},
             CountRequest: {CountRequest, CellsRequest},
             CellsRequest: {CompareRequest},
-            OpenSumsRequest: {CountSumsRequest, CellSumsRequest},
-            CountSumsRequest: {CountSumsRequest, CellSumsRequest},
-            CellSumsRequest: {CompareRequest},
         }
     )
     widths: Ints  # categories of each column, 0 of numbers
@@ -101,7 +96,7 @@ class Counting(Masked):
     cuts: Cuts
     counts: Ints  # rows of each cell
 
-    def open(self, request: OpenRequest | OpenSumsRequest) -> Reply | Sums:
+    def open(self, request: OpenRequest) -> Sums:
         """Code labels and categories; count values by their first digit."""
         self.code(request)
         labels, n_classes = self.labels["train"], len(self.classes)
@@ -110,7 +105,7 @@ class Counting(Masked):
         if power > request.largest or len(labels) > request.n_rows:
             rule = f"must be >= {power}, and n_rows >= {len(labels)}, those of {self.name}"
             raise ProtocolError(self.name, type(request).__name__, "largest", rule)
-        if isinstance(request, OpenSumsRequest):
+        if is_masked(self.site.store):
             self.join(request)
         self.widths = np.append(self.category_counts, n_classes)
         classes = labels.astype(np.int64) if n_classes else np.zeros(len(labels), dtype=np.int64)
@@ -121,9 +116,9 @@ class Counting(Masked):
         bounds = Bounds(request.n_rows, 0, request.largest)
         self.terms = label_terms(self.rows[:, -1], n_classes, bounds)
         # A table without numbers would send nothing but for its number of rows.
-        return self._leave([self._digits(*new_descent(self.widths).wanted(), 0), n_rows])
+        return counted(self._digits(*new_descent(self.widths).wanted(), 0), n_rows)
 
-    def count(self, request: CountRequest) -> Reply | Sums:
+    def count(self, request: CountRequest) -> Sums:
         """Count values by the next digit."""
         message, numbers = type(request).__name__, np.diff(request.offsets)
         check_sizes(self.name, request, n_columns=len(self.widths))
@@ -133,14 +128,14 @@ class Counting(Masked):
         if request.digit != self.n_digits:
             rule = f"must be {self.n_digits}, got {request.digit}: each is counted once"
             raise ProtocolError(self.name, message, "digit", rule)
-        return self._leave([self._digits(request.prefixes, request.offsets, request.digit)])
+        return counted(self._digits(request.prefixes, request.offsets, request.digit))
 
     def _digits(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
         self.n_digits = digit + 1
         ones = np.ones(len(self.rows), dtype=np.int64)
         return digit_counts(self.rows, ones, prefixes, offsets, digit)
 
-    def count_cells(self, request: CellsRequest) -> Reply | Sums:
+    def count_cells(self, request: CellsRequest) -> Sums:
         """Count rows by cell, and sum their labels."""
         offsets, widths = request.edge_offsets, np.diff(request.edge_offsets)
         check_sizes(self.name, request, n_columns=len(self.widths))
@@ -152,12 +147,7 @@ class Counting(Masked):
         self.cuts = with_categories(Cuts(request.edges, offsets, minima), self.widths, self.widths)
         labelled, sums = count_cells(self.label_rows, self.cuts, self.terms)
         self.counts, _ = count_cells(self.rows, self.cuts)
-        return self._leave([self.counts, labelled, sums])
-
-    def _leave(self, arrays: list[Whole]) -> Reply | Sums:
-        if is_masked(self.site.store):
-            return Sums(arrays, follows=True)
-        return CountsReply(np.concatenate([array.ravel() for array in arrays]))
+        return counted(self.counts, labelled, sums)
 
     def compare(self, request: CompareRequest) -> CompareReply:
         """Log where this party's rows differ from those of the others, and end."""
@@ -169,6 +159,12 @@ class Counting(Masked):
             log.warning("%s", text)
         self.end()
         return CompareReply()
+
+
+def counted(*arrays: Whole) -> Sums:
+    """What a request counts, one array after the other."""
+    counts = np.concatenate([array.ravel() for array in arrays])
+    return Sums([counts], CountsReply, follows=True)
 
 
 # Different columns

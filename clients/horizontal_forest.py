@@ -11,22 +11,21 @@ from clients.cuts import Counted
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.fixed_point import Whole
-from fedapp.messages.fields import Array, Reply, check_sizes
+from fedapp.messages.fields import Array, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.horizontal_forest import (
     CellsReply,
     CellsRequest,
-    CellSumsRequest,
     CountRequest,
     OpenRequest,
     SketchReply,
     SketchRequest,
     SplitReply,
     SplitRequest,
-    SplitSumsRequest,
 )
+from fedapp.site.account import is_masked
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.sums import Sums, adder_of, bounds_of, is_masked, leaving
+from fedapp.site.sums import Sums, adder_of, bounds_of
 from fedapp.trees.forest.levels import row_counts
 from fedapp.trees.forest.summed import CellLayout, exponents, row_terms, sum_cells
 from fedapp.trees.grow import children_of, each_once_among, roots_of, route_codes, route_values
@@ -47,10 +46,8 @@ class Grower(Counted):
             SketchRequest: {CellsRequest},
             CellsRequest: {CellsRequest, SplitRequest},
             SplitRequest: {CellsRequest},
-            OpenRequest: {CountRequest, CellSumsRequest},
-            CountRequest: {CountRequest, CellSumsRequest},
-            CellSumsRequest: {CellSumsRequest, SplitSumsRequest},
-            SplitSumsRequest: {CellSumsRequest},
+            OpenRequest: {CountRequest, CellsRequest},
+            CountRequest: {CountRequest, CellsRequest},
         }
     )
     draws: npt.NDArray[np.uint8]  # (n_trees, n_train): how often each tree draws each row
@@ -66,18 +63,15 @@ class Grower(Counted):
         """Summarise the columns, and replace each value by the number of its bin."""
         return SketchReply(**self.sketch_columns(request), **self.sizes_of_weights())
 
-    def sum_rows(self, request: CellsRequest) -> CellsReply:
-        """Sums of the cells that have rows."""
-        sums = self._sums(request)
-        cells = np.flatnonzero(sums[:, -1])
-        return CellsReply(cells, sums[cells])
+    def sum_rows(self, request: CellsRequest) -> Sums:
+        """Sums of the rows over the cells of columns; in joint bins if the first request has cuts.
 
-    def sum_masked(self, request: CellSumsRequest) -> Sums:
-        """Sums of all cells, for sums over all parties in joint bins, which the first has."""
+        Under masks all cells leave, else those that have rows.
+        """
         request = self.read_bins(request)
         # All are parts of the sums of the first request.
         follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
-        return Sums([self._sums(request)], request.sum_bytes, follows=follows)
+        return Sums([self._sums(request)], CellsReply.of, request.sum_bytes, follows=follows)
 
     def _sums(self, request: CellsRequest) -> Whole:
         binned = self.bins
@@ -128,7 +122,7 @@ class Grower(Counted):
         }
         self.open_trees, self.open_nodes = roots_of(request.trees)
 
-    def split(self, request: SplitRequest) -> Reply | Sums:
+    def split(self, request: SplitRequest) -> Sums:
         """Move the rows by the splits of a level, and score the forest so far."""
         self._check_splits(request)
         routes, sets = self.read_splits(request)
@@ -152,9 +146,9 @@ class Grower(Counted):
             for tree_values, tree_nodes in zip(self.node_values, nodes, strict=True):
                 sums += tree_values[tree_nodes]
             margins[subset] = margins_of(self.objective, sums / len(self.node_values))
-        adder = adder_of(self.site.store, request)
+        adder = adder_of(self.site.store)
         scores = self.score_fields(margins, request.score_bins, CENTER, adder=adder)
-        return leaving(request, SplitReply, scores, follows=True)
+        return Sums([*scores.values()], SplitReply, follows=True)
 
     def _check_splits(self, request: SplitRequest) -> None:
         """Check that splits are of open nodes, so that no index is out of range."""

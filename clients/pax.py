@@ -26,30 +26,28 @@ from fedapp.histograms.groups import (
 )
 from fedapp.histograms.sketch import N_DIGITS
 from fedapp.messages.cuts import SplitRows
-from fedapp.messages.fields import Array, Reply, Request, check_sizes
+from fedapp.messages.fields import Array, Request, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,
     Grown,
     GrowReply,
     GrowRequest,
-    GrowSumsRequest,
     InitReply,
     InitRequest,
     OpenRequest,
     QuantilesReply,
     QuantilesRequest,
-    QuantileSumsRequest,
     RisksReply,
     RisksRequest,
-    RiskSumsRequest,
     SketchReply,
     SketchRequest,
 )
 from fedapp.metrics.survival import Cells
+from fedapp.site.account import is_masked
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.sums import Sums, adder_of, bounds_of, leaving
+from fedapp.site.sums import Sums, adder_of, bounds_of
 from fedapp.trees.cox import binned_pairs, risk_sums
 from fedapp.trees.grow import (
     children_of,
@@ -104,18 +102,12 @@ class Party(Counted):
         {
             HelloRequest: {SketchRequest, OpenRequest},
             SketchRequest: {InitRequest, RisksRequest, GrowRequest, QuantilesRequest},
-            InitRequest: {RisksRequest, GrowRequest, RiskSumsRequest, GrowSumsRequest},
+            InitRequest: {RisksRequest, GrowRequest},
             GrowRequest: {RisksRequest, GrowRequest, QuantilesRequest},
             RisksRequest: {GrowRequest},
             QuantilesRequest: {QuantilesRequest, GrowRequest},
-            OpenRequest: {CountRequest, InitRequest, RiskSumsRequest, GrowSumsRequest},
-            CountRequest: {
-                *(CountRequest, InitRequest, RiskSumsRequest, GrowSumsRequest),
-                QuantileSumsRequest,
-            },
-            GrowSumsRequest: {RiskSumsRequest, GrowSumsRequest, QuantileSumsRequest},
-            RiskSumsRequest: {GrowSumsRequest},
-            QuantileSumsRequest: {QuantileSumsRequest, GrowSumsRequest},
+            OpenRequest: {CountRequest, InitRequest, RisksRequest, GrowRequest},
+            CountRequest: {CountRequest, InitRequest, RisksRequest, GrowRequest, QuantilesRequest},
         }
     )
     nodes: Mapping[str, Nodes]  # (n_trees, n_rows) by subset: where each row is
@@ -149,7 +141,7 @@ class Party(Counted):
             for subset, margins in self.margins.items()
         }
 
-    def risks(self, request: RisksRequest) -> Reply | Sums:
+    def risks(self, request: RisksRequest) -> Sums:
         """Add the last round's trees, and sum hazard ratios and events by bin of times."""
         if not has_risk_sets(self.objective):
             rule = f"must not come with {self.objective}, whose gradients need no such sums"
@@ -162,7 +154,7 @@ class Party(Counted):
             bins=self.bins.codes[:, -1],
             n_bins=self.bins.widths[-1],
         )
-        return leaving(request, RisksReply, {"risks": sums})
+        return Sums([sums], RisksReply)
 
     def _move(self, request: Grown, level: int = 0) -> None:
         """Route the rows by the last splits, and add the last leaf values."""
@@ -177,7 +169,7 @@ class Party(Counted):
         if level == 0:
             self._add_leaves(request)
 
-    def grow(self, request: GrowRequest) -> Reply | Sums:
+    def grow(self, request: GrowRequest) -> Sums:
         """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
         request = self.read_bins(request)  # bins of times are a column more than the table has
         self._move(request, request.level)
@@ -186,15 +178,13 @@ class Party(Counted):
             scores = self._start_round(request)
             if self.config.least_bin_rows:
                 self._begin_floor(request.n_trees)
-        histograms, missing = self.sum_nodes(request)
-        sums = {"histograms": histograms, "missing": missing}
+        sums = [*self.sum_nodes(request)]
         if request.level == 0:
-            sums["root_sums"] = self.gradients.sum(axis=1, dtype=histograms.dtype)
-        sums |= scores
+            sums += [self.gradients.sum(axis=1, dtype=sums[0].dtype), *scores.values()]
         # A level's sums are parts of those of the level above.
-        return leaving(request, GrowReply, sums, follows=request.level > 0)
+        return Sums(sums, GrowReply, follows=request.level > 0)
 
-    def fit_leaves(self, request: QuantilesRequest) -> Reply | Sums:
+    def fit_leaves(self, request: QuantilesRequest) -> Sums:
         """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
         self._check_quantiles(request)
         residuals = self.labels["train"]
@@ -213,9 +203,7 @@ class Party(Counted):
             request.offsets,
             request.digit,
         )
-        if request.leaves == "own":
-            return QuantilesReply(counts.astype(np.int32))
-        return Sums([counts], self.count_bytes, follows=True)
+        return Sums([counts.astype(np.int32)], QuantilesReply, self.count_bytes, follows=True)
 
     def _check_quantiles(self, request: QuantilesRequest) -> None:
         """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
@@ -279,7 +267,7 @@ class Party(Counted):
             self.margins,
             request.score_bins,
             center=float(request.base_margin[0]),
-            adder=adder_of(self.site.store, request),
+            adder=adder_of(self.site.store),
             cells=Cells(request.time_points, request.score_edges),
         )
         margins, labels = self.margins["train"], self.labels["train"]
@@ -288,7 +276,7 @@ class Party(Counted):
         else:
             pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
         terms = self._drawn_terms(request, pairs)
-        self.gradients = terms if request.leaves == "own" else self.whole_terms(terms)
+        self.gradients = self.whole_terms(terms) if is_masked(self.site.store) else terms
         return scores
 
     def _drawn_terms(self, request: GrowRequest, pairs: Array) -> Array:

@@ -74,7 +74,7 @@ class Private(Counted):
         self.check_prefixes(request)
         counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
         noise = (self._count_noise(request.digit),)
-        return Sums([counts], self.count_bytes, noise, follows=True)
+        return Sums([counts], noise=noise, follows=True)
 
     def grow(self, request: PrivateTreesRequest) -> Sums:
         """Add the last round's leaves; sum gradients and hessians at leaves of the next trees."""

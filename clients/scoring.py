@@ -22,13 +22,13 @@ from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes
 from fedapp.home import write_atomically
-from fedapp.messages.fields import LONGEST, Array, Reply
+from fedapp.messages.fields import LONGEST, Array
 from fedapp.messages.scoring import (
     BalanceReply,
     BalanceRequest,
     EvaluateReply,
     EvaluateRequest,
-    SumScoresRequest,
+    ScoreOrder,
     Trees,
     arrays_of,
 )
@@ -37,7 +37,7 @@ from fedapp.metrics.survival import Cells
 from fedapp.records.document import Kind, from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.sums import Sums, adder_of, leaving
+from fedapp.site.sums import Sums, adder_of
 from fedapp.trees.calibration import calibrated
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
@@ -93,7 +93,7 @@ class Binned:
 class Scored(Coded):
     """State of a horizontal party whose rows are scored; roles of methods extend it."""
 
-    order = Order({}, any_time={BalanceRequest, EvaluateRequest, SumScoresRequest})
+    order = Order({}, any_time={BalanceRequest, EvaluateRequest})
     binned: Binned | None = None  # once the training rows have bins
     # (n_rows, n_outputs) by subset, without test rows: of the model so far
     margins: Mapping[str, Floats] = {}
@@ -106,19 +106,19 @@ class Scored(Coded):
         self.loss = replace(self.loss, scale_pos_weight=request.scale_pos_weight)
         return BalanceReply()
 
-    def evaluate(self, request: EvaluateRequest) -> Reply | Sums:
+    def evaluate(self, request: EvaluateRequest) -> Sums:
         """Sums and score histograms of the train, validation and test rows."""
-        adder = adder_of(self.site.store, request)
+        adder = adder_of(self.site.store)
         beginning = request.model[:LONGEST].tobytes().decode(errors="replace")
         how = BOOSTED if kind_of(beginning) != BaggedForest.KIND else BAGGED
         scores, model = self.score_subsets(request, *how, adder)
         scores["few"] = self.few_rows(model.trees)
         self.end()
-        return leaving(request, EvaluateReply, scores)
+        return Sums([*scores.values()], EvaluateReply)
 
     def score_subsets(
         self,
-        asked: EvaluateRequest,
+        asked: ScoreOrder,
         kind: type[M],
         predict: Callable[..., Array],
         adder: Adder = DOUBLES,

@@ -24,7 +24,7 @@ from fedapp.messages.secagg import (
 from fedapp.site.mail import begin_session, box_key, run_key, store_peers
 from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.roles import Order, handlers, role
-from fedapp.site.sums import begin_masks, is_masked, remaining, unmask
+from fedapp.site.sums import begin_masks, has_roster, remaining, unmask
 from fedapp.trees.losses import LOSSES
 from fedapp.trees.objective import (
     is_regression,
@@ -43,7 +43,7 @@ class Masked(Scored):
 
     def draw_keys(self, request: KeysRequest) -> KeysReply:
         """Draw a key of the run, and report the power of two that bounds the weights."""
-        if is_masked(self.site.store):
+        if has_roster(self.site.store):
             raise ProtocolError(self.name, "KeysRequest", "step", "must come before the first sums")
         begin_session(self.site.store)
         store = self.site.store

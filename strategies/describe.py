@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, Literal
 
@@ -28,18 +29,15 @@ from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     CellsRequest,
-    CellSumsRequest,
     ColumnsReply,
     CompareReply,
     CompareRequest,
     CountRequest,
     CountsReply,
-    CountSumsRequest,
     EncryptReply,
     EncryptRequest,
     FinishRequest,
     OpenRequest,
-    OpenSumsRequest,
     SetupRequest,
     SumRequest,
     TakeRequest,
@@ -82,7 +80,6 @@ WITHHELD = (
 )
 LONG_NAME = 6  # letters from which one other letter is rather a slip
 SLIPS = 1000  # names of a column that are compared letter by letter
-Kinds = tuple[type[Request], type[Request]]  # of a request in the clear, and under masks
 
 
 class RowsSettings(Section):
@@ -121,33 +118,27 @@ class DescribeRows(HorizontalStrategy):
         table = self.agree(parties, None)
         n_classes = len(table.classes)
         widths = np.append(table.category_counts, n_classes)
-        opening, bounds = self.terms(), row_bounds(parties)  # without weights
+        bounds = row_bounds(parties)  # without weights
+        roster = asdict(bounds)
         if self.sees_only_sums:
             roster, _, _ = yield from exchange_keys(parties)
             self.masked = MaskedSums(roster["names"])
-            opening |= roster
-        else:
-            opening |= {"n_rows": bounds.n_rows, "largest": bounds.largest}
-        kinds: Kinds = (OpenRequest, OpenSumsRequest)
         n_numbers = np.sum(widths == 0).item()
-        shapes: list[tuple[int, ...]] = [(n_numbers, BASE), (1,)]
-        (counts, _), _ = yield from self._ask(parties, kinds, shapes, **opening)
+        opening = OpenRequest(**self.terms(), **roster)
+        (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
         descent = new_descent(widths)
         descent.take(counts)
         while n_numbers and descent.digit < N_DIGITS:
             prefixes, offsets = descent.wanted()
-            fields: dict[str, Any] = {"prefixes": prefixes, "offsets": offsets}
-            fields |= {"digit": descent.digit}
-            kinds, shapes = (CountRequest, CountSumsRequest), [(len(prefixes), BASE)]
-            (counts,), _ = yield from self._ask(parties, kinds, shapes, **fields)
+            request = CountRequest(descent.digit, prefixes, offsets)
+            (counts,), _ = yield from self._ask(parties, request, (len(prefixes), BASE))
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
-        n_cells, kinds = len(cuts.edges) + len(widths), (CellsRequest, CellSumsRequest)
-        shapes = [(n_cells,), (n_cells,), (n_cells, n_classes or 2)]
-        fields = {"edges": cuts.edges, "edge_offsets": cuts.offsets}
-        (counts, labelled, sums), by_party = yield from self._ask(parties, kinds, shapes, **fields)
-        for party, cells in by_party.items():
-            self._check(party, cells, cuts, n_classes > 0)
+        n_cells, cells = len(cuts.edges) + len(widths), CellsRequest(cuts.edges, cuts.offsets)
+        shapes = (n_cells,), (n_cells,), (n_cells, n_classes or 2)
+        (counts, labelled, sums), by_party = yield from self._ask(parties, cells, *shapes)
+        for party, of_party in by_party.items():
+            self._check(party, of_party, cuts, n_classes > 0)
         yield from ask(parties.all(CompareRequest(counts)), CompareReply)
         names = *table.columns, self.settings.label or LABEL
         texts = *entries_of(table.categories, len(table.columns)), table.classes
@@ -161,7 +152,7 @@ class DescribeRows(HorizontalStrategy):
             columns, associations(features, n_classes, bounds), strict=False
         ):
             column["label"] = figures
-        rows = {party: of_party for party, (of_party, *_) in by_party.items()}
+        rows = {party: of_cells for party, (of_cells, *_) in by_party.items()}
         for text in table_differences([listed([name]) for name in table.columns], cuts, rows):
             self.warn_once(as_plain(text))
         by_column = zip(
@@ -176,11 +167,11 @@ class DescribeRows(HorizontalStrategy):
         return (yield from _described(self, columns))
 
     def _ask(
-        self, parties: Hellos, kinds: Kinds, shapes: Sequence[tuple[int, ...]], **fields: Any
+        self, parties: Hellos, request: Request, *shapes: tuple[int, ...]
     ) -> Conversation[tuple[list[Whole], dict[str, list[Whole]]]]:
         """Sums of arrays of these shapes over all parties, and in the clear those of each."""
         if self.masked is not None:
-            sums = yield from self.masked.ask(parties, kinds[1](**fields), *shapes, may_fail=0)
+            sums = yield from self.masked.ask(parties, request, *shapes, may_fail=0)
             return sums, {}
         size, n_first = (
             sum(int(np.prod(shape)) for shape in some) for some in (shapes, shapes[:1])
@@ -192,7 +183,7 @@ class DescribeRows(HorizontalStrategy):
                 rule = f"must be {size}, of 0 to {n_rows} rows, got {len(reply.counts)}"
                 raise ProtocolError(party, "CountsReply", "counts", rule)
 
-        replies = yield from ask(parties.all(kinds[0](**fields)), CountsReply, check)
+        replies = yield from ask(parties.all(request), CountsReply, check)
         by_party = {party: arrays_of(reply.counts, shapes) for party, reply in replies.items()}
         return [np.sum(arrays, axis=0) for arrays in zip(*by_party.values(), strict=True)], by_party
 

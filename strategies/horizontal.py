@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -261,7 +261,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         parties: Hellos,
         model: Scored,
         asks: AskToScore = ask_to_score,
-        kind: type[EvaluateRequest] = EvaluateRequest,
+        kind: Callable[..., Any] = EvaluateRequest,
         cells: Cells = UNDIVIDED,
     ) -> Conversation[tuple[Mapping[str, EvaluateReply], Outcome]]:
         """Write the finished model and have all parties score it; replies, the summary's part."""

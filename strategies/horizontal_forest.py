@@ -12,7 +12,7 @@ scikit-learn, beside those of ``fedapp.trees.forest.summed``:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,18 +25,16 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.fixed_point import Whole
-from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes, fields_of
+from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes
 from fedapp.messages.horizontal_forest import (
     CellsReply,
     CellsRequest,
-    CellSumsRequest,
     CountRequest,
     OpenRequest,
     SketchReply,
     SketchRequest,
     SplitReply,
     SplitRequest,
-    SplitSumsRequest,
 )
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
@@ -307,7 +305,7 @@ class HorizontalForest(HorizontalStrategy):
             if len(self.table.classes) and not state.weighted:  # they count rows
                 n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
             shared, shape = self.totals.shared(run.cuts), (layout.n_cells, n_sums)
-            asking = CellSumsRequest(**fields_of(request), **shared, sum_bytes=n_bytes)
+            asking = replace(request, **shared, sum_bytes=n_bytes)
             summed = yield from state.sums.ask(
                 parties, asking, shape, n_bytes=n_bytes, part_of_others=not is_first
             )
@@ -357,7 +355,7 @@ class HorizontalForest(HorizontalStrategy):
         if not isinstance(self.totals, MaskedTotals):
             return (yield from ask(parties.all(request), SplitReply, check_reply))
         among = self.totals.state.sums.among
-        asking = SplitSumsRequest(**fields_of(request), among=among)
+        asking = replace(request, among=among)
         scores = yield from self.totals.watch(parties, asking, ROUND_BINS)
         if scores:
             check_reply(EVERYONE, SplitReply(*scores))

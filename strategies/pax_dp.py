@@ -32,7 +32,7 @@ from fedapp.messages.pax_secure import (
     PrivateScoresRequest,
     PrivateTreesRequest,
 )
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, ScoreOrder
 from fedapp.messages.secagg import EVERYONE
 from fedapp.metrics import Statistics
 from fedapp.metrics.adders import ClippedNumbers
@@ -238,7 +238,9 @@ class NoisedTotals(MaskedTotals):
         self, parties: Hellos, request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Noised sums of the finished model's scores, on rows that did not train it."""
-        private = PrivateScoresRequest(**(fields_of(request) | {"score_bins": SCORE_BINS}))
+        private = PrivateScoresRequest(
+            **(fields_of(request, ScoreOrder) | {"score_bins": SCORE_BINS})
+        )
         shapes = self._score_shapes(HELD_OUT, SCORE_BINS)
         summed = self._read_scores((yield from self.state.sums.ask(parties, private, *shapes)))
         form = self._score_form(self._new_adder(), SCORE_BINS)

@@ -42,15 +42,12 @@ from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
     GrowReply,
     GrowRequest,
-    GrowSumsRequest,
     QuantilesReply,
     QuantilesRequest,
-    QuantileSumsRequest,
     RisksReply,
     RisksRequest,
-    RiskSumsRequest,
 )
-from fedapp.messages.scoring import EvaluateReply, EvaluateRequest, SumScoresRequest
+from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import survival
 from fedapp.metrics.adders import WholeNumbers, read_sums
@@ -441,7 +438,7 @@ class MaskedTotals(Totals):
 
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
         self.state.sums.without_lost(parties)
-        asking = RiskSumsRequest(**fields_of(request), **self.shared(cuts))
+        asking = replace(request, **self.shared(cuts))
         (summed,) = yield from self.state.sums.ask(parties, asking, (cuts.widths[-1], N_SUMS))
         return summed
 
@@ -466,7 +463,7 @@ class MaskedTotals(Totals):
         if n_roots:
             scores = self._score_shapes(WATCHED, request.score_bins)
             self.state.sums.without_lost(parties)
-        asking = GrowSumsRequest(**fields_of(request), **self.shared(cuts))
+        asking = replace(request, **self.shared(cuts))
         shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
         is_part = request.level > 0
         summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=is_part)
@@ -489,8 +486,8 @@ class MaskedTotals(Totals):
     def count(
         self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
     ) -> Conversation[dict[str, QuantilesReply]]:
-        asking, shape = QuantileSumsRequest(**fields_of(request)), (len(request.prefixes), BASE)
-        asked = self.state.sums.ask(parties, asking, shape, n_bytes=self._count_bytes, may_fail=0)
+        shape = len(request.prefixes), BASE
+        asked = self.state.sums.ask(parties, request, shape, n_bytes=self._count_bytes, may_fail=0)
         (counts,) = yield from asked
         check(EVERYONE, reply := QuantilesReply(counts))
         return {EVERYONE: reply}
@@ -504,7 +501,7 @@ class MaskedTotals(Totals):
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
-        asking = SumScoresRequest(**fields_of(request), among=self.state.sums.among)
+        asking = replace(request, among=self.state.sums.among)
         shapes = *self._score_shapes(SUBSETS, request.score_bins), (len(WHAT),)
         *summed, few = yield from self.state.sums.ask(parties, asking, *shapes)
         reply = EvaluateReply(*[*self._read_scores(summed), few])

@@ -15,6 +15,7 @@ from fedapp.site.answer import Handler, Site
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
+from fedapp.site.sums import Sums
 from tests.network import run
 from tests.tables import write_rows
 
@@ -97,7 +98,8 @@ class Listener:
             state = store.role, store.last, dict(store._values)
             letters = tuple(pair for mail in mails for pair in mail._letters)
             found = handler(site, request, *mails)
-            reply, sent = found if isinstance(found, tuple) else (found, [])
+            left = found.reply(*found.arrays) if isinstance(found, Sums) else found
+            reply, sent = left if isinstance(left, tuple) else (left, [])
             given = site.config, *state, request, letters, reply, sent
             self.moments.append(Moment(handler, *given))
             return found

@@ -24,6 +24,7 @@ from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchReque
 from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings
+from fedapp.site.account import note
 from fedapp.site.answer import Site
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
@@ -173,7 +174,9 @@ class Sender:
 
         They start from ``margin``, or from that of the run.
         """
-        party, table = Party.load(Site(SiteConfig("known", data=""), Store(Path()))), np.array(rows)
+        store, table = Store(Path()), np.array(rows)
+        note(store, opening={"aggregation": "plain"})
+        party = Party.load(Site(SiteConfig("known", data=""), store))
         codes = np.where(table[:, :-1] == MISSING, MISSING_CODE, table[:, :-1]).astype(np.uint16)
         points, offsets, n_columns = (
             self.sketch.representatives,
@@ -192,9 +195,7 @@ class Sender:
         party.objective, party.classes = "binary:logistic", ("0", "1")
         party.eval_metrics, party.loss = (), self.loss
         for level in self.levels:
-            reply = party.grow(level.request)
-            assert isinstance(reply, GrowReply)
-            yield Level.of(level.request, reply)
+            yield Level.of(level.request, GrowReply(*party.grow(level.request).arrays))
 
 
 def senders_of(coordinator: CuriousPAX) -> dict[str, Sender]:

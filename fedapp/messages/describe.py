@@ -78,6 +78,7 @@ from typing import Annotated
 from fedapp.messages import cuts
 from fedapp.messages.fields import (
     AT_ANY_TIME,
+    OWN_OR_SUMS,
     Array,
     Ciphertexts,
     Form,
@@ -127,33 +128,21 @@ BLOCK_BYTES = 2**25  # of ciphertexts in one message, for all its receivers
 # The same columns
 
 
-@request("query.describe_rows_open", COUNTING)
-class OpenRequest(RunCoding, Request):
+@request("query.describe_rows_open", COUNTING, leaves=OWN_OR_SUMS)
+class OpenRequest(RunCoding, Roster, Request):
     """Code labels and categories; count values by their first digit.
 
-    Counts: of ``digit_counts`` of the columns of numbers, the label last; and all rows.
+    Counts: of ``digit_counts`` of the columns of numbers, the label last; and all rows. No measure
+    exceeds 2 to the power ``largest``. Only a masked run has a roster.
     """
 
-    n_rows: Annotated[int, Range(1, 2**50)]  # of all parties, for sums of measures
-    largest: Annotated[int, Range(-149, 128)]  # no measure exceeds 2 to this power
 
-
-@request("query.describe_rows_opensums", COUNTING, leaves="sums")
-class OpenSumsRequest(RunCoding, Roster, Request):
-    """As ``OpenRequest``, under masks."""
-
-
-@request("query.describe_rows_count", COUNTING, times=3)
+@request("query.describe_rows_count", COUNTING, leaves=OWN_OR_SUMS, times=3)
 class CountRequest(cuts.Digits):
     """Count values by the next digit; see ``digit_counts``."""
 
 
-@request("query.describe_rows_countsums", leaves="sums")
-class CountSumsRequest(CountRequest):
-    """As ``CountRequest``, under masks."""
-
-
-@request("query.describe_rows_cells", COUNTING)
+@request("query.describe_rows_cells", COUNTING, leaves=OWN_OR_SUMS)
 class CellsRequest(Request):
     """Count rows by cell, and sum their labels.
 
@@ -163,11 +152,6 @@ class CellsRequest(Request):
 
     edges: Annotated[Array, Form("float32", "n_edges", ascending="edge_offsets")]  # of ``Cuts``
     edge_offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_edges")]
-
-
-@request("query.describe_rows_cellsums", leaves="sums")
-class CellSumsRequest(CellsRequest):
-    """As ``CellsRequest``, under masks."""
 
 
 @message

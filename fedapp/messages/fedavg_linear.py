@@ -110,7 +110,7 @@ class AverageReply(Reply):
 
 
 @request("evaluate.fedavg_linear_scores", "scoring")
-class ScoreRequest(scoring.EvaluateRequest):
+class ScoreRequest(scoring.ScoreOrder, Request):
     """Score the finished model on all rows; the reply is ``scoring``'s."""
 
 

@@ -58,6 +58,8 @@ UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 AT_ANY_TIME = math.inf  # as often as it is asked
+# What leaves is a sum over rows: under masks where the plan of the run says so, else as it is.
+OWN_OR_SUMS = "own or sums"
 # Of a request of training rounds: it comes once a round, or once a level of each.
 EACH_ROUND: Mapping[str, Any] = {"each_round": True, "times": ("rounds",)}
 EACH_LEVEL: Mapping[str, Any] = {"each_round": True, "times": ("rounds", "levels")}
@@ -319,8 +321,9 @@ class Request(Message):
 
     ``leaves`` classifies what the reply discloses of a party's rows: its ``own`` results; its share
     of ``sums``, under masks, or ``masks`` to be removed from the sum of all (see
-    ``fedapp.messages.secagg``); or ``nothing`` but what opens every run. A request that is not a
-    step (``is_step``) is answered at any time, and changes nothing.
+    ``fedapp.messages.secagg``); ``OWN_OR_SUMS``, as the plan of the run says; or ``nothing`` but
+    what opens every run. A request that is not a step (``is_step``) is answered at any time, and
+    changes nothing.
 
     ``times`` is how often a site answers it in a run: a number, or fields of the plan whose product
     it is, and ``spare`` is added. Letters may have it too.

@@ -63,11 +63,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
+
 from fedapp.messages import cuts
 from fedapp.messages.cuts import SketchOrder, SplitRows
 from fedapp.messages.fields import (
     MOST_DEPTH,
     MOST_NODES,
+    OWN_OR_SUMS,
     Array,
     Form,
     OneOf,
@@ -122,14 +125,16 @@ class CountRequest(cuts.Digits):
 @request(
     "train.horizontal_forest_cells",
     "summing rows by bin",
+    leaves=OWN_OR_SUMS,
     each_round=True,
     times=("trees", "max_depth"),
     spare=MOST_DEPTH,
 )
-class CellsRequest(RowSizes, Request):
+class CellsRequest(Among, SharedCuts, RowSizes, Request):
     """Sum the rows of some open nodes over bins of columns; see ``fedapp.trees.forest.summed``.
 
     A level is asked for in parts of two trees or more, and some nodes again, for other columns.
+    Under masks all cells are summed, in all parties' bins.
     """
 
     level: Annotated[int, Range(0, MOST_DEPTH), PlanLimit("max_depth")]
@@ -140,13 +145,7 @@ class CellsRequest(RowSizes, Request):
     wanted_trees: Annotated[Array, Form("int32", "n_wanted", low=0, below="trees", in_order=True)]
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
     columns: Annotated[Array, Form("int32", "n_wanted", "n_asked", low=0, below="n_columns")]
-
-
-@request("train.horizontal_forest_sums", leaves="sums")
-class CellSumsRequest(Among, SharedCuts, CellsRequest):
-    """As ``CellsRequest``, for ``sums`` of all cells, in all parties' bins."""
-
-    sum_bytes: Annotated[int, OneOf((2, 4, 8))]  # that a sum over all parties fits in
+    sum_bytes: Annotated[int, OneOf((2, 4, 8))] = 8  # that a sum over all parties fits in
 
 
 @message
@@ -156,11 +155,21 @@ class CellsReply(Reply):
     cells: Annotated[Array, Form("int64", "n_filled", low=0, below="n_cells", ascending=True)]
     sums: Annotated[Array, Form("int64", "n_filled", "n_sums")]  # the last: distinct rows
 
+    @classmethod
+    def of(cls, sums: Array) -> CellsReply:
+        """The reply, given the sums of all cells."""
+        cells = np.flatnonzero(sums[:, -1])
+        return cls(cells, sums[cells])
+
 
 @request(
-    "train.horizontal_forest_split", "splitting the rows", each_round=True, times=("max_depth",)
+    "train.horizontal_forest_split",
+    "splitting the rows",
+    leaves=OWN_OR_SUMS,
+    each_round=True,
+    times=("max_depth",),
 )
-class SplitRequest(SplitRows, Request):
+class SplitRequest(Among, SplitRows, Request):
     """Apply a level's splits to the rows; score the forest so far."""
 
     n_trees: Annotated[int, Range(1, 10**5)]
@@ -168,11 +177,6 @@ class SplitRequest(SplitRows, Request):
     root_values: Annotated[Array, Form("float64", "n_roots", "n_outputs")]
     child_values: Annotated[Array, Form("float64", "n_splits", 2, "n_outputs")]
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
-
-
-@request("train.horizontal_forest_scores", leaves="sums")
-class SplitSumsRequest(Among, SplitRequest):
-    """As ``SplitRequest``, for ``sums``: the fields of a ``SplitReply``."""
 
 
 @message

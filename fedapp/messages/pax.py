@@ -140,6 +140,7 @@ from fedapp.messages.fields import (
     EACH_ROUND,
     MOST_LEVELS,
     MOST_NODES,
+    OWN_OR_SUMS,
     Array,
     BaseMargin,
     Form,
@@ -199,14 +200,12 @@ class Grown(SplitRows):
     ]
 
 
-@request("train.pax_risks", "growing trees", **EACH_ROUND)
-class RisksRequest(Grown, Request):
-    """Add the last leaves, and sum hazard ratios and events by bin of times, before a round."""
+@request("train.pax_risks", "growing trees", leaves=OWN_OR_SUMS, **EACH_ROUND)
+class RisksRequest(Among, SharedCuts, Grown, Request):
+    """Add the last leaves, and sum hazard ratios and events by bin of times, before a round.
 
-
-@request("train.pax_allrisks", leaves="sums")
-class RiskSumsRequest(Among, SharedCuts, RisksRequest):
-    """As ``RisksRequest``, for ``sums``; cuts of the times are those of a last column."""
+    Where there are cuts, those of the times are of a last column.
+    """
 
 
 @message
@@ -216,12 +215,13 @@ class RisksReply(Reply):
     risks: Annotated[Array, Form("int64", "n_time_bins", 4)]
 
 
-@request("train.pax_grow", "growing trees", **EACH_LEVEL)
-class GrowRequest(TimeCells, Grown, Request):
+@request("train.pax_grow", "growing trees", leaves=OWN_OR_SUMS, **EACH_LEVEL)
+class GrowRequest(Among, SharedCuts, TimeCells, Grown, Request):
     """Apply the last splits to the rows, and sum the gradients of some nodes.
 
     ``level`` 0 starts a round: first the leaves of the last round's trees are added to the margins
-    (none if there are no new leaves), then all rows return to the roots.
+    (none if there are no new leaves), then all rows return to the roots. Sums are the fields of a
+    ``GrowReply``, under masks in all parties' bins.
     """
 
     round_id: Annotated[int, Range(0, 10**6), RoundId(begins="level")]
@@ -254,11 +254,6 @@ class CountRequest(cuts.Digits):
     """
 
 
-@request("train.pax_sums", leaves="sums")
-class GrowSumsRequest(Among, SharedCuts, GrowRequest):
-    """As ``GrowRequest``, for ``sums``: the fields of a ``GrowReply``, in all parties' bins."""
-
-
 @message
 class GrowReply(Reply):
     """Sums over the party's bins of the wanted nodes, and at level 0 scores so far."""
@@ -274,7 +269,9 @@ class GrowReply(Reply):
 
 
 # The party counts by each digit once a ``GrowRequest`` of level 0, whose times are limited.
-@request("train.pax_leaves", "fitting leaves", each_round=True, times=AT_ANY_TIME)
+@request(
+    "train.pax_leaves", "fitting leaves", leaves=OWN_OR_SUMS, each_round=True, times=AT_ANY_TIME
+)
 class QuantilesRequest(SplitRows, Request):
     """Apply the last splits, and count the drawn rows of each leaf by a digit of their residuals.
 
@@ -289,11 +286,6 @@ class QuantilesRequest(SplitRows, Request):
     grown_offsets: Annotated[Array, Form("int64", "n_trees+1", divides="n_grown", ascending=True)]
     prefixes: Annotated[Array, Form("uint32", "n_prefixes", ascending="offsets")]
     offsets: Annotated[Array, Form("int64", "n_leaves+1", divides="n_prefixes")]
-
-
-@request("train.pax_leafsums", leaves="sums")
-class QuantileSumsRequest(QuantilesRequest):
-    """As ``QuantilesRequest``, for ``sums`` of the counts."""
 
 
 @message

@@ -50,7 +50,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedapp.messages import cuts, scoring
+from fedapp.messages import cuts
 from fedapp.messages.fields import (
     EACH_ROUND,
     Array,
@@ -64,7 +64,7 @@ from fedapp.messages.fields import (
     request,
 )
 from fedapp.messages.handshake import RunCoding
-from fedapp.messages.scoring import Trees
+from fedapp.messages.scoring import ScoreOrder, Trees
 from fedapp.messages.secagg import Roster
 
 GROUPS = {"private": frozenset({"horizontal"})}
@@ -112,6 +112,6 @@ class PrivateTreesRequest(Trees, Request):
     leaf_values: Annotated[Array, Form("float32", "n_leaf_values")]
 
 
-@request("evaluate.private_scores", leaves="noised")
-class PrivateScoresRequest(scoring.EvaluateRequest):
+@request("evaluate.private_scores", "scoring", leaves="noised")
+class PrivateScoresRequest(ScoreOrder, Request):
     """As ``EvaluateRequest``, for noised sums of validation and test rows."""

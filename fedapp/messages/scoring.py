@@ -32,7 +32,7 @@ Reveals, in short:
 - A bin may contain one row; rows with the same score cannot be distinguished.
 - The run's summary contains the scores and the class weights of each party that follow from these
   sums.
-- [aggregation=secure] Under masks (``SumScoresRequest``, see ``secure``) the server learns all of
+- [aggregation=secure] Under masks (see ``secure``) the server learns all of
   this only for all parties together, and no scores of single ones.
 - The server learns how many of the model's names of categories, cut points and ends of columns
   belong to fewer rows of a party than ``least-rows-per-name``, or 10 (``fedapp.trees.shown``).
@@ -49,6 +49,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedapp.messages.fields import (
+    OWN_OR_SUMS,
     Array,
     BaseMargin,
     Form,
@@ -95,18 +96,18 @@ class TimeCells:
     score_edges: Annotated[Array, Form("float64", "n_score_edges", ascending=True)]
 
 
-@request("evaluate.scoring_scores", "scoring")
-class EvaluateRequest(TimeCells, Request):
-    """Score the model on all rows; the last message of a run."""
+@part
+class ScoreOrder(TimeCells):
+    """Part of a message: score the model on all rows; the last message of a run."""
 
     model: Annotated[Array, Form("uint8", "n_bytes")]  # model.json, UTF-8
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
     residual_range: Annotated[float, Range(0, 1e38)]  # of the residual bins, in the label's unit
 
 
-@request("evaluate.scoring_sums", leaves="sums")
-class SumScoresRequest(Among, EvaluateRequest):
-    """As ``EvaluateRequest``, for ``sums``: the fields of an ``EvaluateReply``."""
+@request("evaluate.scoring_scores", "scoring", leaves=OWN_OR_SUMS)
+class EvaluateRequest(Among, ScoreOrder, Request):
+    """Score the model; sums are the fields of an ``EvaluateReply``."""
 
 
 @part

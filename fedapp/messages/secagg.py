@@ -51,7 +51,11 @@ a party's key.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
+
+import numpy as np
 
 from fedapp.messages.fields import Array, Form, Range, Reply, Request, message, part, request
 
@@ -93,33 +97,41 @@ class RowSizes:
     largest: Annotated[int, Range(-149, 128)]
 
 
-@part
+# What follows is empty in a plain run.
+NO_KEYS = partial(np.empty, (0, 32), np.uint8)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Roster(RowSizes):
     """Part of a message: between which parties sums are masked, and bounds on their terms."""
 
-    names: Annotated[tuple[str, ...], Range(1, 1000)]  # of all parties, in order
-    box_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
-    run_keys: Annotated[Array, Form("uint8", "n_parties", 32)]
-    threshold: Annotated[int, Range(0, 1000)]  # parties that a sum needs; 0: all of them
+    names: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # of all parties, in order
+    box_keys: Annotated[Array, Form("uint8", "n_parties", 32)] = field(default_factory=NO_KEYS)
+    run_keys: Annotated[Array, Form("uint8", "n_parties", 32)] = field(default_factory=NO_KEYS)
+    threshold: Annotated[int, Range(0, 1000)] = 0  # parties that a sum needs; 0: all of them
 
 
 AMONG = "among"  # the one field of a ``Among``
 
 
-@part
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Among:
     """Part of a message: which parties of the roster remain; empty where all must."""
 
-    among: Annotated[tuple[str, ...], Range(0, 1000)]
+    among: Annotated[tuple[str, ...], Range(0, 1000)] = ()
 
 
-@part
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SharedCuts:
-    """Part of a message: the cuts between the bins of all parties, in the first of a run."""
+    """Part of a message: the cuts between the bins of all parties, in the first masked one."""
 
     # Of ``Cuts``; empty once sent.
-    edges: Annotated[Array, Form("float32", "n_edges", ascending="edge_offsets")]
-    edge_offsets: Annotated[Array, Form("int64", "n_columns+1", empty=True, divides="n_edges")]
+    edges: Annotated[Array, Form("float32", "n_edges", ascending="edge_offsets")] = field(
+        default_factory=partial(np.empty, 0, np.float32)
+    )
+    edge_offsets: Annotated[Array, Form("int64", "n_columns+1", empty=True, divides="n_edges")] = (
+        field(default_factory=partial(np.empty, 0, np.int64))
+    )
 
 
 @message

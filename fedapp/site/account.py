@@ -47,7 +47,7 @@ from typing import Any
 from fedapp.crypto.sealed import prefixed
 from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.errors import ProtocolError
-from fedapp.messages.fields import Message, Request, Round
+from fedapp.messages.fields import OWN_OR_SUMS, Message, Request, Round
 from fedapp.messages.handshake import MOST_RESTARTS, Plan
 from fedapp.messages.methods import method_of
 from fedapp.site.settings import SiteConfig
@@ -222,6 +222,18 @@ def check_roster(store: Store, name: str, roster: dict[str, str]) -> None:
 # At the door
 
 
+def is_masked(store: Store) -> bool:
+    """Whether sums over rows leave the site only under masks, by the plan that opened the run."""
+    return bool(planned(store)["aggregation"] == "secure")
+
+
+def disclosed(store: Store, request: Request) -> str:
+    """What an answer discloses, as ``Request.leaves``; the plan alone decides on masks."""
+    if request.leaves != OWN_OR_SUMS:
+        return request.leaves
+    return "sums" if is_masked(store) else "own"
+
+
 def check(
     config: SiteConfig, store: Store, request: Request, letters: Sequence[tuple[str, Message]] = ()
 ) -> None:
@@ -243,8 +255,9 @@ def check(
             if is_setting and isinstance(value, bool | int | float | str) and value != plan[name]:
                 _refuse(party, message, name, f"must be {plan[name]}", value)
     aggregation = plan["aggregation"]
-    fits = aggregation in ALLOWED.get(request.leaves, (aggregation,))
-    if not fits or (request.leaves in ("own", "sums") and plan["epsilon"]):
+    leaves = disclosed(store, request)
+    fits = aggregation in ALLOWED.get(leaves, (aggregation,))
+    if not fits or (leaves in ("own", "sums") and plan["epsilon"]):
         rule = f"must be one for aggregation {aggregation}"
         _refuse(config.name, request, "class", rule, request.kind)
     if asked := request.round:

@@ -7,10 +7,11 @@ request carries some. It returns the reply, and the letters to send if the reply
 
     request       -> Reply
     request, Mail -> Reply, Letters
-    request       -> Sums              if the site's sums are to be masked
+    request       -> Sums              masked if the plan that opened the run says so
 
 Letters are opened before a handler and sealed after it, and sums are masked after it, so that no
-handler depends on keys or steps. What comes in is compared with the site's limits and with the
+handler depends on keys or steps. What is masked follows from the plan, and from nothing that a
+request has or a handler returns. What comes in is compared with the site's limits and with the
 account of the run (``site.account``) before any handler sees it; a message that is refused, there
 or by its handler, changes nothing on disk.
 
@@ -66,6 +67,7 @@ from fedapp.site.account import (
     account_of,
     begin_checkpoint,
     check,
+    disclosed,
     is_question,
     note,
     open_account,
@@ -85,13 +87,14 @@ from fedapp.site.sums import (
     check_among,
     check_leaves,
     forget_pending,
-    is_masked,
+    has_roster,
     mask_sums,
 )
 
 log = logging.getLogger("fedapp.site")
 
-Handler = Callable[..., Reply | tuple[Reply, Letters] | Sums]
+Result = Reply | tuple[Reply, Letters] | Sums
+Handler = Callable[..., Result]
 Handlers = Mapping[type[Request], Handler]
 MODEL_ID = re.compile(r"[0-9a-f]{16}")
 # Arrays of a finished run: its last reply, and the one that unmasks it.
@@ -318,37 +321,50 @@ def _handled(
     try:
         if isinstance(request, Plan):
             open_account(config, store, request)
+        if (leaves := disclosed(store, request)) != request.leaves:
+            check_leaving(config, envelope.method, request, leaves)
         if request.carries_letters:
             mail.append(open_mail(site.name, store, envelope, parcels_of(content)))
         letters = [pair for inbox in mail for pair in inbox.decoded(envelope.method, type(request))]
         for sender, letter in letters:
             check_message(config, letter, sender, envelope.method)
         check(config, store, request, letters)
-        check_among(site.name, store, request)
+        check_among(site.name, store, request, leaves)
         digest, is_known = "", False
-        if not config.simulated or request.leaves in ("sums", "noised") or is_masked(store):
+        if not config.simulated or leaves in ("sums", "noised") or has_roster(store):
             digest = _digest(content, mail)
             is_known = take(config, store, request, digest, letters)
         with nullcontext() if config.simulated else _in_bounds(config, request.kind):
             result = handler(site, request, *mail)
+        reply, sent = _leaving(site, request, leaves, envelope, digest, result)
     except NoStateError as error:
         rule = f"must come later: the site has no {error.args[0]} of this model yet, or no more"
         raise ProtocolError(site.name, content.name, "step", rule) from error
-    if isinstance(result, Sums):
-        due = "noised" if result.noise else "sums"
-        assert request.leaves == due, f"{type(request).__name__} asks for no sums"
-        if noise := result.noise:
-            arrays = add_noise(site.name, store, request, result.arrays, noise)
-            result = replace(result, arrays=arrays)
-        result = mask_sums(site.name, store, envelope, request, digest, result)
-        if noise:  # nothing refuses it from here on
-            charge(config, envelope.model_id)
-    reply, sent = result if isinstance(result, tuple) else (result, [])
     assert reply.carries_letters or not sent, f"{type(reply).__name__} carries no letters"
     written = write_letters(site.name, sent)
     if written and not config.simulated and is_question(request):
         written = _as_before(store, written, is_known)
     return to_content(reply, site.name, written)
+
+
+def _leaving(
+    site: Site, request: Request, leaves: str, envelope: Envelope, digest: str, result: Result
+) -> tuple[Reply, Letters]:
+    """What leaves the site of a handler's result: by the plan, sums under masks or as they are."""
+    if leaves not in ("sums", "noised"):
+        if isinstance(result, Sums):
+            assert result.reply is not None, f"{type(request).__name__} asks for no sums"
+            result = result.reply(*result.arrays)
+        return result if isinstance(result, tuple) else (result, [])
+    assert isinstance(result, Sums), f"{type(request).__name__} must be answered by sums"
+    assert bool(result.noise) == (leaves == "noised"), "noise must be as the request says"
+    if result.noise:
+        arrays = add_noise(site.name, site.store, request, result.arrays, result.noise)
+        result = replace(result, arrays=arrays)
+    masked = mask_sums(site.name, site.store, envelope, request, digest, result)
+    if result.noise:  # nothing refuses it from here on
+        charge(site.config, envelope.model_id)
+    return masked, []
 
 
 def _as_before(store: Store, written: list[Parcel], is_known: bool) -> list[Parcel]:
@@ -455,13 +471,13 @@ def _log_reply(
     line: dict[str, Any] = {"run": envelope.model_id, "kind": request.kind, "step": envelope.step}
     if reply is not None:
         values = {**reply.scalars, **reply.arrays}
-        rows = store.find(TableRows)
+        rows, leaves = store.find(TableRows), disclosed(store, request)
         line |= {
             "question": position_of(store).number,  # of the account
-            "leaves": request.leaves,
+            "leaves": leaves,
             "rows": rows.n if rows else 0,
-            "masked": is_masked(store) and request.leaves in ("sums", "noised"),
-            "epsilon": planned(store)["epsilon"] if request.leaves == "noised" else 0.0,
+            "masked": leaves in ("sums", "noised"),
+            "epsilon": planned(store)["epsilon"] if leaves == "noised" else 0.0,
             "letters_to": reply.scalars.get("peers", []),
             "fields": {name: list(np.shape(value)) for name, value in values.items()},
         }

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError, DataError
-from fedapp.messages.fields import Message, Request
+from fedapp.messages.fields import OWN_OR_SUMS, Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of, senders_of
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
@@ -141,13 +141,16 @@ def check_event(config: SiteConfig, objective: str) -> None:
         raise ConfigError(f"label-epsilon {rule} for {objective}: drawn labels do not fit it")
 
 
-def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
-    """Check that a site that discloses only (noised) sums takes part in no other run."""
-    declared = method_of(method)
+def check_leaving(config: SiteConfig, method: str, request: Request, leaves: str = "") -> None:
+    """Check that a site that discloses only (noised) sums takes part in no other run.
+
+    `leaves` is what the request discloses by the plan of its run, once that is known.
+    """
+    leaves, declared = leaves or request.leaves, method_of(method)
     if declared is None or declared.family != "horizontal":
         return
     plain = isinstance(request, Plan) and request.aggregation != "secure"
-    if config.least_parties and (plain or request.leaves == "own"):
+    if config.least_parties and (plain or leaves == "own"):
         raise ConfigError(
             f"aggregation must be secure for {config.name}, whose node config has least-parties "
             f"({config.least_parties}): its sums may leave it only added to those of others; "
@@ -157,7 +160,7 @@ def check_leaving(config: SiteConfig, method: str, request: Request) -> None:
         check_parties(config, request.parties)
     most = f"{config.run_epsilon:g}"
     got = f"{method} without"
-    fits = request.leaves not in ("own", "sums")
+    fits = leaves not in ("own", "sums", OWN_OR_SUMS)
     if isinstance(request, Plan):
         fits = 0 < request.epsilon <= config.run_epsilon
         got = f"{request.epsilon:g}"

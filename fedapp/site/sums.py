@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,10 +51,17 @@ from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.pax_secure import Promise
-from fedapp.messages.secagg import SEALED_BYTES, Among, MaskedReply, UnmaskReply, UnmaskRequest
+from fedapp.messages.secagg import (
+    SEALED_BYTES,
+    Among,
+    MaskedReply,
+    Roster,
+    UnmaskReply,
+    UnmaskRequest,
+)
 from fedapp.messages.wire import Envelope
 from fedapp.metrics.adders import DOUBLES, Adder, WholeNumbers
-from fedapp.site.account import Summed, account_of, note, position_of
+from fedapp.site.account import Summed, account_of, is_masked, note, position_of
 from fedapp.site.mail import checkpoint_of, pair_secrets
 from fedapp.site.policy import check_delta
 from fedapp.site.settings import SiteConfig
@@ -107,9 +114,13 @@ class Noise:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """Sums over a party's rows."""
+    """Sums over a party's rows, which ``site.answer`` masks if the run's plan says so.
 
-    arrays: Sequence[Whole]  # int64, of any shapes, in the order in which the server reads them
+    Under masks numbers are whole; else ``reply`` makes a reply of them.
+    """
+
+    arrays: Sequence[Array]  # of any shapes, in the order in which the server reads them
+    reply: Callable[..., Reply] | None = None  # none of sums that leave only under masks
     n_bytes: int = 8  # each sum over all parties fits in
     noise: Sequence[Noise] = ()  # of each array, in a run with an epsilon; otherwise empty
     # Whether these sums overlap with others of the same rows and gradients: then no party may be
@@ -117,18 +128,9 @@ class Sums:
     follows: bool = False
 
 
-def adder_of(store: Store, request: Request) -> Adder:
-    """How scores are added up for a request: in doubles, or in whole numbers under masks."""
-    return DOUBLES if request.leaves == "own" else WholeNumbers(bounds_of(store))
-
-
-def leaving(
-    request: Request, reply: type[Reply], arrays: Mapping[str, Array], follows: bool = False
-) -> Reply | Sums:
-    """What a handler returns: the site's own reply, or the same arrays as sums to be masked."""
-    if request.leaves == "own":
-        return reply(**arrays)
-    return Sums(list(arrays.values()), follows=follows)
+def adder_of(store: Store) -> Adder:
+    """How scores are added up: in doubles, or in whole numbers under masks."""
+    return WholeNumbers(bounds_of(store)) if is_masked(store) else DOUBLES
 
 
 def begin_masks(store: Store, bounds: Bounds, threshold: int, names: Sequence[str]) -> None:
@@ -150,14 +152,14 @@ def bounds_of(store: Store) -> Bounds:
     return store.get(Masks).bounds
 
 
-def is_masked(store: Store) -> bool:
-    """Whether the site's sums leave it only masked."""
+def has_roster(store: Store) -> bool:
+    """Whether the site knows the parties between which its sums are masked."""
     return store.find(Masks) is not None
 
 
 def check_leaves(name: str, store: Store, request: Request) -> None:
     """Check that a request asks for nothing without the masks or the noise of the run."""
-    if is_masked(store) and request.leaves == "own":
+    if has_roster(store) and request.leaves == "own":
         rule = "must be one for sums over all parties, as the run has begun"
         raise ProtocolError(name, type(request).__name__, "class", rule)
     if store.find(Promised) and request.leaves not in ("noised", "nothing"):
@@ -165,10 +167,11 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
         raise ProtocolError(name, type(request).__name__, "class", rule)
 
 
-def check_among(name: str, store: Store, request: Request) -> None:
-    """Check the parties that a request names for a sum, before anything is done for it."""
-    if isinstance(request, Among) and is_masked(store):
-        parties_of(name, store, request.among, follows=False)
+def check_among(name: str, store: Store, request: Request, leaves: str) -> None:
+    """Check the parties of a masked sum before anything is done for it: there must be some."""
+    if leaves in ("sums", "noised") and not isinstance(request, Roster):
+        named = request.among if isinstance(request, Among) else ()
+        parties_of(name, store, named, follows=False)
 
 
 def forget_pending(store: Store) -> None:
@@ -181,7 +184,7 @@ def mask_sums(
     name: str, store: Store, envelope: Envelope, request: Request, digest: str, sums: Sums
 ) -> MaskedReply:
     """Mask a site's sums; raises ProtocolError if the server names parties that may not sum."""
-    parts = [np.ravel(array).astype(np.int64, copy=False) for array in sums.arrays]
+    parts = [np.ravel(array).astype(np.int64, casting="safe", copy=False) for array in sums.arrays]
     flat = np.concatenate(parts)
     named = request.among if isinstance(request, Among) else ()
     among = parties_of(name, store, named, sums.follows)

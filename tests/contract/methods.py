@@ -191,8 +191,7 @@ METHODS = {
     ),
     "pax, secure": Method(
         "pax",
-        {*MASKED, *(f"train.pax_{step}" for step in ("open", "count", "sums"))}
-        | {"evaluate.scoring_sums"},
+        {*MASKED, *(f"train.pax_{step}" for step in ("open", "count", "grow"))} | {SCORES},
         lambda parties, depth: 3 + 4 + ROUNDS * depth + 1,
         is_that_of_one_party,
         {"pax__aggregation": "secure"},
@@ -256,8 +255,8 @@ METHODS = {
     ),
     "horizontal-forest, secure": Method(
         "horizontal-forest",
-        {*MASKED, "evaluate.scoring_sums"}
-        | {f"train.horizontal_forest_{step}" for step in ("open", "count", "sums", "scores")},
+        {*MASKED, SCORES}
+        | {f"train.horizontal_forest_{step}" for step in ("open", "count", "cells", "split")},
         lambda parties, depth: 3 + 4 + 2 * depth + 1,
         assert_pooled,
         own("horizontal_forest", trees=4, aggregation="secure"),

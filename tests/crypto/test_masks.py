@@ -10,25 +10,30 @@ import pytest
 
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.sealed import new_private_key, public_key
-from fedapp.errors import ProtocolError
+from fedapp.errors import ConfigError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.messages.fields import fields_of
+from fedapp.messages.describe import CountsReply
+from fedapp.messages.fields import OWN_OR_SUMS
 from fedapp.messages.handshake import NUMBERS, HelloRequest, LabelsRequest
 from fedapp.messages.pax import (
     CountRequest,
     GrowRequest,
-    GrowSumsRequest,
     OpenRequest,
     SketchRequest,
 )
-from fedapp.messages.scoring import EvaluateRequest, SumScoresRequest
-from fedapp.messages.secagg import KeysRequest
+from fedapp.messages.scoring import EvaluateRequest
+from fedapp.messages.secagg import NO_KEYS, KeysRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.records.document import to_text
-from fedapp.site.answer import answer
-from fedapp.site.settings import site_config
+from fedapp.site import answer as answer_module
+from fedapp.site.account import note, opening_of
+from fedapp.site.answer import Site, answer
+from fedapp.site.settings import SiteConfig, site_config
+from fedapp.site.store import Store
+from fedapp.site.sums import Sums
 from fedapp.trees.model import NO_TREES, Ensemble
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
+from tests.messages.declared import example, kinds, name_of
 from tests.plans import planned
 
 NAMES = ("bank", "insurer", "shop")
@@ -143,7 +148,7 @@ def scoring():
     """The last question of a run, of a model without trees."""
     model = Ensemble("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), *NO_TREES)
     document = np.frombuffer(to_text(model).encode(), np.uint8)
-    return SumScoresRequest(*UNDIVIDED, document, 16, 1.0, ())
+    return EvaluateRequest(*UNDIVIDED, document, 16, 1.0)
 
 
 def is_noise(masked):
@@ -256,8 +261,7 @@ def test_rows_are_counted_by_each_digit_once_before_the_cuts(coordinator):
 
 def test_no_rows_are_counted_once_the_cuts_are_told(coordinator):
     coordinator.ask(coordinator.opening, 3)
-    sums = GrowSumsRequest(**fields_of(growing()), among=(), edges=EDGES, edge_offsets=np.arange(3))
-    coordinator.ask(sums, 4)
+    coordinator.ask(replace(growing(), edges=EDGES, edge_offsets=np.arange(3)), 4)
     with pytest.raises(ProtocolError, match="must follow OpenRequest or CountRequest at a party"):
         coordinator.ask(counting(), 5)
 
@@ -299,16 +303,41 @@ def test_categories_are_no_numbers_to_be_counted_by_digits(write_table):
 
 def test_nothing_of_one_party_leaves_it_once_sums_are_masked(coordinator):
     coordinator.ask(coordinator.opening, 3)
-    model = np.zeros(1, np.uint8)
-    requests = [
-        SketchRequest(n_bins=4, **TERMS),
-        LabelsRequest(**TERMS),
-        EvaluateRequest(*UNDIVIDED, model, 16, 1.0),
-        growing(),
-    ]
-    for request in requests:
+    for request in (SketchRequest(n_bins=4, **TERMS), LabelsRequest(**TERMS)):
         with pytest.raises(ProtocolError, match="class must be one for sums over all parties"):
             coordinator.ask(request, 4, ["bank"])
+    coordinator.masked(replace(growing(), edges=EDGES, edge_offsets=np.arange(3)), 4)
+    coordinator.masked(scoring(), 5)
+
+
+OF_PLAN = [kind for kind in kinds() if getattr(kind, "leaves", "") == OWN_OR_SUMS]
+
+
+@pytest.mark.parametrize("kind", OF_PLAN, ids=name_of)
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+def test_whether_sums_are_masked_the_plan_says_and_no_field(tmp_path, kind, aggregation):
+    """Without a roster a masked run gets nothing; a plain run gets its sums as they are."""
+    assert len(OF_PLAN) == 9
+    depth = dict.fromkeys(("max_depth", "levels", "trees", "max_bin", "rounds"), 2)
+    plan = planned(["bank"], aggregation=aggregation, subsample=0.0, bootstrap=True, **depth)
+    opening = opening_of(replace(GREETING, seed=2, **plan))
+    config = SiteConfig("bank", "rows.csv")
+    site = Site(config, Store(tmp_path))
+    note(site.store, opening=opening, method="pax")
+    values = {**example(kind), **{name: () for name in ("among", "names") if name in kind.forms}}
+    if "names" in values:
+        values |= {"box_keys": NO_KEYS(), "run_keys": NO_KEYS(), "threshold": 0}
+    request, sums = kind(**values), Sums([np.arange(3)], lambda sums: CountsReply(sums))
+    envelope = Envelope(MODEL, 4, method="pax")
+    asked = lambda *_: sums, request, envelope, to_content(request, "bank")
+    if aggregation == "secure":
+        rule = rf"^bank: {kind.__name__}\.step must come later: the site has no masks of this model"
+        with pytest.raises(ProtocolError, match=rule):
+            answer_module._handled(site, *asked)
+        return
+    with pytest.raises(ConfigError, match="aggregation must be secure for bank, whose node config"):
+        answer_module._handled(replace(site, config=replace(config, least_parties=2)), *asked)
+    np.testing.assert_array_equal(answer_module._handled(site, *asked).arrays["counts"], range(3))
 
 
 def test_the_last_answers_add_up_whichever_start_of_the_server_they_went_to(coordinator):

@@ -63,7 +63,7 @@ def test_json_has_the_same_fields(begun, capsys):
 def say_what_flower_says_of_messages():
     FLOWER.info("")
     FLOWER.info("[RUN %s, ROUND %s]", RUN, 1)
-    FLOWER.info("Receiving: %s message (ID: %s)", "train.pax_sums", "ab")
+    FLOWER.info("Receiving: %s message (ID: %s)", "train.pax_grow", "ab")
     FLOWER.info("Received successfully")
     FLOWER.info("[Fleet.PushMessages] Push replies from node_id=%s", 1)
     FLOWER.info("ControlServicer.ListRuns")

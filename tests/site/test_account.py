@@ -150,11 +150,11 @@ ROUNDS, DEPTH, N_ASKED = 2, 2, 60
 # How many questions of a kind a plan of two rounds of depth 2 between three parties allows; all
 # others once.
 MOST = {
-    **dict.fromkeys(("train.pax_grow", "train.pax_sums"), ROUNDS * DEPTH),
-    **dict.fromkeys(("train.pax_risks", "train.pax_allrisks"), ROUNDS),
+    "train.pax_grow": ROUNDS * DEPTH,
+    "train.pax_risks": ROUNDS,
     **dict.fromkeys(("train.pax_count", "train.private_count"), 3),
     "train.private_trees": ROUNDS,
-    **dict.fromkeys(("train.pax_leaves", "train.pax_leafsums"), math.inf),
+    "train.pax_leaves": math.inf,
     # One more may only score.
     **dict.fromkeys(("train.bagging_boost", "train.cyclic_turn"), ROUNDS),
     **dict.fromkeys(("train.fedavg_linear_average", "train.fedxgbllr_average"), ROUNDS),
@@ -163,14 +163,13 @@ MOST = {
     **{f"train.secureboost_{one}": ROUNDS * DEPTH for one in ("sum", "split", "partition")},
     **{f"train.federated_forest_{one}": DEPTH for one in ("level", "sum", "split", "partition")},
     "train.horizontal_forest_count": 3,
-    **{f"train.horizontal_forest_{one}": DEPTH for one in ("split", "scores")},
+    "train.horizontal_forest_split": DEPTH,
     # Two trees of depth 2, and a level's nodes once more for other columns.
-    **{f"train.horizontal_forest_{one}": 2 * DEPTH + 15 for one in ("cells", "sums")},
+    "train.horizontal_forest_cells": 2 * DEPTH + 15,
     **{f"train.secureboost_{one}": math.inf for one in ("walk", "answer", "encrypt", "take")},
     **{f"evaluate.{one}": math.inf for one in ("interactive_walk", "interactive_answer")},
     "evaluate.eini_step": math.inf,
     "query.describe_rows_count": 3,
-    "query.describe_rows_countsums": 3,
     **{f"query.describe_columns_{one}": math.inf for one in ("encrypt", "take")},
 }
 ALONE = {"query.greet", "query.hello", "query.vertical_hello", "query.secure_keys"}

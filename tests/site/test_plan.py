@@ -13,9 +13,8 @@ from fedapp.crypto.masking import unmasked_sum
 from fedapp.crypto.noise import budget_for
 from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
-from fedapp.messages.fields import fields_of
 from fedapp.messages.handshake import GreetRequest
-from fedapp.messages.pax import GrowSumsRequest, SketchRequest
+from fedapp.messages.pax import SketchRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
@@ -34,15 +33,14 @@ from tests.crypto.test_masks import (
 from tests.plans import planned
 from tests.site.office import runs, vertical_hello
 
-NO_CUTS = {"edges": np.empty(0, np.float32), "edge_offsets": np.empty(0, np.int64)}
 EPSILON, DELTA, ROUNDS = 1.0, 1e-5, 2
 ANOTHER = r"content must be what it was before the run was resumed; begin a new run$"
 
 
 def summing(first=False, **changes):
     """Masked sums of a round's root; the first one has cuts."""
-    cuts = {"edges": EDGES, "edge_offsets": np.arange(3)} if first else NO_CUTS
-    return GrowSumsRequest(**fields_of(replace(growing(), **changes)), **cuts, among=())
+    cuts = {"edges": EDGES, "edge_offsets": np.arange(3)} if first else {}
+    return replace(growing(), **cuts, **changes)
 
 
 def ask(config, request, step, method="pax", **more):

@@ -27,9 +27,10 @@ def lie(monkeypatch):
 
     def make(change):
         def grow(site, request):
-            reply = honest(site, request)
+            sent = honest(site, request)
             if site.name != LIAR:
-                return reply
+                return sent
+            reply = sent.reply(*sent.arrays)
             names = "histograms", "missing", "root_sums"
             sums = {field: getattr(reply, field).copy() for field in names}
             change(sums, request)

@@ -3,6 +3,7 @@ labels that stay encrypted."""
 
 import json
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.home import home
 from fedapp.messages.describe import CellsRequest, CountRequest
+from fedapp.messages.fields import fields_of
 from fedapp.metrics.tables import (
     association,
     count_cells,
@@ -180,13 +182,13 @@ def test_no_count_is_of_fewer_rows_than_the_site_allows(by_rows, monkeypatch, mo
     """Whatever bins and digits are asked for: a site's rows are coarse before they are counted, and
     rows of a class that has fewer are not."""
     sent = list[Any]()
-    leave = clients_describe.Counting._leave
+    counted = clients_describe.counted
 
-    def leave_and_note(self, arrays):
+    def count_and_note(*arrays):
         sent.append([each.copy() for each in arrays])
-        return leave(self, arrays)
+        return counted(*arrays)
 
-    monkeypatch.setattr(clients_describe.Counting, "_leave", leave_and_note)
+    monkeypatch.setattr(clients_describe, "counted", count_and_note)
     labels = np.arange(400) % 2
     labels[::50] = 2
     run_local(by_rows("multi:softprob", labels, least_bin_rows=LEAST, **more))
@@ -202,13 +204,12 @@ def test_messages_are_those_declared_and_have_no_rows(by_rows):
     hello = {"query.greet", "query.hello"}
     folder, app = listen(by_rows())
     steps = {f"query.describe_rows_{one}" for one in ("open", "count", "cells")}
-    check_declared(app, hello | steps | {"evaluate.describe_rows_compare"})
+    steps |= {"evaluate.describe_rows_compare"}
+    check_declared(app, hello | steps)
     check_no_rows(app, summary_of(folder))
     assert summary_of(folder)["exchanges"] == 8
     folder, app = listen(by_rows(**SECURE))
-    steps = {f"query.describe_rows_{one}sums" for one in ("open", "count", "cell")}
-    steps |= {"query.secure_keys", "evaluate.describe_rows_compare"}
-    check_declared(app, hello | steps)
+    check_declared(app, hello | steps | {"query.secure_keys"})
     vectors = np.concatenate(masked_in(app))
     assert abs(np.mean(vectors / 2.0**64) - 0.5) < 0.02  # as of uniform numbers
     assert not [one for one in document_of(folder)["columns"] if "by_party" in one]
@@ -218,12 +219,13 @@ def change(monkeypatch, kind, **fields):
     """A server that sends requests of a kind with other fields."""
     ask = DescribeRows._ask
 
-    def asks(self, parties, kinds, shapes, **sent):
-        if kinds[0] is kind:
-            sent |= {name: one(sent) for name, one in fields.items()}
+    def asks(self, parties, request, *shapes):
+        if isinstance(request, kind):
+            sent = fields_of(request)
+            request = replace(request, **{name: one(sent) for name, one in fields.items()})
             if "prefixes" in sent:
-                shapes = [(len(sent["prefixes"]), 256)]
-        return (yield from ask(self, parties, kinds, shapes, **sent))
+                shapes = [(len(request.prefixes), 256)]
+        return (yield from ask(self, parties, request, *shapes))
 
     monkeypatch.setattr(DescribeRows, "_ask", asks)
 

@@ -46,9 +46,9 @@ def test_a_run_that_loses_none_tells_no_seed_and_gives_the_model_of_one_mask_a_p
     assert found["metrics"] == expected["metrics"]
     # Greeting, hello and keys are no sums.
     assert found["exchanges"] - 3 == 2 * (expected["exchanges"] - 3)
-    steps = {f"train.pax_{step}" for step in ("open", "count", "sums")}
+    steps = {f"train.pax_{step}" for step in ("open", "count", "grow")}
     opening = {f"query.{step}" for step in ("greet", "hello", "secure_keys", "secure_unmask")}
-    check_declared(app, {*opening, *steps, "evaluate.scoring_sums"})
+    check_declared(app, {*opening, *steps, "evaluate.scoring_scores"})
     assert chi_squared(np.concatenate(masked_in(app))) < MOST_CHI2
     told = [arrays_of(reply) for _, _, reply in app.heard]
     assert not any(one["seeds"].size for one in told if "seeds" in one)
