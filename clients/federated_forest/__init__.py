@@ -1,7 +1,8 @@
 """Federated Forest at a party: one is active and has the labels, the others are passive.
 
-``party`` has the state of any party and searches its columns; ``active`` adds labels, leaf values
-and scores. ``paillier`` has both roles where labels are encrypted: one sums, the other chooses.
+``party`` has the forest as any party knows it, a record, and the passive roles; ``active`` adds
+labels, leaf values and scores. ``paillier`` has both roles where labels are encrypted: one sums,
+the other chooses.
 Each role has the order of its requests. Nothing here draws columns: the server does. Rows move as
 in ``clients.vertical.growing``. Read ``party`` first.
 """

@@ -6,15 +6,17 @@ decrypts the others' sums, and chooses the splits of all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.party import Doubles, Forest
+from clients.federated_forest.party import Doubles, Forest, Party
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.vertical.growing import split_table, store_part
+from clients.vertical.growing import split_table, store_active_part
+from clients.vertical.party import Aligned, Floats, Subsets
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
@@ -23,6 +25,7 @@ from fedapp.messages.federated_forest import (
     FinishReply,
     FinishRequest,
     Labels,
+    LevelReply,
     LevelRequest,
     PartitionReply,
     PartitionRequest,
@@ -32,7 +35,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.vertical import LevelSplits, MatchRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
-from fedapp.trees.divided import ActivePart, joint_names
+from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION, Objective
@@ -40,159 +43,163 @@ from fedapp.trees.objective import check_objective, margins_of, n_outputs
 
 SCORE_BINS = 2**12
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights
+Worth = tuple[Doubles, npt.NDArray[np.int64], tuple[str, ...]]  # gains, splits, names of columns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """Labels of all rows, and what a forest predicts of them."""
+
+    objective: Objective
+    classes: tuple[str, ...]
+    numbers: Floats  # (n_rows,): label of each row, a class id or number
+    weights: Floats
+    n_rows: Subsets
+    unit: float  # of the codes: the numbers' distance for 1
+
+    @classmethod
+    def of(cls, party: Aligned, asked: SetupRequest, forest: Forest) -> tuple[Target, Labels]:
+        """Code the labels; returns them as others may get them, too."""
+        with as_protocol_error(party.name, "SetupRequest", "objective"):
+            check_objective(asked.objective)
+        classes, all_numbers = party.number_labels(asked.objective)
+        numbers, weights = all_numbers[: party.n_train], party.weights[: party.n_train]
+        if not ((forest.counts > 0) @ weights.astype(np.float64) > 0).all():
+            raise DataError("weight must be > 0 in some training row of every tree")
+        codes, unit = (class_codes(numbers), 1.0) if classes else number_codes(numbers)
+        objective = cast(Objective, asked.objective)
+        target = cls(objective, classes, all_numbers, party.weights, party.n_rows, unit)
+        return target, Labels(
+            int(codes.max()) + 1 if classes else 0,
+            codes,
+            weights if (weights != 1).any() else weights[:0],
+            asked.min_impurity_decrease / unit**2,
+        )
+
+    def model(self, forest: Forest) -> BaggedForest:
+        """The forest so far, without thresholds; a split's column is its owner's number."""
+        n_classes = 0 if self.objective == REGRESSION else len(self.classes)
+        structure = forest.trees.structure
+        values = leaf_values(
+            forest.nodes,
+            forest.counts,
+            forest.labels.weights,
+            self.numbers[: self.n_rows.train],
+            structure.n_nodes,
+            n_classes,
+            n_outputs(self.objective, n_classes),
+        )
+        trees, _ = branches(structure)
+        return BaggedForest(self.objective, forest.trees.parties, self.classes, trees, values)
+
+    def scored(
+        self, model: BaggedForest, forest: Forest, subsets: Iterable[str]
+    ) -> dict[str, Scored]:
+        """Margins, labels and weights by subset."""
+        scored = {}
+        for subset in subsets:
+            rows = self.n_rows.of(subset)
+            margins = margins_of(model.objective, model.predictions(forest.trees.nodes[:, rows]))
+            scored[subset] = margins, self.numbers[rows], self.weights[rows]
+        return scored
+
+    def scored_out_of_bag(self, model: BaggedForest, forest: Forest) -> Scored:
+        """The same of the training rows, by the trees that have not drawn them."""
+        unseen = forest.counts == 0
+        oob = np.flatnonzero(unseen.any(axis=0))
+        predictions = model.predictions(forest.nodes[:, oob], unseen[:, oob])
+        return margins_of(model.objective, predictions), self.numbers[oob], self.weights[oob]
 
 
 @role
-class Active(Forest):
+class Active(Party):
     """State of the active party."""
 
-    objective: Objective
-    numbers: npt.NDArray[np.float32]  # (n_rows,): label of each row, a class id or number
-    classes: tuple[str, ...]
-    unit: float  # of the codes: the numbers' distance for 1
+    target: Target
 
     def setup(self, request: SetupRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Check the rows' order, bin the columns, send the others coded or encrypted labels."""
         self.check_order(mail)
-        self.begin(request)
+        forest = Forest.of(self, request)
         if self.config.encrypts_labels and self.form != PAILLIER:
             rule = "must be paillier where a node config has encrypted-labels"
             raise ConfigError(f"federated-forest.labels {rule}, got {request.labels}")
-        letter = self._code_labels(request)
-        self.take_labels(letter)
+        self.target, letter = Target.of(self, request, forest)
+        self.labels, self.forest = None, forest.labelled(letter)
         return SentReply(), self._send(letter)
 
     def _send(self, letter: Labels) -> Letters:
         return self.to_others(letter)
 
-    def _code_labels(self, request: SetupRequest) -> Labels:
-        with as_protocol_error(self.name, "SetupRequest", "objective"):
-            check_objective(request.objective)
-        self.objective = cast(Objective, request.objective)
-        self.classes, self.numbers = self.number_labels(request.objective)
-        weights, self.labels = self.weights[: self.n_train], None
-        if not ((self.counts > 0) @ weights.astype(np.float64) > 0).all():
-            raise DataError("weight must be > 0 in some training row of every tree")
-        numbers, self.unit = self.numbers[: self.n_train], 1.0
-        if self.classes:
-            codes = class_codes(numbers)
-        else:
-            codes, self.unit = number_codes(numbers)
-        return Labels(
-            int(codes.max()) + 1 if self.classes else 0,
-            codes,
-            weights if (weights != 1).any() else weights[:0],
-            request.min_impurity_decrease / self.unit**2,
-        )
-
-    def forest(self) -> BaggedForest:
-        """The forest so far, without thresholds; a split's column is its owner's number."""
-        n_classes = 0 if self.objective == REGRESSION else len(self.classes)
-        values = leaf_values(
-            self.trees.nodes[:, : self.n_train],
-            self.counts,
-            self.row_weights,
-            self.numbers[: self.n_train],
-            self.trees.structure.n_nodes,
-            n_classes,
-            n_outputs(self.objective, n_classes),
-        )
-        trees, _ = branches(self.trees.structure)
-        return BaggedForest(self.objective, tuple(self.peers), self.classes, trees, values)
-
     def level_scores(self, request: LevelSplits) -> dict[str, Any]:
+        """Scores of the forest so far, as fields of a reply; none before its first level."""
         scores: dict[str, dict[str, float]] = {subset: {} for subset in WATCHED}
-        if not len(request.trees):
-            return score_arrays(scores)
-        model = self.forest()
-        for subset in WATCHED:
-            rows = self._rows(model, subset)
-            if len(rows[1]):
-                statistics = metrics.statistics(model.objective, *rows, SCORE_BINS)
-                scores[subset] = metrics.scores(model.objective, statistics)
+        if len(request.trees):
+            model = self.target.model(self.forest)
+            for subset, rows in self.target.scored(model, self.forest, WATCHED).items():
+                if len(rows[1]):
+                    statistics = metrics.statistics(model.objective, *rows, SCORE_BINS)
+                    scores[subset] = metrics.scores(model.objective, statistics)
         return score_arrays(scores)
-
-    def _rows(self, model: BaggedForest, subset: str) -> Scored:
-        rows = self.n_rows.of(subset)
-        margins = margins_of(model.objective, model.predictions(self.trees.nodes[:, rows]))
-        return margins, self.numbers[rows], self.weights[rows]
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[FinishReply, Letters]:
         """Apply the last splits, score the forest, store the party's part of the model."""
         if len(request.trees):
-            self.trees = self.trees.received(mail)
+            self.receive(mail)
             self._make_last(request)
-            self.take_splits(request)
-        model = self.forest()
+            self.move(request)
+        target, forest, structure = self.target, self.forest, self.forest.trees.structure
+        model = target.model(forest)
         letters = {name: mail.one(PartKept, name) for name in self.others}
-        scored = self._scored(model)
+        scored = target.scored(model, forest, SUBSETS)
+        compare_with_local(self, target.numbers, model.objective, scored["test"][0])
+        scored["oob"] = target.scored_out_of_bag(model, forest)
         scores = metrics.pooled_subsets(model.objective, scored)
-        splits = self.trees.structure.splits
-        ids = splits.spread(splits.records, self.trees.structure.n_nodes, -1)
-        # Only the owner of a split is known, so each party counts as one column.
-        n_columns = dict.fromkeys(self.peers, 1)
-        store_part(
-            self,
-            ActivePart,
-            self.trees.lookup,
-            name=self.name,
-            digests={name: letter.digest.tobytes() for name, letter in letters.items()},
-            model=model,
-            records=ids,
-            n_columns=n_columns,
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
-        names, gains, counts = self._importance(letters)
-        keeps_model = self.settings.master_keeps_model
+        splits, lookup = structure.splits, forest.trees.lookup
+        records = splits.spread(splits.records, structure.n_nodes, -1)
+        n_columns = dict.fromkeys(self.peers, 1)  # only the owner of a split is known
+        digests = {name: letter.digest for name, letter in letters.items()}
+        store_active_part(self, lookup, model, records, n_columns, digests, scores)
+        worth = {name: self._worth(name, letter) for name, letter in letters.items()}
+        gains, counts, names = importance({**worth, self.name: forest.importance(self)}, self.peers)
+        keeps_model = forest.settings.master_keeps_model
         values = np.concatenate(model.values) if keeps_model else np.zeros((0, model.n_outputs))
         self.end()
         reply = FinishReply(
             **score_arrays(scores),
             **interval_fields(model.objective, scored["test"]),
             column_names=names,
-            column_gains=gains,
+            column_gains=gains * target.unit**2,
             column_counts=counts,
-            **split_table(self, self.trees.lookup, keeps_model),
+            **split_table(self, lookup, keeps_model),
             classes=model.classes if keeps_model else (),
             leaf_values=values,
         )
         return reply, []
 
     def _make_last(self, request: FinishRequest) -> None:
-        self.make_local_splits(request)
+        self.forest = self.forest.made(request, self.values)
 
-    def _scored(self, model: BaggedForest) -> dict[str, Scored]:
-        """Rows to score by subset; out-of-bag rows by the trees that have not drawn them."""
-        rows = {subset: self._rows(model, subset) for subset in SUBSETS}
-        compare_with_local(self, self.numbers, model.objective, rows["test"][0])
-        unseen = self.counts == 0
-        oob = np.flatnonzero(unseen.any(axis=0))
-        predictions = model.predictions(self.trees.nodes[:, oob], unseen[:, oob])
-        margins = margins_of(model.objective, predictions)
-        return {**rows, "oob": (margins, self.numbers[oob], self.weights[oob])}
+    def _worth(self, party: str, letter: PartKept) -> Worth:
+        return letter.gains, letter.counts, letter.names
 
-    def _gains(self, party: str, letter: PartKept) -> Doubles:
-        return letter.gains
 
-    def _importance(
-        self, letters: Mapping[str, PartKept]
-    ) -> tuple[tuple[str, ...], Doubles, npt.NDArray[np.int64]]:
-        """Total gain and splits of all columns, numbered unless all parties share names."""
-        worth = {self.name: self.local_importance()}
-        for name, letter in letters.items():
-            worth[name] = self._gains(name, letter), letter.counts, letter.names
-        columns = {party: len(worth[party][0]) for party in self.peers}
-        shared = all(len(worth[party][2]) == n_columns for party, n_columns in columns.items())
-        names = joint_names(
-            {
-                party: worth[party][2]
-                if shared
-                else [f"{party} column {column + 1}" for column in range(n_columns)]
-                for party, n_columns in columns.items()
-            }
-        )
-        gains = np.concatenate([worth[party][0] for party in columns]) * self.unit**2
-        return names, gains, np.concatenate([worth[party][1] for party in columns])
+def importance(worth: Mapping[str, Worth], parties: Iterable[str]) -> Worth:
+    """Total gain and splits of all columns, numbered unless all parties share names."""
+    by_party = {party: worth[party] for party in parties}
+    shared = all(len(names) == len(gains) for gains, _, names in by_party.values())
+    names = joint_names(
+        {
+            party: names
+            if shared
+            else [f"{party} column {column + 1}" for column in range(len(gains))]
+            for party, (gains, _, names) in by_party.items()
+        }
+    )
+    gains, counts = (
+        np.concatenate([of_party[part] for of_party in by_party.values()]) for part in (0, 1)
+    )
+    return gains, counts, names
 
 
 @role
@@ -209,11 +216,22 @@ class EncodedActive(Active):
         }
     )
 
+    def search_level(self, request: LevelRequest, mail: Mail) -> LevelReply:
+        """Apply the last level's splits, and report the best split of each open node."""
+        if len(request.trees):
+            self.receive(mail)
+            self.move(request)
+        self.forest, best = self.forest.searched(request)
+        scores = self.level_scores(request)
+        return LevelReply(improvements=best.improvements, ranks=best.ranks, **scores)
+
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
         """Make the local splits of a level, send their sides."""
-        self.trees = self.trees.received(mail)
-        letters = self.make_local_splits(request)
+        self.receive(mail)
+        self.forest = self.forest.made(request, self.values)
         if request.last:
             rule = "must be false at the active party"
             raise ProtocolError(self.name, "PartitionRequest", "last", rule)
-        return PartitionReply(**split_table(self, self.trees.lookup, shared=False)), letters
+        trees = self.forest.trees
+        reply = PartitionReply(**split_table(self, trees.lookup, shared=False))
+        return reply, self.to_others(trees.partition)

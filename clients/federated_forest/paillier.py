@@ -7,12 +7,13 @@ The form of the sums is in ``fedapp.trees.forest.encrypted``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.active import Active
+from clients.federated_forest.active import Active, Worth
 from clients.federated_forest.party import Doubles, Passive
 from clients.vertical.growing import SplitList
 from clients.vertical.party import Bytes
@@ -94,10 +95,10 @@ class PaillierPassive(Passive):
         if self.follows(SetupRequest):
             self._take_letters(mail)
         if len(request.trees):
-            self.trees = self.trees.received(mail)
+            self.receive(mail)
             # Those of a PartitionRequest have been sent.
             letters = [] if self.follows(PartitionRequest) else self._won(request, mail)
-            self.take_splits(request)
+            self.move(request)
         return SentReply(), [*letters, (self.active, self.sum_columns(request))]
 
     def _layout(self, key: PublicKey) -> SumLayout:
@@ -108,7 +109,7 @@ class PaillierPassive(Passive):
         active, name = self.active, EncryptedLabels.__name__
         letter = mail.one(EncryptedLabels, active)
         self.n, self.n_fields, self.bits = letter.n, letter.n_fields, letter.bits
-        key = self.read_key(letter, letter.n, self.settings, self._layout)
+        key = self.read_key(letter, letter.n, self.forest.settings, self._layout)
         has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
         self.weighted, self.ciphertexts = np.flatnonzero(has_weight), letter.ciphertexts
         if len(self.ciphertexts) != len(self.weighted):
@@ -118,18 +119,19 @@ class PaillierPassive(Passive):
             check_ciphertexts(key, self.ciphertexts)
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
-        self.trees = self.trees.made(level, self._chosen(level, mail), self.values)
-        return self.to_others(self.trees.partition) if len(self.trees.local(level)) else []
+        trees = self.forest.trees.made(level, self._chosen(level, mail), self.values)
+        self.forest = replace(self.forest, trees=trees)
+        return self.to_others(trees.partition) if len(trees.local(level)) else []
 
     def _chosen(self, level: SplitList, mail: Mail) -> Lookup:
         """The local splits of a level, as the active party has chosen them."""
         active, listing = self.active, self.listing
-        local = self.trees.check(level)[self.trees.local(level)]
+        local = self.forest.trees.check(level)[self.forest.trees.local(level)]
         if not len(local):
             return Lookup.empty()
         letter = mail.one(Won, active)
         listed, cuts = letter.listed, letter.cuts
-        fits = letter.level == self.trees.structure.level and len(listed) == len(local)
+        fits = letter.level == self.forest.trees.structure.level and len(listed) == len(local)
         fits = fits and bool((listed < len(listing.columns)).all())
         fits = fits and np.array_equal(listing.nodes[listed], local)
         # Only where values are missing may all bins go to one side.
@@ -145,19 +147,19 @@ class PaillierPassive(Passive):
             is_one_sided = (n_rights == 0) | (n_rights == sets.widths)
             if (is_one_sided & (listing.missing[listed[is_unordered]] == 0)).any():
                 raise ValueError("must leave bins on both sides where no value is missing")
-        widths, of_columns = self.bins.n_categories[columns], list[npt.NDArray[np.bool_]]()
+        widths, of_columns = self.forest.bins.n_categories[columns], list[npt.NDArray[np.bool_]]()
         for index, is_right in zip(np.flatnonzero(is_unordered), members, strict=True):
             # A category of no row in the node goes where missing values go.
             of_column = np.full(widths[index], not letter.defaults[index])
             of_column[self.bounds[0, starts[index] : starts[index] + sizes[index]]] = is_right
             of_columns.append(of_column)
-        thresholds = listing.thresholds(listed, cuts, self.bounds, self.bins)
+        thresholds = listing.thresholds(listed, cuts, self.bounds, self.forest.bins)
         set_bits = CategorySets.of(of_columns).bits
         return Lookup(columns, thresholds, letter.defaults, widths, set_bits)
 
     def sum_columns(self, level: SumRequest) -> ColumnSums:
         """Algorithm 1 under encryption: sum the labels of the open nodes' rows, bin by bin."""
-        trees, nodes = self.open_to(level)
+        trees, nodes = self.forest.open_to(level)
         tables, jobs = [], []
         for first, end in by_tree(trees):
             listing, local, terms = self._list_tree(
@@ -170,25 +172,25 @@ class PaillierPassive(Passive):
         key = PublicKey.from_array(self.n)
         sums = pack_terms(key, self.ciphertexts, jobs, self._layout(key), shared_workers())
         fields = fields_of(self.listing, Listing)
-        return ColumnSums(level=self.trees.structure.level, **fields, ciphertexts=sums)
+        return ColumnSums(level=self.forest.trees.structure.level, **fields, ciphertexts=sums)
 
     def _list_tree(
         self, tree: int, nodes: Places, n_drawn: Ints
     ) -> tuple[Listing, OwnerColumns, SumJob]:
         """Columns to list for the open nodes of one tree, and the terms to sum."""
-        counts, weighted = self.counts[tree], self.weighted
-        per = self.settings.max_features_per
+        forest, weighted, asked = self.forest, self.weighted, self.forest.settings
+        counts, per = forest.counts[tree], asked.max_features_per
         is_weighted = np.zeros(self.n_train, dtype=bool)
         is_weighted[weighted] = True
-        columns, keys = columns_of(self.settings.column_seeds, tree, nodes, n_drawn, per)
+        columns, keys = columns_of(asked.column_seeds, tree, nodes, n_drawn, per)
         listing, local = list_columns(
-            self.codes,
-            self.bins,
-            inside_of(self.trees.nodes[tree, : self.n_train], is_weighted & (counts > 0), nodes),
+            forest.codes,
+            forest.bins,
+            inside_of(forest.nodes[tree], is_weighted & (counts > 0), nodes),
             columns,
             keys,
             n_drawn,
-            fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf),
+            fewest_rows(asked.min_samples_split, asked.min_samples_leaf),
         )
         rows = np.searchsorted(weighted, local.rows).astype(np.int32)
         return listing, local, SumJob(rows, local.places, counts[weighted], len(listing.sizes))
@@ -216,21 +218,17 @@ class PaillierActive(Active):
         (0, 3)
     )  # others' splits: party, column, and gain, which it cannot know
 
-    @property
-    def _fields(self) -> RowFields:
-        return RowFields.of(self.targets, self.row_weights, self.n_classes)
-
     def _send(self, letter: Labels) -> Letters:
         """Draw a key; encrypt the rows under it, afresh for each party."""
-        fields = self._fields
+        fields = self.forest.labels.fields
         n_rows, n_fields = fields.numbers.shape
 
         def layout_of(public: PublicKey) -> SumLayout:
             return integer_layout(public.bits, n_rows, n_fields, fields.bits)
 
-        key = self.draw_key(self.settings, layout_of)
+        key = self.draw_key(self.forest.settings, layout_of)
         layout, self.key = layout_of(key.public), key.to_array()
-        weighted = self.row_weights > 0
+        weighted = self.forest.labels.weights > 0
         max_rows = (LARGEST_CONTENT - SPARE_BYTES) // key.public.ciphertext_bytes
         if int(weighted.sum()) > max_rows:
             rule = f"rows must be <= {max_rows} with labels=paillier and key-bits={key.public.bits}"
@@ -246,8 +244,8 @@ class PaillierActive(Active):
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
         if len(request.trees):
             self._check_chosen(request)
-            self.trees = self.trees.received(mail)
-            self.take_splits(request)
+            self.receive(mail)
+            self.move(request)
         scores = self.level_scores(request)
         letters = self.choose(request, mail)
         chosen = self.chosen
@@ -260,33 +258,36 @@ class PaillierActive(Active):
         Pure nodes are not searched. Only this party knows which they are, so the others have summed
         them too; ciphertexts with no other node's sums are not decrypted.
         """
-        trees, nodes = self.open_to(level)
-        sums, local, peers = self._read_offers(mail, trees, nodes), self.search(level), self.peers
+        trees, nodes = self.forest.open_to(level)
+        sums, peers = self._read_offers(mail, trees, nodes), self.peers
+        self.forest, local = self.forest.searched(level)
         best = winners([local if name == self.name else sums[name][2] for name in peers])
-        won = np.flatnonzero(best >= 0)
-        splits = self.trees.structure.split(trees[won], nodes[won], best[won]).last
-        self.chosen, letters = splits, self.make_local_splits(splits)
-        if level.last or not len(self.trees.local(splits)):
-            letters = []
+        split = np.flatnonzero(best >= 0)
+        splits = self.forest.trees.structure.split(trees[split], nodes[split], best[split]).last
+        self.chosen, self.forest = splits, self.forest.made(splits, self.values)
+        grown, letters = self.forest.trees, Letters()
+        if not level.last and len(grown.local(splits)):
+            letters = self.to_others(grown.partition)
         claims = list[LeftClaims]()
         for name, (listing, of_listing, offer) in sums.items():
             owner = peers.index(name)
-            nodes_won = won[best[won] == owner]
+            nodes_won = split[best[split] == owner]
             if len(nodes_won):
-                letters.append((name, self._won(listing, offer, nodes_won)))
+                letters.append((name, won(grown.structure.level, listing, offer, nodes_won)))
                 places = np.flatnonzero(splits.owners == owner)
                 claims.append(LeftClaims.of(places, listing, of_listing, offer, nodes_won))
-                worth = self.worth_of(trees[nodes_won], offer.improvements[nodes_won])
+                worth = self.forest.worth_of(trees[nodes_won], offer.improvements[nodes_won])
                 columns = listing.columns[offer.listed[nodes_won]]
                 gained = np.stack((np.full(len(nodes_won), owner), columns, worth), axis=1)
                 self.worth = np.concatenate((self.worth, gained))
         self.claims = LeftClaims.joined(claims)
         return letters
 
-    def take_splits(self, level: SplitList) -> None:
+    def move(self, level: SplitList) -> None:
         """Move all rows, and compare those that go left with the sums by which it was chosen."""
-        super().take_splits(level)
-        splits, claims, fields = self.trees.structure.last, self.claims, self._fields
+        super().move(level)
+        splits, claims = self.forest.trees.structure.last, self.claims
+        fields = self.forest.labels.fields
         trees, lefts = splits.trees[claims.splits], splits.lefts[claims.splits]
         if not len(trees):
             return
@@ -306,34 +307,26 @@ class PaillierActive(Active):
             rule = "must be the splits that this party has chosen"
             raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
 
-    def _won(self, listing: Listing, offer: Choices, nodes: Ints) -> Won:
-        listed = offer.listed[nodes]
-        widths = listing.n_bins[listed] * listing.unordered[listed]
-        _, sets = sets_of_rows(widths, offer.rights[nodes])
-        return Won(
-            self.trees.structure.level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits
-        )
-
-    def _gains(self, party: str, letter: PartKept) -> Doubles:
+    def _worth(self, party: str, letter: PartKept) -> Worth:
         of_party = self.worth[self.worth[:, 0] == self.peers.index(party)]
         columns, gains = of_party[:, 1].astype(np.int64), np.zeros(len(letter.gains))
         if (columns >= len(gains)).any():
             rule = f"must be {columns.max() + 1} columns at least, got {len(gains)}"
             raise ProtocolError(party, "PartKept", "gains", rule)
         np.add.at(gains, columns, of_party[:, 2])
-        return gains
+        return gains, letter.counts, letter.names
 
     def _read_offers(
         self, mail: Mail, trees: Places, nodes: Places
     ) -> dict[str, tuple[Listing, Sums, Choices]]:
-        spans, fields = by_tree(trees), self._fields
+        spans, fields = by_tree(trees), self.forest.labels.fields
         of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
         totals = joined([of_nodes for of_nodes, _ in of_trees])
         extremes = joined([of_rows for _, of_rows in of_trees])
         offers = dict[str, tuple[Listing, Sums, Choices]]()
         for name in self.others:
             letter = mail.one(ColumnSums, name)
-            if letter.level != self.trees.structure.level:
+            if letter.level != self.forest.trees.structure.level:
                 raise ProtocolError(name, "ColumnSums", "level", "must be the one being split")
             listing = Listing(*(getattr(letter, field) for field in Listing.__slots__))
             if not _fits(listing, totals.large):
@@ -344,17 +337,18 @@ class PaillierActive(Active):
                 raise ProtocolError(name, "ColumnSums", "sizes", rule)
             starts = [a for a, _ in spans[1:]]
             sums = self._sums(name, letter.ciphertexts, fields, listing, totals, extremes, starts)
-            choices = best_cuts(listing, sums, totals, fields.units, self.rules)
+            choices = best_cuts(listing, sums, totals, fields.units, self.forest.rules)
             offers[name] = listing, sums, choices
         return offers
 
     def _totals(self, fields: RowFields, tree: int, nodes: Places) -> tuple[NodeTotals, Extremes]:
         """Sums and sizes of nodes of a tree, and the extremes of their rows."""
-        counts = self.counts[tree]
-        drawn = (counts > 0) & (self.row_weights > 0)
-        inside = inside_of(self.trees.nodes[tree, : self.n_train], drawn, nodes)
-        fewest = fewest_rows(self.settings.min_samples_split, self.settings.min_samples_leaf)
-        totals = NodeTotals.of(fields, self.targets, counts, inside, fewest)
+        forest, labels, asked = self.forest, self.forest.labels, self.forest.settings
+        counts = forest.counts[tree]
+        drawn = (counts > 0) & (labels.weights > 0)
+        inside = inside_of(forest.nodes[tree], drawn, nodes)
+        fewest = fewest_rows(asked.min_samples_split, asked.min_samples_leaf)
+        totals = NodeTotals.of(fields, labels.targets, counts, inside, fewest)
         return totals, Extremes.of(fields.of_rows(inside[0], counts), inside)
 
     def _sums(
@@ -380,7 +374,7 @@ class PaillierActive(Active):
             jobs = [(layout, of_tree) for of_tree in by_tree]
             sums = np.concatenate(read_jobs(key, ciphertexts, jobs, shared_workers()))
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
-        weights = sums[wanted] if self.n_classes else sums[wanted, :1]
+        weights = sums[wanted] if self.forest.labels.n_classes else sums[wanted, :1]
         # Weights of rows are not negative, and some are not 0.
         if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
             rule = "must add up to the labels of each node"
@@ -389,6 +383,14 @@ class PaillierActive(Active):
             rule = "must be sums that as many rows of the node can have"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
         return sums
+
+
+def won(level: int, listing: Listing, offer: Choices, nodes: Ints) -> Won:
+    """The splits of some nodes, for the party that has offered them."""
+    listed = offer.listed[nodes]
+    widths = listing.n_bins[listed] * listing.unordered[listed]
+    _, sets = sets_of_rows(widths, offer.rights[nodes])
+    return Won(level, listed, offer.cuts[nodes], offer.defaults[nodes], sets.bits)
 
 
 def _fits(listing: Listing, large: Flags) -> bool:

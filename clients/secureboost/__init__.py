@@ -2,9 +2,9 @@
 
 ``active`` and ``passive`` have a role each, beside Algorithms 2 and 1 of the paper: a level is read
 there. Their state is in records: ``table``, a party's columns in bins; ``target``, labels and loss;
-``joint``, all parties' columns; ``round``, gradients and the trees that grow; ``model``, those that
-are finished; ``claims``, what passive parties have sent, checked. Rows move as in
-``clients.vertical.growing``. Nothing here knows the server, which only relays.
+``joint``, all parties' columns; ``round``, gradients, the trees that grow, and what others claim;
+``model``, those that are finished. Rows move as in ``clients.vertical.growing``. Nothing here knows
+the server, which only relays.
 """
 
 from __future__ import annotations

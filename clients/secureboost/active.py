@@ -17,27 +17,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.inference import Traversal
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.secureboost.claims import Claim, Claims
-from clients.secureboost.joint import Joint, check_bins
-from clients.secureboost.model import Boosted, joined
-from clients.secureboost.round import NO_ROUND, Cipher, Round, Unsent, by_tree, drawn_pairs
-from clients.secureboost.table import (
-    Table,
-    check_setup,
-    column_bins,
-    initial_part,
-    wanted_constraints,
+from clients.secureboost.joint import ConfiguredConstraints, Joint, check_bins
+from clients.secureboost.model import Boosted, joined, trimmed
+from clients.secureboost.round import (
+    NO_ROUND,
+    Cipher,
+    Claim,
+    Claims,
+    Round,
+    Unsent,
+    by_tree,
+    drawn_pairs,
 )
+from clients.secureboost.table import Table, check_setup, column_bins, initial_part
 from clients.secureboost.target import Scores, Target, margin_column
-from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
+from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts
@@ -80,7 +81,7 @@ from fedapp.trees.calibration import Calibration, calibrated, fit
 from fedapp.trees.categories import auto_child_weight
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.grow import Growth, Routes
-from fedapp.trees.model import LEAF, Ensemble, check_range, importance
+from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves
 from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import Sampling, n_leaves
@@ -88,13 +89,7 @@ from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.shown import not_counted
 from fedapp.trees.size import MultiStrategy
 
-
-class Sums(NamedTuple):
-    """A party's sums by node and bin, and missing rows by node and column."""
-
-    histograms: Histogram
-    missing: Array
-    claim: Claim | None = None  # the same in fixed point, of a passive party
+Sums = tuple[Histogram, Array]  # of a party, by node and bin; missing rows, by node and column
 
 
 @role
@@ -133,7 +128,7 @@ class Active(Aligned):
         self.table = Table.of(self, request.max_bin)
         part = initial_part(self, request.init_model)
         self.trees = Trees.of(self, 0, part.lookup if part else NO_SPLITS)
-        wanted_constraints(self.name, request)  # raises before anything is sent
+        ConfiguredConstraints.of(self.name, request)  # raises before anything is sent
         if n_pairs > MOST_PAIRS:
             rule = f"must be at most {MOST_PAIRS // self.target.n_outputs} with this number of "
             raise ConfigError(f"num-parallel-tree {rule}classes, got {request.num_parallel_tree}")
@@ -146,11 +141,10 @@ class Active(Aligned):
 
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
-        check_due(self.name, request, self.traversal is not None)
-        part, traversal = (
-            self.active_part(self.settings.init_model),
-            cast(Traversal, self.traversal),
-        )
+        traversal = self.traversal
+        check_due(self.name, request, traversal is not None)
+        assert traversal is not None
+        part = self.active_part(self.settings.init_model)
         if self.follows(SetupRequest):
             self._meet(mail)
             for name in self.others:
@@ -170,7 +164,7 @@ class Active(Aligned):
 
     def _meet(self, mail: Mail) -> None:
         """Check and join the parties' descriptions of their columns."""
-        settings, wanted = self.settings, wanted_constraints(self.name, self.settings)
+        settings, wanted = self.settings, ConfiguredConstraints.of(self.name, self.settings)
         n_records, none = self.trees.lookup.n_records, np.empty(0, dtype=np.uint8)
         letters = {self.name: column_bins(self, self.table, settings, n_records, none)}
         for name in self.others:
@@ -224,15 +218,14 @@ class Active(Aligned):
         settings, number = self.settings, self.boosted.n_rounds
         n_parallel, width = settings.num_parallel_tree, self.target.width
         pairs = drawn_pairs(self, self.target.gradients(self.boosted.margins), settings, number)
-        n_columns, sampling = (
-            self.joint.cuts.n_columns,
-            Sampling(settings.seed, settings.colsample_bytree),
-        )
+        n_columns = self.joint.cuts.n_columns
+        sampling = Sampling(settings.seed, settings.colsample_bytree)
         allowed = sampling.columns(number, width, n_columns)
         if number < settings.first_trees:
             owners, _ = self.joint.owners(np.arange(n_columns))
             allowed = allowed & (owners == self.trees.number)
-        self.round = Round(number, np.ascontiguousarray(pairs.transpose(1, 0, 2)), allowed)
+        gradients = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+        self.round = Round(number, gradients, allowed, n_parallel=n_parallel)
         growth = self.growing()
         growth.set_roots(pairs.sum(axis=0, dtype=np.float64).reshape(-1, *growth.cell))
         self.round = replace(self.round, growth=growth.state)
@@ -273,13 +266,14 @@ class Active(Aligned):
         if self.round.chosen is not None:
             self.apply_splits(mail)
         growth, others, current = self.growing(), self.others, self.round
-        sums = {
-            name: self.party_sums(mail.one(EncryptedSums, name), name, growth) for name in others
-        }
-        sent = {name: of.claim for name, of in sums.items() if of.claim is not None}
+        sums, sent = dict[str, Sums](), dict[str, Claim]()
+        for name in others:
+            letter = mail.one(EncryptedSums, name)
+            histogram, sent[name] = self.party_sums(letter, name, growth)
+            sums[name] = histogram, letter.missing
         drawn = {name: current.drawn(self.joint, name) for name in others}
         claims = Claims.of(growth, sent, current.claims, drawn, self.joint)
-        claims.check_sums(current.rows(self.trees.nodes, self.target.n_parallel))
+        claims.check_sums(current, self.trees.nodes)
         routes, sets = self._choose(growth, sums)
         letters = self._send_splits(growth, routes, sets)
         self.round = replace(self.round, claims=claims.chosen(growth, routes, sets))
@@ -293,8 +287,10 @@ class Active(Aligned):
         """Trees of the round in progress."""
         return self.round.growing(self.settings, self.joint)
 
-    def party_sums(self, letter: EncryptedSums, party: str, growth: Growth) -> Sums:
-        """Decrypt a passive party's sums of the wanted nodes; and its missing rows."""
+    def party_sums(
+        self, letter: EncryptedSums, party: str, growth: Growth
+    ) -> tuple[Histogram, Claim]:
+        """Decrypt a passive party's sums of the wanted nodes: rounded, and in fixed point."""
         cipher, joint = self.cipher, self.joint
         wanted, columns = growth.wanted, self.round.drawn(joint, party)
         layouts, firsts, has_one_tree = cipher.layouts, cipher.firsts, self.target.has_one_tree
@@ -329,7 +325,7 @@ class Active(Aligned):
                     of_tree = of_group[:, member - first].reshape(-1, *of_all.shape[1:])
                     of_all[wanted[:, 0] == member] = of_tree
         words = exact.reshape(len(wanted), n_bins, math.prod(growth.cell[:-1]), 2, 2)
-        return Sums(histograms, letter.missing, Claim(words, letter.missing))
+        return histograms, Claim(words, letter.missing)
 
     def _choose(self, growth: Growth, sums: Mapping[str, Sums]) -> tuple[Routes, CategorySets]:
         """Splits of a level from the sums of all parties, and their category sets."""
@@ -346,12 +342,12 @@ class Active(Aligned):
         )
         histograms = np.zeros((len(wanted), len(growth.cuts.edges), *growth.cell))
         missing = np.zeros((len(wanted), growth.cuts.n_columns), dtype=np.int32)
-        for party, of_party in {**sums, self.name: Sums(*local)}.items():
+        for party, (of_bins, of_columns) in {**sums, self.name: local}.items():
             # Those of this party are of all its columns, the others' of those that were drawn.
             is_local = party == self.name
             columns = all_columns if is_local else self.round.drawn(self.joint, party)
-            histograms[:, self.joint.bins(party, columns)] = of_party.histograms
-            missing[:, columns + self.joint.firsts[party]] = of_party.missing
+            histograms[:, self.joint.bins(party, columns)] = of_bins
+            missing[:, columns + self.joint.firsts[party]] = of_columns
         return growth.split(histograms, missing)
 
     def _send_splits(self, growth: Growth, routes: Routes, sets: CategorySets) -> Letters:
@@ -402,8 +398,7 @@ class Active(Aligned):
         self.trees = self.trees.received(mail).split(current.chosen)
         self.round = replace(current, chosen=None)
         if current.claims is not None:
-            rows = current.rows(self.trees.nodes, self.target.n_parallel)
-            current.claims.check_sides(self.peers, rows)
+            current.claims.check_sides(self.peers, current, self.trees.nodes)
 
     def _finish_round(self) -> Scores:
         """Add the trees and their leaf values; returns scores."""
@@ -425,8 +420,7 @@ class Active(Aligned):
         """Truncate the model to its best round, score and store it; join parts if all allow it."""
         settings, target, joint, boosted = self.settings, self.target, self.joint, self.boosted
         margins = before = boosted.margins_after(request.best_round, self.name)
-        n_trees = request.best_round * target.width
-        records = [boosted.records[a:b] for a, b in pairwise(boosted.offsets[: n_trees + 1])]
+        trees, records = boosted.first_trees(request.best_round * target.width)
         calibration, curve = cast(Calibration, settings.calibration), None
         if calibration != "none":
             rows = margins[self.n_rows.of("valid"), 0].astype(float)
@@ -438,7 +432,7 @@ class Active(Aligned):
             boosted.base_score,
             joint.column_names,
             target.classes,
-            boosted.trees[:n_trees],
+            trees,
             parameters=target.loss,
             margin_column=margin_column(self),
             multi_strategy=cast(MultiStrategy, settings.multi_strategy),
@@ -447,26 +441,14 @@ class Active(Aligned):
         )
         scores, test = target.scores(margins), target.by_subset(margins)["test"]
         compare_with_local(self, target.numbers, target.objective, test[0], target.loss)
-        store_part(
-            self,
-            ActivePart,
-            self.trees.lookup,
-            name=self.name,
-            digests={name: mail.one(PartKept, name).digest.tobytes() for name in self.others},
-            model=model,
-            records=tuple(records),
-            n_columns={name: len(widths) for name, widths in joint.widths.items()},
-            threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
-        )
+        digests = {name: mail.one(PartKept, name).digest for name in self.others}
+        n_columns = {name: len(widths) for name, widths in joint.widths.items()}
+        store_active_part(self, self.trees.lookup, model, records, n_columns, digests, scores)
         if curve is not None:
             for subset, earlier in target.scores(before).items():
                 scores[subset] |= {UNCALIBRATED: earlier["logloss"]} if earlier else {}
         # The whole model is without splits that were dropped, which the parts still have.
-        model = replace(model, trees=tuple(map(without_padding, model.trees)))
-        records = [
-            np.where(tree["left"] == LEAF, -1, ids[: len(tree)])
-            for ids, tree in zip(records, model.trees, strict=True)
-        ]
+        model, records = trimmed(model, records)
         is_shared = all(joint.names.values())
         by_column = importance(model) if is_shared else {"total_gain": {}, "count": {}}
         text, few = "", not_counted()

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, ragged
 from fedapp.messages.fields import check_fields
-from fedapp.messages.secureboost import ColumnBins
+from fedapp.messages.secureboost import ColumnBins, SetupRequest
 from fedapp.site.settings import BINS_A_COLUMN
 from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
 from fedapp.trees.divided import joint_names
@@ -36,9 +36,12 @@ class ConfiguredConstraints:
     groups: tuple[tuple[str, ...], ...]  # as in ``parse_interactions``
 
     @classmethod
-    def of(cls, monotone: str, interactions: str) -> ConfiguredConstraints:
-        """Parse the settings; raises a ValueError."""
-        return cls(parse_monotone(monotone), parse_interactions(interactions))
+    def of(cls, party: str, asked: SetupRequest) -> ConfiguredConstraints:
+        """Parse the settings that a party has got; raises a ProtocolError."""
+        monotone, interactions = asked.monotone_constraints, asked.interaction_constraints
+        fields = "monotone_constraints, interaction_constraints"
+        with as_protocol_error(party, "SetupRequest", fields):
+            return cls(parse_monotone(monotone), parse_interactions(interactions))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,49 +151,32 @@ def check_bins(
     receiver: str,
 ) -> None:
     """Check what another party has sent of its columns; raises a ProtocolError."""
-    widths, limit, members = letter.widths, "most-columns", letter.group_columns
+    widths, members, flags = letter.widths, letter.group_columns, letter.categorical
     n_columns, n_bins, most_bins = len(widths), int(widths.sum()), BINS_A_COLUMN * most_columns
     n_names, named = len(wanted.names), letter.named[letter.named >= 0]
+    fits = n_columns <= most_columns and bool((widths[~_by_category(letter)] <= max_bin).all())
+    limit = f"must be <= {max_bin} (max-bin), of {most_columns} columns at most (most-columns)"
+    total = f"must add up to <= {most_bins} ({BINS_A_COLUMN} x most-columns of {receiver}), "
+    total += f"got {n_bins}; lower max-bin"
+    is_named = len(letter.named) == n_names and bool((named < n_columns).all())
+    is_named = is_named and len(np.unique(named)) == len(named)
+    names, n_directions, in_groups = letter.names, len(letter.directions), letter.group_sizes.sum()
     check_fields(
-        party,
-        letter,
-        (
-            "names",
-            len(letter.names) in (0, n_columns),
-            f"must be {n_columns} or none, got {len(letter.names)}",
-        ),
-        (
-            "widths",
-            n_columns <= most_columns and (widths[~_by_category(letter)] <= max_bin).all(),
-            f"must be <= {max_bin} (max-bin), of {most_columns} columns at most ({limit})",
-        ),
-        (
-            "widths",
-            n_bins <= most_bins,
-            f"must add up to <= {most_bins} ({BINS_A_COLUMN} x {limit} of {receiver}), "
-            f"got {n_bins}; lower max-bin",
-        ),
-        (
-            "categorical",
-            len(letter.categorical) == n_columns,
-            f"must be {n_columns}, got {len(letter.categorical)}",
-        ),
-        (
-            "named",
-            len(letter.named) == n_names
-            and (named < n_columns).all()
-            and len(np.unique(named)) == len(named),
-            f"must be {n_names} columns below {n_columns}, each once",
-        ),
+        *(party, letter),
+        ("names", len(names) in (0, n_columns), f"must be {n_columns} or none, got {len(names)}"),
+        ("widths", fits, limit),
+        ("widths", n_bins <= most_bins, total),
+        ("categorical", len(flags) == n_columns, f"must be {n_columns}, got {len(flags)}"),
+        ("named", is_named, f"must be {n_names} columns below {n_columns}, each once"),
         (
             "directions",
-            len(letter.directions) in (0, n_columns),
+            n_directions in (0, n_columns),
             f"must be one a column of {n_columns}, or none",
         ),
         ("group_columns", (members < n_columns).all(), f"must be < {n_columns}"),
         (
             "group_sizes",
-            int(letter.group_sizes.sum()) == len(members),
+            int(in_groups) == len(members),
             f"must divide {len(members)} columns among the groups",
         ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,9 @@ from fedapp.messages.secureboost import Records
 from fedapp.messages.vertical import read_splits
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup, joint_names, whole_model
-from fedapp.trees.model import Ensemble, Tree, split_trees, stack_trees
+from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.predict import Nodes
+from fedapp.trees.queue import without_padding
 from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.structure import Structure
 
@@ -61,6 +63,11 @@ class Boosted:
     def trees(self) -> tuple[Tree, ...]:
         """Trees of all rounds."""
         return split_trees(self.nodes, self.offsets)
+
+    def first_trees(self, n_trees: int) -> tuple[tuple[Tree, ...], tuple[Ints, ...]]:
+        """The first trees, and the record ids of their nodes."""
+        pairs = pairwise(self.offsets[: n_trees + 1])
+        return self.trees[:n_trees], tuple(self.records[a:b] for a, b in pairs)
 
     def plus(
         self, padded: Sequence[tuple[Tree, Ints]], structure: Structure, nodes: Nodes
@@ -110,6 +117,16 @@ class Boosted:
             rule = f"must be {self.n_rounds} or {best}, got {n_rounds}"
             raise ProtocolError(party, "FinishRequest", "best_round", rule)
         return self.best.margins
+
+
+def trimmed(model: Ensemble, records: Sequence[Ints]) -> tuple[Ensemble, tuple[Ints, ...]]:
+    """A model without splits that were dropped, and the record ids of its nodes."""
+    trees = tuple(map(without_padding, model.trees))
+    ids = (
+        np.where(tree["left"] == LEAF, -1, of_tree[: len(tree)])
+        for of_tree, tree in zip(records, trees, strict=True)
+    )
+    return replace(model, trees=trees), tuple(ids)
 
 
 def joined(

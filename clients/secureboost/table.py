@@ -78,29 +78,16 @@ class Table:
 def check_setup(party: str, asked: SetupRequest) -> None:
     """Check settings that do not go together; raises a ProtocolError."""
     objective, has_one_tree = asked.objective, asked.multi_strategy == ONE_TREE
+    is_vector, is_binary = objective == "multi:softprob", objective == "binary:logistic"
+    is_id = not asked.init_model or MODEL_ID.fullmatch(asked.init_model) is not None
+    per_output = f"must be one_output_per_tree with {objective}, which has one output"
+    single = f"must be 1 with multi_strategy={ONE_TREE}"
     check_fields(
-        party,
-        SetupRequest,
-        (
-            "multi_strategy",
-            not has_one_tree or objective == "multi:softprob",
-            f"must be one_output_per_tree with {objective}, which has one output",
-        ),
-        (
-            "num_parallel_tree",
-            not has_one_tree or asked.num_parallel_tree == 1,
-            f"must be 1 with multi_strategy={ONE_TREE}",
-        ),
-        (
-            "calibration",
-            asked.calibration == "none" or objective == "binary:logistic",
-            f"must be none with {objective}",
-        ),
-        (
-            "init_model",
-            not asked.init_model or MODEL_ID.fullmatch(asked.init_model) is not None,
-            "must be 16 hex digits",
-        ),
+        *(party, SetupRequest),
+        ("multi_strategy", not has_one_tree or is_vector, per_output),
+        ("num_parallel_tree", not has_one_tree or asked.num_parallel_tree == 1, single),
+        ("calibration", asked.calibration == "none" or is_binary, f"must be none with {objective}"),
+        ("init_model", is_id, "must be 16 hex digits"),
     )
 
 
@@ -135,7 +122,7 @@ def column_bins(
     # In a simulation, whoever writes the run config has all tables.
     is_shared = config.shares_names or config.simulated
     column_ids = {name: column for column, name in enumerate(columns)} if is_shared else {}
-    wanted = wanted_constraints(party.name, asked)
+    wanted = ConfiguredConstraints.of(party.name, asked)
     try:
         directions, groups = constraints_of(
             config.monotone_constraints, config.interaction_constraints, columns
@@ -155,9 +142,3 @@ def column_bins(
         group_columns=np.array([c for group in groups for c in sorted(group)], dtype=np.int64),
         group_sizes=np.array([len(group) for group in groups], dtype=np.int64),
     )
-
-
-def wanted_constraints(party: str, asked: SetupRequest) -> ConfiguredConstraints:
-    """Constraints of the run config; raises a ProtocolError."""
-    with as_protocol_error(party, "SetupRequest", "monotone_constraints, interaction_constraints"):
-        return ConfiguredConstraints.of(asked.monotone_constraints, asked.interaction_constraints)

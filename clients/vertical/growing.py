@@ -27,8 +27,9 @@ from fedapp.messages.vertical import LevelSplits, Partition
 from fedapp.site.account import planned
 from fedapp.site.mail import Mail
 from fedapp.site.store import sent_bits, write_part
-from fedapp.trees.divided import Lookup, Part
-from fedapp.trees.model import LEAF
+from fedapp.trees.divided import ActivePart, Lookup, Part
+from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
 from fedapp.trees.shown import cuts_by_column, few_rows, not_counted
 from fedapp.trees.structure import SplitNodes, Structure
@@ -141,6 +142,29 @@ def store_part(party: Aligned, kind: type[Part], lookup: Lookup, **fields: Any) 
     of_columns = {name: getattr(party, name) for name in names}
     write_part(party.folder, kind(**of_columns, lookup=lookup, **fields))
     return party.part_digest(party.folder.name)
+
+
+def store_active_part(
+    party: Aligned,
+    lookup: Lookup,
+    model: Ensemble | BaggedForest,
+    records: tuple[Ints, ...],
+    n_columns: Mapping[str, int],
+    digests: Mapping[str, Array],
+    scores: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Store the active party's part; ``digests`` are of the others' parts."""
+    store_part(
+        party,
+        ActivePart,
+        lookup,
+        name=party.name,
+        digests={name: digest.tobytes() for name, digest in digests.items()},
+        model=model,
+        records=records,
+        n_columns=n_columns,
+        threshold=scores["train"].get("threshold") or None,  # 0 is no proposal
+    )
 
 
 def rows_after(

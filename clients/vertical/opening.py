@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,14 @@ KEY_BYTES = 32
 LEAST_MATCHED = 0.1  # of another party's ids; a site warns of fewer
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Secret:
+    """How a party hides ids."""
+
+    order: Ints  # in which its own were sent
+    scalar: bytes  # the mask
+
+
 @role
 class Opening(Aligned):
     """State of a party from the greeting to the common order of its rows."""
@@ -118,8 +126,7 @@ class Opening(Aligned):
     sizes: Mapping[str, int]  # rows of each party's table
     join: str = INNER
     lists: tuple[str, ...] = ()  # owners of the lists that came
-    shuffle: npt.NDArray[np.int64]  # order in which the ids were sent
-    scalar: bytes  # the mask
+    secret: Secret  # of this party, until no list is masked any more
 
     def hello(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         """Open a run at a site, or answer the handshake again after the server restarted."""
@@ -205,17 +212,19 @@ class Opening(Aligned):
         self.holdout = Holdout(**fields_of(request, Holdout))
         if request.ordered:
             return SentReply(), []
-        self.shuffle, self.scalar = _shuffle(len(self.ids)), draw_scalar()
-        points = mask_ids(self.ids[self.shuffle].tolist(), self.scalar)
-        return SentReply(), [self._passed_on(MaskedList(self.name, 1, points))]
+        self.secret = Secret(_shuffle(len(self.ids)), draw_scalar())
+        points = mask_ids(self.ids[self.secret.order].tolist(), self.secret.scalar)
+        _, receiver, *_ = _route(self.name, self.active, self.passive)
+        return SentReply(), [(receiver, MaskedList(self.name, 1, points))]
 
     def mask_list(self, request: MaskRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """At a passive party: mask others' lists."""
         letters: Letters = []
         for sender, letter in mail.each(MaskedList):
             self._check_list(sender, letter)
-            points = _masked(sender, letter, self.scalar)
-            letters.append(self._passed_on(MaskedList(letter.owner, letter.n_masks + 1, points)))
+            points, n_masks = _masked(sender, letter, self.secret.scalar), letter.n_masks + 1
+            receiver = _route(letter.owner, self.active, self.passive)[n_masks]
+            letters.append((receiver, MaskedList(letter.owner, n_masks, points)))
         return SentReply(), letters
 
     def match(self, request: MatchRequest, mail: Mail) -> tuple[MatchReply, Letters]:
@@ -252,7 +261,7 @@ class Opening(Aligned):
         for sender, letter in mail.each(MaskedList):
             self._check_list(sender, letter)
             is_local = letter.owner == self.name
-            points = letter.points if is_local else _masked(sender, letter, self.scalar)
+            points = letter.points if is_local else _masked(sender, letter, self.secret.scalar)
             lists[letter.owner] = points
         if missing := set(self.peers) - set(lists):
             culprit = min(missing - {self.name}, default=self.name)
@@ -265,7 +274,7 @@ class Opening(Aligned):
         for name in self.passive:
             shared = intersect([local, lists[name]])
             entries[name] = np.full(len(self.ids), ABSENT, dtype=np.int64)
-            rows = self.shuffle[places(local, shared)]
+            rows = self.secret.order[places(local, shared)]
             entries[name][rows] = places(lists[name], shared)
         return entries
 
@@ -278,7 +287,7 @@ class Opening(Aligned):
         """Rows of the active party that are used, in an order; ``is_common``: which all have."""
         if self.join != LEFT:
             common = np.flatnonzero(is_common)
-            return self._in_order(common) if self._draws else common
+            return _in_order(common, self.ids, self.holdout.seed) if self._draws else common
         if self.model or self.labels is None:
             return _shuffle(len(self.ids))
         return secret_order(self.ids, self.values, self.labels, self.holdout.seed)
@@ -307,10 +316,11 @@ class Opening(Aligned):
         letter, rows = mail.one(CommonRows, self.active), np.arange(len(self.ids))
         asked = self.others
         if self.join == LEFT:  # the others may not have these rows
-            rows, asked = self._entries(letter.places), [self.active]
+            n_rows, order, asked = self.sizes[self.active], self.secret.order, [self.active]
+            rows = _entries(letter.places, n_rows, order, self.active)
         elif not self.ordered:
             is_common = sent_bits(self.active, "CommonRows", "common", letter.common, len(rows))
-            rows = self.shuffle[is_common]
+            rows = self.secret.order[is_common]
         has_subsets = len(letter.subsets) > 0
         if has_subsets and len(letter.subsets) != len(rows):
             rule = "must be of all rows, or empty"
@@ -319,7 +329,8 @@ class Opening(Aligned):
             self._warn_of_unmatched(dict.fromkeys(asked, int((rows != ABSENT).sum())))
         split = None
         if has_subsets:
-            rows = rows if self.join == LEFT else self._in_order(rows)
+            if self.join != LEFT:
+                rows = _in_order(rows, self.ids, self.holdout.seed)
             split = Split(*(rows[letter.subsets == number] for number in range(len(SUBSETS))))
         self._keep(rows, split)
         self.digests = dict.fromkeys(asked, _digest(self.ids, letter.key))
@@ -332,18 +343,6 @@ class Opening(Aligned):
     def _draws(self) -> bool:
         """Whether this party draws the rows' subsets, and sends them."""
         return self.is_ranked or self.drawn is not None
-
-    def _in_order(self, rows: Ints) -> Ints:
-        return rows[common_order(self.ids[rows].tolist(), self.holdout.seed)] if len(rows) else rows
-
-    def _entries(self, entries: Array) -> Ints:
-        """Rows of this party's table, or ABSENT, by their places in its list."""
-        n_rows, present = self.sizes[self.active], entries[entries != ABSENT]
-        is_once = len(np.unique(present)) == len(present)
-        if len(entries) != n_rows or not is_once or (present >= len(self.shuffle)).any():
-            rule = f"must be of the {n_rows} rows of {self.active}, each of the list at most once"
-            raise ProtocolError(self.active, "CommonRows", "places", rule)
-        return np.where(entries == ABSENT, ABSENT, self.shuffle[entries])
 
     def _keep(self, rows: Ints, split: Split | None = None) -> None:
         """Store these rows, in the common order: training, validation, test.
@@ -381,7 +380,7 @@ class Opening(Aligned):
         if self.base_margins is not None:
             self.base_margins = self.base_margins[rows]
         # No list is masked any more.
-        self.shuffle, self.scalar = np.empty(0, np.int64), b""
+        self.secret = Secret(np.empty(0, np.int64), b"")
 
     def _check_sizes(self) -> None:
         """Check that no list is larger than the opening and this site allow."""
@@ -417,7 +416,7 @@ class Opening(Aligned):
                 )
 
     def _check_list(self, sender: str, letter: MaskedList) -> None:
-        route = self._route(letter.owner)
+        route = _route(letter.owner, self.active, self.passive)
         # All parties before this one on the list's route have masked it, each once.
         masked_by = route[: letter.n_masks]
         if masked_by[-1:] != [sender] or route[letter.n_masks : letter.n_masks + 1] != [self.name]:
@@ -433,21 +432,32 @@ class Opening(Aligned):
             count_ids(self.config, self.folder.name, letter.owner, got, self.n_table)
         self.lists = (*self.lists, letter.owner)
 
-    def _route(self, owner: str) -> list[str]:
-        """Parties that get a list, in order: each passive one, then the active one.
 
-        Nobody gets an unknown owner's.
-        """
-        passive = self.passive
-        if owner == self.active:
-            return [self.active, *passive, self.active]
-        if owner not in passive:
-            return []
-        first = passive.index(owner)
-        return [*passive[first:], *passive[:first], self.active]
+def _route(owner: str, active: str, passive: list[str]) -> list[str]:
+    """Parties that get a list, in order: each passive one, then the active one.
 
-    def _passed_on(self, letter: MaskedList) -> tuple[str, MaskedList]:
-        return self._route(letter.owner)[letter.n_masks], letter
+    Nobody gets an unknown owner's.
+    """
+    if owner == active:
+        return [active, *passive, active]
+    if owner not in passive:
+        return []
+    first = passive.index(owner)
+    return [*passive[first:], *passive[:first], active]
+
+
+def _in_order(rows: Ints, ids: npt.NDArray[np.str_], seed: int) -> Ints:
+    return rows[common_order(ids[rows].tolist(), seed)] if len(rows) else rows
+
+
+def _entries(entries: Array, n_rows: int, order: Ints, active: str) -> Ints:
+    """Rows of a passive party's table, or ABSENT, by their places in its list."""
+    present = entries[entries != ABSENT]
+    is_once = len(np.unique(present)) == len(present)
+    if len(entries) != n_rows or not is_once or (present >= len(order)).any():
+        rule = f"must be of the {n_rows} rows of {active}, each of the list at most once"
+        raise ProtocolError(active, "CommonRows", "places", rule)
+    return np.where(entries == ABSENT, ABSENT, order[entries])
 
 
 def _digest(ids: npt.NDArray[np.str_], key: Array) -> npt.NDArray[np.uint8]:

@@ -59,7 +59,7 @@ class Active:
             party.apply_splits(transcript.mail)
         growth, rows = party.growing(), slice(party.n_train)
         letter = transcript.mail.one(EncryptedSums, self._passive)
-        histogram = party.party_sums(letter, self._passive, growth).histograms
+        histogram, _ = party.party_sums(letter, self._passive, growth)
         self.widths = party.joint.widths[self._passive]
         for index, (tree, node) in enumerate(growth.wanted):
             inside = party.trees.nodes[tree, rows] == node

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import RepeatedStratifiedKFold, cross_val_score
 
-from clients.federated_forest.party import Forest
+from clients.federated_forest.party import Party
 from clients.secureboost import passive as secureboost_passive
 from clients.vertical.growing import rows_after
 from fedapp.audit.listening import Transcript
@@ -184,18 +184,18 @@ class ForestParty:
 
     def note(self, transcript: Transcript) -> None:
         """Read structure and nodes of rows; after this message, the rows are deleted."""
-        request, party = transcript.request, Forest.load(transcript.site)
+        request, party = transcript.request, Party.load(transcript.site)
         if not isinstance(request, PartitionRequest) or not request.last:
             return
         # A leaf counts if CART would have split it: above max-depth and with enough rows.
-        n_train, settings = party.n_train, party.settings
+        n_train, forest, settings = party.n_train, party.forest, party.forest.settings
         rules = fewest_rows(settings.min_samples_split, settings.min_samples_leaf)
-        lefts = (tree_lefts for tree_lefts, _ in party.trees.records())
-        self.nodes.append(np.array(party.trees.nodes[:, :n_train]))
+        lefts = (tree_lefts for tree_lefts, _ in forest.trees.records())
+        self.nodes.append(np.array(forest.nodes))
         self.groups = np.arange(n_train)
         for number, tree in enumerate(lefts):
             leaves = self.nodes[-1][number].copy()
             leaves[np.isin(leaves, request.nodes[request.trees == number])] = NOWHERE
-            drawn, values = party.counts[number] > 0, np.asarray(party.values[:n_train])
+            drawn, values = forest.counts[number] > 0, np.asarray(party.values[:n_train])
             for members in pure_nodes(tree, leaves, drawn, values, rules):
                 self.groups = joined(self.groups, members)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost import passive as secureboost_passive
-from clients.secureboost.claims import Chosen, Claims
 from clients.secureboost.passive import Passive, blocks_of
+from clients.secureboost.round import Chosen, Claims
 from clients.secureboost.target import Target
 from clients.vertical.growing import SplitList, Trees
 from fedapp.crypto.lanes import ring_of

@@ -219,14 +219,16 @@ class FalseColumns:
 
     def sum_columns(self, party: PaillierPassive, level: ForestSumRequest) -> ColumnSums:
         """Of the roots as described, of other nodes as they are."""
-        if party.trees.structure.level:
+        if party.forest.trees.structure.level:
             return self.honest_sums(party, level)
-        trees, n_train = party.open_to(level)[0], party.n_train
+        trees, n_train = party.forest.open_to(level)[0], party.n_train
         values = party.values[:n_train, self.column]
-        below, drawn = values < np.quantile(values, QUANTILE), party.counts > 0
+        below, drawn = values < np.quantile(values, QUANTILE), party.forest.counts > 0
         rng = np.random.default_rng(2)
         # A row that its tree draws once, so that one ciphertext is one row.
-        self.rows = np.array([rng.choice(np.flatnonzero(counts == 1)) for counts in party.counts])
+        self.rows = np.array(
+            [rng.choice(np.flatnonzero(counts == 1)) for counts in party.forest.counts]
+        )
         self.lefts = np.repeat(np.tile(below, (2, 1))[None], len(trees), axis=0)
         for tree, row in enumerate(self.rows):
             self.lefts[tree, :, row] = True, False
@@ -237,7 +239,7 @@ class FalseColumns:
         jobs, sizes, more = list[SumJob](), list[int](), self.n_times - 1
         for tree, row in enumerate(self.rows):
             (inside,) = np.nonzero(drawn[tree])
-            counts = np.append(party.counts[tree], np.ones(len(self.rows))).astype(np.uint8)
+            counts = np.append(party.forest.counts[tree], np.ones(len(self.rows))).astype(np.uint8)
             rows, places = list[Any](), list[Any]()
             for column, to_left in enumerate((True, False)):
                 sides = 2 * column + ~self.lefts[tree, column, inside]
@@ -323,7 +325,7 @@ def forest_once(config: Row, attack: FalseColumns, is_checked: bool) -> Row:
 
     def noted(party: PaillierActive, letter: Any) -> Letters:
         nonlocal truth
-        truth = party.targets.copy()
+        truth = party.forest.labels.targets.copy()
         return send(party, letter)
 
     changes: list[Change] = [

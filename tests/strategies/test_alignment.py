@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from clients.vertical.opening import _shuffle
+from clients.vertical.opening import Secret, _shuffle
 from fedapp.conversation import ask
 from fedapp.crypto.psi import DST, hash_messages, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
@@ -371,7 +371,7 @@ class Colluders:
         """The clinic's answer to a list of the shop's, after a step back to the opening."""
         store = Store.open(home() / "sites" / "shop" / self.MODEL)
         note(store, starts=tuple((one, 2) for one in range(1, attempt + 1)))
-        points = mask_ids(ids, store.read("scalar", codec_of(bytes)))
+        points = mask_ids(ids, store.read("secret", codec_of(Secret)).scalar)
         letter = write_letters("shop", [("clinic", messages.MaskedList("shop", 1, points))])
         envelope = Envelope(self.MODEL, step, attempt=attempt, method=self.METHOD)
         parcels = [("shop", one) for _, one in seal_mail("shop", store, envelope, letter)]

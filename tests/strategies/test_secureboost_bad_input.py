@@ -1,6 +1,7 @@
 """SecureBoost on tables, settings and constraints of columns that do not fit, or hardly."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,7 +228,12 @@ def test_constraints_that_cannot_be_held_are_refused(monotone, owned, text, rule
         for name, letter in owned.items()
     }
     with pytest.raises(ConfigError, match=rule):
-        joint_constraints(ConfiguredConstraints.of(monotone, ""), letters)
+        joint_constraints(wanted(monotone), letters)
+
+
+def wanted(monotone):
+    asked = SimpleNamespace(monotone_constraints=monotone, interaction_constraints="")
+    return ConfiguredConstraints.of("bank", asked)
 
 
 def letter(**changed):
@@ -236,7 +242,7 @@ def letter(**changed):
 
 
 def check(sent):
-    check_bins("shop", sent, ConfiguredConstraints.of("a:1,b:1,c:1", ""), 4, 3, "bank")
+    check_bins("shop", sent, wanted("a:1,b:1,c:1"), 4, 3, "bank")
 
 
 @pytest.mark.parametrize(
