@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from clients.cuts import Counted
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError
 from fedapp.histograms.fixed_point import Whole
-from fedapp.messages.fields import Array, check_sizes
+from fedapp.messages.fields import Array, check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.horizontal_forest import (
     CellsReply,
@@ -79,13 +79,15 @@ class Grower(Counted):
             self._begin(request)
         wanted = request.wanted_trees, request.wanted_nodes
         is_open = each_once_among(wanted, (self.open_trees, self.open_nodes))
-        message = type(request).__name__
         check_sizes(self.name, request, n_columns=len(binned.widths), trees=len(self.draws))
-        if request.level != self.level:
-            raise ProtocolError(self.name, message, "level", f"must be {self.level}")
-        if not (is_open and len(request.wanted_nodes) and request.columns.shape[1]):
-            rule = "must be open nodes, once, and one at least, with a column at least"
-            raise ProtocolError(self.name, message, "wanted_nodes", rule)
+        is_asked = is_open and len(request.wanted_nodes) and request.columns.shape[1]
+        rule = "must be open nodes, once, and one at least, with a column at least"
+        check_fields(
+            self.name,
+            request,
+            ("level", request.level == self.level, f"must be {self.level}"),
+            ("wanted_nodes", is_asked, rule),
+        )
         layout = CellLayout(request.columns, binned.widths)
         return sum_cells(
             binned.codes,
@@ -99,13 +101,16 @@ class Grower(Counted):
 
     def _begin(self, request: CellsRequest) -> None:
         """Draw each tree's rows, and put all rows at the roots."""
-        message = type(request).__name__
-        weights, labels = self.weights["train"], self.labels["train"]
+        weights, labels, store = self.weights["train"], self.labels["train"], self.site.store
         bounds = self.bounds_in(request)
-        if is_masked(self.site.store) and bounds != bounds_of(self.site.store):
-            raise ProtocolError(self.name, message, "n_rows", "must be as in the opening")
-        if not request.weighted and self.sizes_of_weights()["weighted"]:
-            raise ProtocolError(self.name, message, "weighted", "must be true: rows have weights")
+        is_theirs = not is_masked(store) or bounds == bounds_of(store)
+        covers = request.weighted or not self.sizes_of_weights()["weighted"]
+        check_fields(
+            self.name,
+            request,
+            ("n_rows", is_theirs, "must be as in the opening"),
+            ("weighted", covers, "must be true: rows have weights"),
+        )
         powers = exponents(len(self.classes), bounds, request.weighted)
         self.terms = row_terms(labels, weights, len(self.classes), powers)
         seed = int(self.site.random(request.seed, 0).integers(2**63))
@@ -152,7 +157,6 @@ class Grower(Counted):
 
     def _check_splits(self, request: SplitRequest) -> None:
         """Check that splits are of open nodes, so that no index is out of range."""
-        message = type(request).__name__
         sizes = {"n_trees": len(self.draws), "n_outputs": self.n_outputs}
         check_sizes(self.name, request, **sizes, n_columns=len(self.bins.widths))
         n_roots = 0 if self.level else len(self.draws)
@@ -161,14 +165,13 @@ class Grower(Counted):
         n_nodes = self.node_values.shape[1] if self.level else 1
         # A tree's next nodes have the next numbers.
         most = n_nodes + 2 * len(splits[0])
-        rules = {
-            "split_nodes": (is_open and len(splits[0]) > 0, "must be open nodes, once, and one"),
-            "split_lefts": (request.split_lefts.max(initial=0) < most, f"must be below {most}"),
-            "root_values": (len(request.root_values) == n_roots, f"must be {n_roots}"),
-        }
-        for field, (holds, rule) in rules.items():
-            if not holds:
-                raise ProtocolError(self.name, message, field, rule)
+        check_fields(
+            self.name,
+            request,
+            ("split_nodes", is_open and len(splits[0]), "must be open nodes, once, and one"),
+            ("split_lefts", request.split_lefts.max(initial=0) < most, f"must be below {most}"),
+            ("root_values", len(request.root_values) == n_roots, f"must be {n_roots}"),
+        )
 
 
 HANDLERS = handlers(Grower)

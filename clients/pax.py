@@ -7,7 +7,7 @@ in each round; here the party keeps its margins, and receives only new splits an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from clients.cuts import Counted
 from clients.handshake import Ints
-from fedapp.errors import DivergedError, ProtocolError
+from clients.scoring import Binned
+from fedapp.errors import DivergedError, ProtocolError, as_protocol_error
+from fedapp.histograms.bins import Codes
 from fedapp.histograms.build import build_all_histograms, slots_by_node
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
@@ -26,7 +28,7 @@ from fedapp.histograms.groups import (
 )
 from fedapp.histograms.sketch import N_DIGITS
 from fedapp.messages.cuts import SplitRows
-from fedapp.messages.fields import Array, Request, check_sizes
+from fedapp.messages.fields import Array, FieldRule, Request, check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax import (
     CountRequest,
@@ -66,6 +68,45 @@ from fedapp.trees.predict import Nodes, add_trees
 from fedapp.trees.quantiles import leaf_digit_counts
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RiskSets:
+    """Rows by their bin of times, on which gradients depend; see ``fedapp.trees.cox``."""
+
+    bins: Codes  # (n_rows,)
+    n_bins: int
+
+    def sums(self, margins: Array, labels: Array) -> Whole:
+        """Hazard ratios and events by bin, (n_bins, N_SUMS)."""
+        return risk_sums(margins, labels, bins=self.bins, n_bins=self.n_bins)
+
+    def pairs(self, margins: Array, labels: Array, hazards: Array) -> Array:
+        """Gradients and hessians, (n_rows, 1, 2), given the hazards of the bins."""
+        return binned_pairs(margins, labels, hazards[self.bins])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantileLeaves:
+    """Rows of a tree whose leaves are quantiles of residuals, counted digit by digit."""
+
+    residuals: Array  # (n_rows,): float32
+    nodes: Nodes  # (n_trees, n_rows)
+    drawn: Bools  # (n_trees, n_rows)
+
+    @classmethod
+    def of_labels(cls, labels: Array) -> QuantileLeaves:
+        """Before the first tree: all rows in one leaf, and the residuals are the labels."""
+        shape = 1, len(labels)
+        return cls(labels, np.zeros(shape, np.int32), np.ones(shape, np.bool_))
+
+    def counts(self, request: QuantilesRequest) -> Array:
+        """Rows by the request's digit, int32, of those with each of its prefixes."""
+        leaves = request.leaf_ids[request.grown_offsets[:-1, None] + self.nodes][self.drawn]
+        residuals = np.broadcast_to(self.residuals, self.nodes.shape)[self.drawn]
+        asked = request.prefixes, request.offsets, request.digit
+        return leaf_digit_counts(leaves, residuals, *asked).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +125,62 @@ class Floor:
     change the model.
     """
 
+    least: int  # rows of a bin
     nodes: Nodes  # (n_trees, n_rows): in which each row is summed
     open_nodes: npt.NDArray[np.int32]  # (n_open, 2): tree and node
     ends: Ints  # (n_open, n_cells): the last cell of each cell's group
 
-    def rows_by_node(self) -> dict[tuple[int, int], int]:
-        """Index of each open node by tree and node."""
-        return {(int(tree), int(node)): row for row, (tree, node) in enumerate(self.open_nodes)}
+    @classmethod
+    def at_roots(cls, least: int, binned: Binned, drawn: Bools) -> Floor:
+        """All rows are summed at the roots."""
+        nodes = np.zeros(drawn.shape, dtype=np.int32)
+        roots = np.stack(roots_of(len(drawn)), axis=1).astype(np.int32)
+        starts = cell_starts(binned.widths)
+        cells = np.arange(starts[-1], dtype=np.int64)
+        counts = cell_counts(binned, drawn, nodes, roots)
+        ends = np.stack([group(cells, count[None], starts, least) for count in counts])
+        return cls(least, nodes, roots, ends)
+
+    def rows_of(self, trees: Array, nodes: Array) -> list[int]:
+        """Index of each of some open nodes; ValueError if one is not open."""
+        rows = {(tree, node): row for row, (tree, node) in enumerate(self.open_nodes.tolist())}
+        wanted = [*zip(trees.tolist(), nodes.tolist(), strict=True)]
+        if not rows.keys() >= {*wanted}:
+            raise ValueError("must be nodes that were open")
+        return [rows[pair] for pair in wanted]
+
+    def split(self, request: SplitRows, moved: Nodes, binned: Binned, drawn: Bools) -> Floor:
+        """Sum rows of small nodes with those of their siblings, and group the cells of both.
+
+        ``moved`` is where the splits send the rows from where they are summed.
+        """
+        trees, lefts, summed_in = request.split_trees, request.split_lefts, moved.copy()
+        for tree, left in zip(trees.tolist(), lefts.tolist(), strict=True):
+            tree_nodes = summed_in[tree]
+            sides = [tree_nodes == left, tree_nodes == left + 1]
+            sizes = [int(drawn[tree, side].sum()) for side in sides]
+            if 0 < sizes[0] < self.least:
+                tree_nodes[sides[0]] = left + 1
+            elif 0 < sizes[1] < self.least:
+                tree_nodes[sides[1]] = left
+        starts = cell_starts(binned.widths)
+        children = np.stack([np.tile(trees, 2), np.concatenate((lefts, lefts + 1))], axis=1)
+        both = np.stack(np.split(cell_counts(binned, drawn, summed_in, children), 2), axis=1)
+        parents = self.ends[self.rows_of(trees, request.split_nodes)]
+        pairs = zip(parents, both, strict=True)
+        ends = [group(parent, counts, starts, self.least) for parent, counts in pairs]
+        groups = np.array(ends, dtype=np.int64).reshape(-1, starts[-1])
+        return Floor(self.least, summed_in, children, np.concatenate((groups, groups)))
+
+    def merge(
+        self, sums: tuple[Array, Array], terms: Terms, request: GrowRequest, widths: Ints
+    ) -> None:
+        """Move the sums of each group of cells into its last bin."""
+        trees, nodes = request.wanted_trees, request.wanted_nodes
+        totals = _node_totals(self.nodes, terms, trees, nodes)
+        ends = self.ends[self.rows_of(trees, nodes)]
+        columns = request.columns.astype(np.int64)
+        merge_group_sums(*sums, totals, ends, columns, cell_starts(widths))
 
 
 @role
@@ -148,13 +238,13 @@ class Party(Counted):
             raise ProtocolError(self.name, type(request).__name__, "class", rule)
         request = self.read_bins(request)
         self._move(request)
-        sums = risk_sums(
-            self.margins["train"],
-            self.labels["train"],
-            bins=self.bins.codes[:, -1],
-            n_bins=self.bins.widths[-1],
-        )
+        sums = self._risk_sets.sums(self.margins["train"], self.labels["train"])
         return Sums([sums], RisksReply)
+
+    @property
+    def _risk_sets(self) -> RiskSets:
+        """Times are the last column."""
+        return RiskSets(self.bins.codes[:, -1], self.bins.widths[-1])
 
     def _move(self, request: Grown, level: int = 0) -> None:
         """Route the rows by the last splits, and add the last leaf values."""
@@ -176,8 +266,10 @@ class Party(Counted):
         scores = dict[str, Array]()
         if request.level == 0:
             scores = self._start_round(request)
-            if self.config.least_bin_rows:
-                self._begin_floor(request.n_trees)
+            if least := self.config.least_bin_rows:
+                if self._drawn.sum(axis=1).min() < least:  # nothing leaves in such a round
+                    self.gradients = np.zeros_like(self.gradients)
+                self.floor = Floor.at_roots(least, self.bins, self._drawn)
         sums = [*self.sum_nodes(request)]
         if request.level == 0:
             sums += [self.gradients.sum(axis=1, dtype=sums[0].dtype), *scores.values()]
@@ -187,23 +279,15 @@ class Party(Counted):
     def fit_leaves(self, request: QuantilesRequest) -> Sums:
         """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
         self._check_quantiles(request)
-        residuals = self.labels["train"]
-        nodes = np.zeros((1, len(residuals)), dtype=np.int32)
-        counted = np.ones(nodes.shape, dtype=bool)
+        labels = self.labels["train"]
+        leaves = QuantileLeaves.of_labels(labels)
         if self.margins:
             self._route(request, 0)
             self._check_entries(request, "leaf_ids", request.grown_offsets)
-            residuals = residuals - self.margins["train"][:, 0]
-            nodes, counted = self.nodes["train"], self._drawn
-        leaves = request.leaf_ids[request.grown_offsets[:-1, None] + nodes][counted]
-        counts = leaf_digit_counts(
-            leaves,
-            np.broadcast_to(residuals, nodes.shape)[counted],
-            request.prefixes,
-            request.offsets,
-            request.digit,
-        )
-        return Sums([counts.astype(np.int32)], QuantilesReply, self.count_bytes, follows=True)
+            residuals = labels - self.margins["train"][:, 0]
+            leaves = QuantileLeaves(residuals, self.nodes["train"], self._drawn)
+        counts = leaves.counts(request)
+        return Sums([counts], QuantilesReply, self.count_bytes, follows=True)
 
     def _check_quantiles(self, request: QuantilesRequest) -> None:
         """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
@@ -214,15 +298,16 @@ class Party(Counted):
         n_trees = len(self.nodes["train"]) if self.margins else 1
         check_sizes(self.name, request, n_trees=n_trees, n_columns=len(self.category_widths))
         n_open = self.open_level[1]
-        if len(request.split_nodes) > n_open:
-            raise ProtocolError(self.name, message, "split_nodes", f"must be {n_open} at most")
-        if request.digit != self.n_fitted:
-            due = self.n_fitted if self.n_fitted < N_DIGITS else "none"
-            rule = f"must be {due}: a tree's rows are counted by each digit once"
-            raise ProtocolError(self.name, message, "digit", rule)
-        if np.diff(request.offsets).max() > 2:
-            rule = "must give a leaf two prefixes at most"
-            raise ProtocolError(self.name, message, "offsets", rule)
+        due = self.n_fitted if self.n_fitted < N_DIGITS else "none"
+        once = f"must be {due}: a tree's rows are counted by each digit once"
+        most = np.diff(request.offsets).max(initial=0)
+        check_fields(
+            self.name,
+            request,
+            ("split_nodes", len(request.split_nodes) <= n_open, f"must be {n_open} at most"),
+            ("digit", request.digit == self.n_fitted, once),
+            ("offsets", most <= 2, "must give a leaf two prefixes at most"),
+        )
         self.n_fitted += 1
         self.open_level = -1, 0  # the tree has grown
 
@@ -240,8 +325,9 @@ class Party(Counted):
         by_codes = self.by_bins(routes, sets)
         nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
         if self.floor is not None and level:
-            summed_in = route_codes(self.floor.nodes, *by_codes)
-            self.floor = self._divided(replace(self.floor, nodes=summed_in), request)
+            moved = route_codes(self.floor.nodes, *by_codes)
+            with as_protocol_error(self.name, "GrowRequest", "split_nodes"):
+                self.floor = self.floor.split(request, moved, self.bins, self._drawn)
         if len(self.values["valid"]):
             nodes["valid"] = route_values(nodes["valid"], routes, self.values["valid"], sets)
         self.nodes = nodes
@@ -272,7 +358,7 @@ class Party(Counted):
         )
         margins, labels = self.margins["train"], self.labels["train"]
         if has_risk_sets(self.objective):
-            pairs = binned_pairs(margins, labels, request.hazards[self.bins.codes[:, -1]])
+            pairs = self._risk_sets.pairs(margins, labels, request.hazards)
         else:
             pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
         terms = self._drawn_terms(request, pairs)
@@ -310,30 +396,20 @@ class Party(Counted):
 
     def sum_nodes(self, asked: GrowRequest) -> tuple[Array, Array]:
         """Histograms of the wanted nodes, and how many values are missing in each."""
-        columns = asked.columns.astype(np.int64)
-        binned = self.bins
-        floor = self.floor
-        trees, nodes = asked.wanted_trees, asked.wanted_nodes
-        terms = self.gradients
-        summed_in = self.nodes["train"] if floor is None else floor.nodes
-        histograms, missing = build_all_histograms(
+        binned, columns = self.bins, asked.columns.astype(np.int64)
+        sums = build_all_histograms(
             binned.codes,
             binned.missing_code,
             columns,
             binned.widths[columns],
-            terms,
-            summed_in,
-            trees,
-            nodes,
+            self.gradients,
+            self.nodes["train"] if self.floor is None else self.floor.nodes,
+            asked.wanted_trees,
+            asked.wanted_nodes,
         )
-        if floor is not None:  # each group in its last bin
-            rows_by_node = floor.rows_by_node()
-            pairs = zip(trees.tolist(), nodes.tolist(), strict=True)
-            ends = floor.ends[[rows_by_node[pair] for pair in pairs]]
-            totals = _node_totals(summed_in, terms, trees, nodes)
-            starts = cell_starts(binned.widths)
-            merge_group_sums(histograms, missing, totals, ends, columns, starts)
-        return histograms, missing
+        if self.floor is not None:
+            self.floor.merge(sums, self.gradients, asked, binned.widths)
+        return sums
 
     def _check(self, request: Grown, level: int) -> None:
         """Check the request against the party's table, so that no index is out of range."""
@@ -345,102 +421,55 @@ class Party(Counted):
         self.open_level = level, width if at_root else 2 * n_splits
         sizes = {"n_trees": width, "n_columns": len(self.columns)}
         check_sizes(self.name, cast(Request, request), **sizes)
-        n_margins = len(request.base_margin)
-        rules = {
-            "base_margin": (
-                n_margins == self.n_outputs,
-                f"must be {self.n_outputs}, one an output",
-            ),
-            "level": (at_root or level == last_level + 1, f"must be 0 or {last_level + 1}"),
-            "split_nodes": (n_splits <= n_open, f"must be {n_open} at most"),
-        }
+        has_outputs = len(request.base_margin) == self.n_outputs
+        rules: list[FieldRule] = [
+            ("base_margin", has_outputs, f"must be {self.n_outputs}, one an output"),
+            ("level", at_root or level == last_level + 1, f"must be 0 or {last_level + 1}"),
+            ("split_nodes", n_splits <= n_open, f"must be {n_open} at most"),
+        ]
         if isinstance(request, GrowRequest):
             open_nodes = roots_of(request.n_trees)
             if level:
                 open_nodes = children_of(request.split_trees, request.split_lefts)
             wanted = request.wanted_trees, request.wanted_nodes
-            rules["wanted_nodes"] = (
-                len(request.wanted_nodes) > 0 and each_once_among(wanted, open_nodes),
-                "must be roots, or children of the splits, once, and one at least",
-            )
+            is_open = len(wanted[1]) and each_once_among(wanted, open_nodes)
             has_hazards = at_root and has_risk_sets(self.objective)
             n_hazards = self.bins.widths[-1] if has_hazards else 0
-            rules["hazards"] = (
-                len(request.hazards) == n_hazards
-                and bool((np.diff(request.hazards, axis=0) >= 0).all()),
-                f"must be {n_hazards}, one a bin of times before the first level, and rising",
-            )
-        for field, (holds, rule) in rules.items():
-            if not holds:
-                raise ProtocolError(self.name, type(request).__name__, field, rule)
-
-    def _begin_floor(self, n_trees: int) -> None:
-        """Sum all rows at the roots, or none in a round that has drawn too few."""
-        nodes = np.zeros(self.gradients.shape[:2], dtype=np.int32)
-        if self._drawn.sum(axis=1).min() < self.config.least_bin_rows:
-            self.gradients = np.zeros_like(self.gradients)
-        roots = np.stack([np.arange(n_trees), np.zeros(n_trees)], axis=1).astype(np.int32)
-        starts = cell_starts(self.bins.widths)
-        cells = np.arange(starts[-1], dtype=np.int64)
-        counts = self.cell_counts(nodes, roots)
-        least = self.config.least_bin_rows
-        ends = np.stack([group(cells, count[None], starts, least) for count in counts])
-        self.floor = Floor(nodes, roots, ends)
-
-    def _divided(self, floor: Floor, request: SplitRows) -> Floor:
-        """Sum rows of small nodes with those of their siblings, and group the cells of both."""
-        least = self.config.least_bin_rows
-        trees, lefts, parents = request.split_trees, request.split_lefts, request.split_nodes
-        rows_by_node = floor.rows_by_node()
-        summed_in = floor.nodes.copy()
-        drawn = self._drawn
-        for tree, left in zip(trees.tolist(), lefts.tolist(), strict=True):
-            tree_nodes = summed_in[tree]
-            sides = [tree_nodes == left, tree_nodes == left + 1]
-            sizes = [int(drawn[tree, side].sum()) for side in sides]
-            if 0 < sizes[0] < least:
-                tree_nodes[sides[0]] = left + 1
-            elif 0 < sizes[1] < least:
-                tree_nodes[sides[1]] = left
-        starts, ends = cell_starts(self.bins.widths), []
-        children = np.stack([np.tile(trees, 2), np.concatenate((lefts, lefts + 1))], axis=1)
-        counts = self.cell_counts(summed_in, children)
-        for number, split in enumerate(zip(trees.tolist(), parents.tolist(), strict=True)):
-            if split not in rows_by_node:
-                rule = "must be nodes that were open"
-                raise ProtocolError(self.name, "GrowRequest", "split_nodes", rule)
-            both = counts[[number, number + len(trees)]]
-            ends.append(group(floor.ends[rows_by_node[split]], both, starts, least))
-        groups = np.array(ends, dtype=np.int64).reshape(-1, starts[-1])
-        return Floor(summed_in, children, np.concatenate((groups, groups)))
-
-    def cell_counts(self, summed_in: Nodes, nodes: Array) -> Ints:
-        """Drawn rows in each cell of some nodes: int64, shape (n_nodes, n_cells)."""
-        binned = self.bins
-        drawn = self._drawn.astype(np.int64)
-        starts = cell_starts(binned.widths)
-        order = np.argsort(nodes[:, 0], kind="stable")
-        counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
-        if len(nodes):
-            trees, node_ids = nodes[order].T.astype(np.int32)
-            columns = np.arange(len(binned.widths))
-            ones = np.stack([drawn, np.zeros_like(drawn)], axis=2)  # 1 for each drawn row
-            histograms, missing = build_all_histograms(
-                binned.codes,
-                binned.missing_code,
-                columns,
-                binned.widths,
-                ones,
-                summed_in,
-                trees,
-                node_ids,
-            )
-            counts[order] = join_counts(histograms[..., 0], missing, starts)
-        return counts
+            rises = (np.diff(request.hazards, axis=0) >= 0).all()
+            of_times = "one a bin of times before the first level, and rising"
+            one_each = "must be roots, or children of the splits, once, and one at least"
+            rules += [
+                ("wanted_nodes", is_open, one_each),
+                (
+                    "hazards",
+                    len(request.hazards) == n_hazards and rises,
+                    f"must be {n_hazards}, {of_times}",
+                ),
+            ]
+        check_fields(self.name, cast(Request, request), *rules)
 
     @property
-    def _drawn(self) -> npt.NDArray[np.bool_]:
+    def _drawn(self) -> Bools:
         return np.asarray(self.gradients.any(axis=2))  # (n_trees, n_rows)
+
+
+def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) -> Ints:
+    """Drawn rows in each cell of some nodes: int64, shape (n_nodes, n_cells)."""
+    starts = cell_starts(binned.widths)
+    order = np.argsort(nodes[:, 0], kind="stable")
+    counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
+    if len(nodes):
+        histograms, missing = build_all_histograms(
+            binned.codes,
+            binned.missing_code,
+            np.arange(len(binned.widths)),
+            binned.widths,
+            np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.int64),  # 1 a drawn row
+            summed_in,
+            *nodes[order].T.astype(np.int32),
+        )
+        counts[order] = join_counts(histograms[..., 0], missing, starts)
+    return counts
 
 
 def _node_totals(summed_in: Nodes, terms: Terms, trees: Array, nodes: Array) -> Array:

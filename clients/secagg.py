@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ from clients.scoring import Scored
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Request, check_fields
 from fedapp.messages.secagg import (
     KeysReply,
     KeysRequest,
@@ -77,15 +78,13 @@ class Masked(Scored):
             labels = (measures(self.objective, self.labels[subset]) for subset in SUBSETS)
             largest = [np.abs(of_rows).max(initial=0) for of_rows in labels]
             largest_label = power_above(float(np.max(largest)))
-        sizes = {
-            "n_rows": (bounds.n_rows, sum(map(len, self.weights.values()))),
-            "heaviest": (bounds.heaviest, self._heaviest()),
-            "largest": (bounds.largest, largest_label),
-        }
-        for field, (bound, size) in sizes.items():
-            if size > bound:
-                rule = f"must be >= {size}, that of {self.name}"
-                raise ProtocolError(self.name, type(asked).__name__, field, rule)
+        n_rows = sum(map(len, self.weights.values()))
+        sizes = asdict(Bounds(n_rows, self._heaviest(), largest_label)).items()
+        rules = (
+            (field, size <= getattr(bounds, field), f"must be >= {size}, that of {self.name}")
+            for field, size in sizes
+        )
+        check_fields(self.name, cast(Request, asked), *rules)
         return bounds
 
     def sizes_of_weights(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fedapp.errors import ConfigError, ProtocolError, as_plain, as_protocol_erro
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
-from fedapp.histograms.sketch import BASE, N_DIGITS
+from fedapp.histograms.sketch import BASE, descend
 from fedapp.messages.describe import (
     ASSOCIATIONS,
     CellsRequest,
@@ -43,6 +43,7 @@ from fedapp.messages.describe import (
     TakeRequest,
 )
 from fedapp.messages.fields import Request
+from fedapp.messages.secagg import EVERYONE
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics.tables import (
     PERCENTS,
@@ -68,7 +69,14 @@ from strategies.method import (
     Outcome,
     TreeStrategy,
 )
-from strategies.secagg import MaskedSums, arrays_of, exchange_keys, row_bounds
+from strategies.secagg import (
+    Form,
+    MaskedSums,
+    PlainSums,
+    arrays_of,
+    exchange_keys,
+    row_bounds,
+)
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import KeySettings, VerticalStrategy
 
@@ -103,7 +111,7 @@ class DescribeRows(HorizontalStrategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.masked: MaskedSums | None = None
+        self.sums: PlainSums | MaskedSums = PlainSums()
 
     @classmethod
     def section_settings(cls, settings: Settings) -> RowsSettings:
@@ -122,15 +130,14 @@ class DescribeRows(HorizontalStrategy):
         roster = asdict(bounds)
         if self.sees_only_sums:
             roster, _, _ = yield from exchange_keys(parties)
-            self.masked = MaskedSums(roster["names"])
+            self.sums = MaskedSums(roster["names"])
         n_numbers = np.sum(widths == 0).item()
         opening = OpenRequest(**self.terms(), **roster)
         (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
         descent = new_descent(widths)
         descent.take(counts)
-        while n_numbers and descent.digit < N_DIGITS:
-            prefixes, offsets = descent.wanted()
-            request = CountRequest(descent.digit, prefixes, offsets)
+        for digit, prefixes, offsets in descend(descent) if n_numbers else ():
+            request = CountRequest(digit, prefixes, offsets)
             (counts,), _ = yield from self._ask(parties, request, (len(prefixes), BASE))
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
@@ -170,22 +177,23 @@ class DescribeRows(HorizontalStrategy):
         self, parties: Hellos, request: Request, *shapes: tuple[int, ...]
     ) -> Conversation[tuple[list[Whole], dict[str, list[Whole]]]]:
         """Sums of arrays of these shapes over all parties, and in the clear those of each."""
-        if self.masked is not None:
-            sums = yield from self.masked.ask(parties, request, *shapes, may_fail=0)
-            return sums, {}
         size, n_first = (
             sum(int(np.prod(shape)) for shape in some) for some in (shapes, shapes[:1])
         )
 
         def check(party: str, reply: CountsReply) -> None:
+            if party == EVERYONE:
+                return
             n_rows, rows = parties[party].n_train, reply.counts[:n_first]
             if len(reply.counts) != size or ((rows < 0) | (rows > n_rows)).any():
                 rule = f"must be {size}, of 0 to {n_rows} rows, got {len(reply.counts)}"
                 raise ProtocolError(party, "CountsReply", "counts", rule)
 
-        replies = yield from ask(parties.all(request), CountsReply, check)
+        replies = yield from self.sums.ask(parties, request, Form.of(CountsReply, (size,)), check)
         by_party = {party: arrays_of(reply.counts, shapes) for party, reply in replies.items()}
-        return [np.sum(arrays, axis=0) for arrays in zip(*by_party.values(), strict=True)], by_party
+        sums = [np.sum(arrays, axis=0) for arrays in zip(*by_party.values(), strict=True)]
+        by_party.pop(EVERYONE, None)
+        return sums, by_party
 
     def _check(self, party: str, cells: list[Whole], cuts: Cuts, is_classes: bool) -> None:
         """Check that the cells of a party are of the same rows in every column."""

@@ -12,14 +12,14 @@ scikit-learn, beside those of ``fedapp.trees.forest.summed``:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, ask
+from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError
@@ -75,7 +75,7 @@ from strategies.scoring import (
     pooled_statistics,
     scores_of,
 )
-from strategies.secagg import check_secure_aggregation, row_bounds
+from strategies.secagg import Form, check_secure_aggregation, row_bounds
 
 CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
 PART_CELLS = 2**22  # cells that are asked for at once, of two trees at least
@@ -180,8 +180,7 @@ class HorizontalForest(HorizontalStrategy):
         self.store_unseen(labels)
         mean_label(labels, len(self.table.classes), self.settings)  # both classes must occur
         state = self.totals.state
-        if not self.sees_only_sums:
-            sketches = [reply for reply in labels.values() if isinstance(reply, SketchReply)]
+        if sketches := [reply for reply in labels.values() if isinstance(reply, SketchReply)]:
             state.bounds = row_bounds(parties, max(reply.heaviest for reply in sketches))
             state.weighted = any(reply.weighted for reply in sketches)
         structure = Structure.roots(self.section.trees)
@@ -285,10 +284,19 @@ class HorizontalForest(HorizontalStrategy):
     ) -> Conversation[Whole | None]:
         """Sums of all parties' rows over the cells of some columns of some nodes."""
         state, section = self.totals.state, self.section
+        n_bytes = max(SIZES)
+        if len(self.table.classes) and not state.weighted:  # they count rows
+            n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
+        layout, n_sums = CellLayout(columns, run.cuts.widths), len(self._powers) + 1
+        form = Form(
+            CellsReply,
+            lambda: [(layout.n_cells, n_sums)],
+            lambda sums: CellsReply(np.arange(layout.n_cells), sums[0]),
+            n_bytes,
+            part_of_others=state.has_sent_cuts,
+        )
         request = CellsRequest(
-            n_rows=state.bounds.n_rows,
-            heaviest=state.bounds.heaviest,
-            largest=state.bounds.largest,
+            **asdict(state.bounds),
             level=run.structure.level,
             trees=section.trees,
             bootstrap=section.bootstrap,
@@ -297,26 +305,21 @@ class HorizontalForest(HorizontalStrategy):
             wanted_trees=nodes[0].astype(np.int32),
             wanted_nodes=nodes[1].astype(np.int32),
             columns=columns,
+            sum_bytes=n_bytes,
+            **self.totals.shared(run.cuts),
         )
-        layout = CellLayout(columns, run.cuts.widths)
-        n_sums = len(self._powers) + 1
-        if isinstance(self.totals, MaskedTotals):
-            is_first, n_bytes = not state.has_sent_cuts, max(SIZES)
-            if len(self.table.classes) and not state.weighted:  # they count rows
-                n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
-            shared, shape = self.totals.shared(run.cuts), (layout.n_cells, n_sums)
-            asking = replace(request, **shared, sum_bytes=n_bytes)
-            summed = yield from state.sums.ask(
-                parties, asking, shape, n_bytes=n_bytes, part_of_others=not is_first
-            )
-            return summed[0] if summed else None
-        local = {party: CellLayout(columns, self._widths(run, party)) for party in parties}
+        local = {name: CellLayout(columns, self._widths(run, name)) for name in state.places}
 
         def check_reply(party: str, reply: CellsReply) -> None:
-            n_classes = len(self.table.classes)
-            check_cells(party, reply, local[party], n_classes, parties[party].n_train)
+            if party != EVERYONE:
+                n_classes = len(self.table.classes)
+                check_cells(party, reply, local[party], n_classes, parties[party].n_train)
 
-        replies = yield from ask(parties.all(request), CellsReply, check_reply)
+        replies = yield from self.totals.sums.ask(parties, request, form, check_reply)
+        if not replies:
+            return None
+        if EVERYONE in replies:  # of all cells
+            return replies[EVERYONE].sums
         sums = np.zeros((layout.n_cells, n_sums), dtype=np.int64)
         for party, reply in replies.items():
             cells = local[party].moved(reply.cells, layout, state.places[party])
@@ -352,14 +355,8 @@ class HorizontalForest(HorizontalStrategy):
         def check_reply(party: str, reply: SplitReply) -> None:
             self.check_scores(party, reply, WATCHED)
 
-        if not isinstance(self.totals, MaskedTotals):
-            return (yield from ask(parties.all(request), SplitReply, check_reply))
-        among = self.totals.state.sums.among
-        asking = replace(request, among=among)
-        scores = yield from self.totals.watch(parties, asking, ROUND_BINS)
-        if scores:
-            check_reply(EVERYONE, SplitReply(*scores))
-        return {EVERYONE: SplitReply(*scores)} if scores else {}
+        form = self.totals.scores(SplitReply, WATCHED, ROUND_BINS, part_of_others=True)
+        return (yield from self.totals.sums.ask(parties, request, form, check_reply))
 
     def _progress(self, run: ForestState, replies: Mapping[str, SplitReply]) -> Progress:
         objective, more = self.settings.objective, self.settings.eval_metrics

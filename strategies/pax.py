@@ -30,7 +30,7 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.sketch import N_DIGITS
+from fedapp.histograms.sketch import BASE, N_DIGITS, descend
 from fedapp.kernels import frozen
 from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
 from fedapp.messages.handshake import MOST_RESTARTS
@@ -101,7 +101,7 @@ from strategies.scoring import (
     cell_fields,
     pooled_statistics,
 )
-from strategies.secagg import check_secure_aggregation
+from strategies.secagg import Form, check_secure_aggregation
 
 CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
 
@@ -222,7 +222,8 @@ class PAX(HorizontalStrategy):
         self.totals.settings = self.settings
         mean = mean_label(labels, len(self.table.classes), self.settings)
         if init_model is None and has_quantile_leaves(self.settings.objective):
-            search = yield from self._search(parties, [np.zeros(1)])
+            # Of labels. A party that is lost before the first tree ends the run.
+            search = yield from self._search(parties, [np.zeros(1)], may_fail=0)
             n_rows = float(search.n_rows[0])
             mean = as_base_score(self.settings.objective, search.values()[0], n_rows)
         if self.private.epsilon:
@@ -335,10 +336,14 @@ class PAX(HorizontalStrategy):
         parties: Hellos,
         leaf_ids: Sequence[npt.NDArray[Any]],
         boosting: Boosting | None = None,
+        may_fail: int | None = None,
     ) -> Conversation[QuantileSearch]:
-        """Find quantiles of residuals, by leaf; without ``boosting`` of labels. If a party is lost
-        it ends early; one that is lost before the first tree ends the run."""
-        n_asked, may_fail = len(parties), 0 if boosting is None else None
+        """Find quantiles by leaf, digit by digit; ends early if a party is lost.
+
+        Rows count by their residuals, those of ``boosting``; without, by their labels, in the leaf
+        of the only node.
+        """
+        n_asked = len(parties)
         level = leaf_level(self.settings.objective, LossParameters.of(self.settings))
         ids = np.concatenate(leaf_ids).astype(np.int32)
         search = QuantileSearch(int(ids.max()) + 1, level)
@@ -348,10 +353,9 @@ class PAX(HorizontalStrategy):
             with as_protocol_error(party, "QuantilesReply", "counts"):
                 search.check(party, reply.counts)
 
-        while search.digit < N_DIGITS and len(parties) == n_asked:
-            prefixes, offsets = search.wanted()
+        for digit, prefixes, offsets in descend(search):
             request = QuantilesRequest(
-                digit=search.digit,
+                digit=digit,
                 n_trees=len(leaf_ids),
                 leaf_ids=ids,
                 grown_offsets=np.append(0, np.cumsum([*map(len, leaf_ids)])),
@@ -359,12 +363,14 @@ class PAX(HorizontalStrategy):
                 offsets=offsets,
                 **_last_splits(boosting),
             )
-            replies = yield from self.totals.count(parties, request, check, may_fail)
+            shape, n_bytes = (len(prefixes), BASE), self.totals.count_bytes
+            form = Form.of(QuantilesReply, shape, n_bytes=n_bytes)
+            replies = yield from self.totals.sums.ask(parties, request, form, check, may_fail)
             if boosting is not None:
                 boosting.mark_sent()
-            if len(parties) == n_asked:
-                counts = [reply.counts for reply in replies.values()]
-                search.take(np.sum(counts, axis=0, dtype=np.int64))
+            if len(parties) < n_asked:
+                break
+            search.take(np.sum([reply.counts for reply in replies.values()], 0, np.int64))
         return search
 
     def _first_request(

@@ -212,7 +212,7 @@ class NoisedTotals(MaskedTotals):
             base_margin=boosting.bare.base_margin,
             leaf_values=np.concatenate([*values, np.empty(0, dtype=np.float32)]),
         )
-        (sums,) = yield from self.state.sums.ask(parties, request, (n_leaves(grown.trees), 2))
+        (sums,) = yield from self.sums.add(parties, request, (n_leaves(grown.trees), 2))
         longest = LONGEST_STEP
         if LOSSES[settings.objective].link is IDENTITY:
             largest = math.ldexp(1.0, self.state.bounds.largest)
@@ -242,7 +242,7 @@ class NoisedTotals(MaskedTotals):
             **(fields_of(request, ScoreOrder) | {"score_bins": SCORE_BINS})
         )
         shapes = self._score_shapes(HELD_OUT, SCORE_BINS)
-        summed = self._read_scores((yield from self.state.sums.ask(parties, private, *shapes)))
+        summed = self._read_scores((yield from self.sums.add(parties, private, *shapes)))
         form = self._score_form(self._new_adder(), SCORE_BINS)
         nothing = form.sums * 0.0, form.histogram * 0.0
         scores = list(nothing)  # of training rows

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -29,21 +29,19 @@ from fedapp.histograms.build import make_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
     BASE,
-    N_DIGITS,
     Descent,
     Sketch,
     bin_map,
+    descend,
     fuse_sketches,
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
-from fedapp.messages.fields import Array, Request, check_sizes, fields_of
+from fedapp.messages.fields import Array, Reply, Request, check_sizes, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.pax import (
     GrowReply,
     GrowRequest,
-    QuantilesReply,
-    QuantilesRequest,
     RisksReply,
     RisksRequest,
 )
@@ -67,9 +65,16 @@ from fedapp.trees.rounds import Boosting, Doubles
 from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.scoring import FINAL_BINS, History, ask_to_score, score_form
-from strategies.secagg import MaskedSums, exchange_keys, setting_of
+from strategies.scoring import FINAL_BINS, History, score_form
+from strategies.secagg import (
+    Form,
+    MaskedSums,
+    PlainSums,
+    exchange_keys,
+    setting_of,
+)
 
+R = TypeVar("R", bound=Reply)
 MIN_BINS = 2
 # bins=auto is equal if a party has a fifth of the rows or less: its few bins would cost accuracy if
 # it has most rows of a class (simulations/papers/pax.md).
@@ -172,9 +177,35 @@ class Totals(ABC):
         of_values = np.bincount(places, masses).astype(np.float64)
         self.state.times = survival.quantile_points(values, of_values, FINAL_BINS)
 
+    @property
     @abstractmethod
+    def sums(self) -> PlainSums | MaskedSums:
+        """How to ask for a sum."""
+
+    def shared(self, cuts: Cuts) -> dict[str, Any]:
+        """Fields of ``SharedCuts``: the cuts, where they were not sent and parties need them."""
+        return {}
+
     def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
         """Sums of hazard ratios and events by common bin of times, (n_time_bins, N_SUMS)."""
+        shape = int(cuts.widths[-1]), N_SUMS
+
+        def check(party: str, reply: RisksReply) -> None:
+            check_sizes(party, reply, n_time_bins=len(self._times(party, cuts)))
+
+        form = Form.of(RisksReply, shape)
+        request = replace(request, **self.shared(cuts))
+        replies = yield from self.sums.ask(parties, request, form, check)
+        summed = np.zeros(shape, dtype=np.int64)
+        for party, reply in replies.items():
+            np.add.at(summed, self._times(party, cuts), reply.risks)
+        return summed
+
+    def _times(self, party: str, cuts: Cuts) -> Ints:
+        """The common bin of each of a party's bins of times."""
+        bins = self.state.places[party]
+        times: Ints = bins[bins >= cuts.offsets[-2]] - int(cuts.offsets[-2])
+        return times
 
     @abstractmethod
     def grow(
@@ -182,17 +213,55 @@ class Totals(ABC):
     ) -> Conversation[dict[str, GrowReply]]:
         """Lines 12 to 16: sums of one level."""
 
-    @abstractmethod
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check
     ) -> Conversation[dict[str, EvaluateReply]]:
         """Sums of the finished model's scores."""
+        form = self.scores(EvaluateReply, SUBSETS, request.score_bins, (len(WHAT),))
+        return (yield from self.sums.ask(parties, request, form, check))
 
-    @abstractmethod
-    def count(
-        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
-    ) -> Conversation[dict[str, QuantilesReply]]:
-        """Rows of leaves by a digit of their residuals; ``may_fail`` as of ``ask``."""
+    def scores(
+        self,
+        reply: type[R],
+        subsets: Sequence[str],
+        n_bins: int,
+        *others: tuple[int, ...],
+        part_of_others: bool = False,
+    ) -> Form[R]:
+        """The form of a reply with scores of some subsets, and then of sums of other shapes."""
+        n_arrays = 2 * len(subsets)
+        return Form(
+            reply,
+            lambda: [*self._score_shapes(subsets, n_bins), *others],
+            lambda sums: reply(*self._read_scores(sums[:n_arrays]), *sums[n_arrays:]),
+            part_of_others=part_of_others,
+        )
+
+    def _new_adder(self) -> WholeNumbers:
+        return WholeNumbers(self.state.bounds)
+
+    def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
+        """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
+        settings = self.settings
+        return score_form(settings.objective, self._width, n_bins, settings.scored_metrics, adder)
+
+    def _score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
+        form = self._score_form(self._new_adder(), n_bins)
+        return [form.sums.shape, form.histogram.shape] * len(subsets)
+
+    def _read_scores(self, arrays: Sequence[Whole]) -> list[Array]:
+        """Score sums and histograms as doubles."""
+        adder = self._new_adder()
+        self._score_form(adder)
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
+
+    @property
+    def count_bytes(self) -> int:
+        """The fewest bytes that can count whole rows, or weights to WEIGHT_BITS."""
+        bounds = self.state.bounds
+        least = WEIGHT_BITS - bounds.heaviest if self.state.weighted else 0
+        return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
 
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether a tree may grow from the last sums after a loss."""
@@ -212,6 +281,7 @@ class PlainTotals(Totals):
     """Each party's sums reach the server."""
 
     restarts_rounds = True
+    sums = PlainSums()
     _claims: dict[str, HistogramChecks] = field(init=False, default_factory=dict)
 
     def begin(
@@ -277,24 +347,6 @@ class PlainTotals(Totals):
             self._divide_times(*map(np.concatenate, zip(*columns, strict=True)))
         return sketches, cuts
 
-    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
-        """Parties have bins of their own."""
-
-        def check(party: str, reply: RisksReply) -> None:
-            check_sizes(party, reply, n_time_bins=len(self._times(party, cuts)))
-
-        replies = yield from ask(parties.all(request), RisksReply, check)
-        summed = np.zeros((cuts.widths[-1], N_SUMS), dtype=np.int64)
-        for party, reply in replies.items():
-            np.add.at(summed, self._times(party, cuts), reply.risks)
-        return summed
-
-    def _times(self, party: str, cuts: Cuts) -> Ints:
-        """The common bin of each of a party's bins of times."""
-        bins = self.state.places[party]
-        times: Ints = bins[bins >= cuts.offsets[-2]] - int(cuts.offsets[-2])
-        return times
-
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
@@ -321,13 +373,6 @@ class PlainTotals(Totals):
             hazards = request.hazards[self._times(name, boosting.cuts)]
             requests[name] = replace(request, hazards=hazards)
         return (yield from ask(requests, GrowReply, check_claims))
-
-    def count(
-        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
-    ) -> Conversation[dict[str, QuantilesReply]]:
-        return (yield from ask(parties.all(request), QuantilesReply, check, may_fail))
-
-    score = staticmethod(ask_to_score)
 
     def summary(self) -> dict[str, Any]:
         return {"bins": self.state.bins}
@@ -369,20 +414,17 @@ class MaskedTotals(Totals):
         shapes = *opening.shapes, (int((categories == 0).sum()), BASE)
         # Counts refine the earlier ones: a party that is lost here ends the run.
         masked = self.state.sums
-        *sums, counts = yield from masked.ask(parties, opening.request, *shapes, may_fail=0)
+        *sums, counts = yield from masked.add(parties, opening.request, *shapes, may_fail=0)
         descent.take(opening.consistent(counts, None))
-        while descent.digit < N_DIGITS:
-            prefixes, offsets = descent.wanted()
-            shape = (len(prefixes), BASE)
-            n_bytes = opening.n_bytes
+        for digit, prefixes, offsets in descend(descent):
+            shape, n_bytes = (len(prefixes), BASE), opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
                 rule = f"must be less for so many columns with {setting_of(self.settings)}=secure: "
-                rule += (
-                    f"counts of {needed:,} bytes a party are needed, {MAX_COUNT_BYTES:,} at most"
-                )
+                most = f"{MAX_COUNT_BYTES:,} at most"
+                rule += f"counts of {needed:,} bytes a party are needed, {most}"
                 raise ConfigError(f"max-bin {rule}")
-            count = opening.count(descent.digit, prefixes, offsets)
-            (counts,) = yield from masked.ask(parties, count, shape, n_bytes=n_bytes, may_fail=0)
+            request = opening.count(digit, prefixes, offsets)
+            (counts,) = yield from masked.add(parties, request, shape, n_bytes=n_bytes, may_fail=0)
             descent.take(opening.consistent(counts, descent.masses))
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
@@ -403,7 +445,7 @@ class MaskedTotals(Totals):
         roster, self.state.bounds, weighted = yield from exchange_keys(parties, threshold)
         self.state.weighted = weighted
         self.state.sums = MaskedSums(roster["names"], threshold)
-        n_bytes = self._count_bytes
+        n_bytes = self.count_bytes
         n_categories = int(self.table.category_counts.sum())
         n_sums = n_label_sums(self.settings.objective, len(self.table.classes))
         return Opening(
@@ -414,13 +456,6 @@ class MaskedTotals(Totals):
             0 if weighted else 2 ** self.state.bounds.exponent(0, n_bytes),
             n_bytes,
         )
-
-    @property
-    def _count_bytes(self) -> int:
-        """The fewest bytes that can count whole rows, or weights to WEIGHT_BITS."""
-        bounds = self.state.bounds
-        least = WEIGHT_BITS - bounds.heaviest if self.state.weighted else 0
-        return next((n for n in SIZES if bounds.exponent(0, n) >= least), max(SIZES))
 
     def _read_opening(self, sums: Sequence[Whole]) -> tuple[LabelsReply, Ints]:
         """Sums of the labels, and how many categories of each column occur."""
@@ -436,98 +471,40 @@ class MaskedTotals(Totals):
         used += [0] * int(is_survival(objective))
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
-    def risks(self, parties: Hellos, request: RisksRequest, cuts: Cuts) -> Conversation[Whole]:
-        self.state.sums.without_lost(parties)
-        asking = replace(request, **self.shared(cuts))
-        (summed,) = yield from self.state.sums.ask(parties, asking, (cuts.widths[-1], N_SUMS))
-        return summed
+    @property
+    def sums(self) -> MaskedSums:
+        return self.state.sums
 
     def shared(self, cuts: Cuts) -> dict[str, Any]:
-        """Fields of a request for sums: the parties, and the cuts if they were not sent yet."""
-        new = slice(0 if self.state.has_sent_cuts else None)
+        if self.state.has_sent_cuts:
+            return {}
         self.state.has_sent_cuts = True
-        return {
-            "among": self.state.sums.among,
-            "edges": cuts.edges[new],
-            "edge_offsets": cuts.offsets[new],
-        }
+        return {"edges": cuts.edges, "edge_offsets": cuts.offsets}
 
     def grow(
         self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
     ) -> Conversation[dict[str, GrowReply]]:
-        cuts = boosting.cuts
-        n_wanted, n_drawn = len(request.wanted_nodes), len(request.columns)
-        n_roots = request.n_trees if request.level == 0 else 0
-        n_bins = int(cuts.widths[request.columns].sum())
-        scores: list[tuple[int, ...]] = [(0,), (0, 0)] * len(WATCHED)
-        if n_roots:
-            scores = self._score_shapes(WATCHED, request.score_bins)
-            self.state.sums.without_lost(parties)
-        asking = replace(request, **self.shared(cuts))
-        shapes = (n_wanted, n_bins, 2), (n_wanted, n_drawn), (n_roots, 2), *scores
         is_part = request.level > 0
-        summed = yield from self.state.sums.ask(parties, asking, *shapes, part_of_others=is_part)
-        if not summed:
-            return {}
-        histograms, missing, root_sums, *of_scores = summed
+        n_wanted, n_bins = len(request.wanted_nodes), boosting.cuts.widths[request.columns].sum()
+        shapes = [(n_wanted, int(n_bins), 2), (n_wanted, len(request.columns))]
+        if not is_part:
+            shapes += (request.n_trees, 2), *self._score_shapes(WATCHED, request.score_bins)
         model = boosting.bare
         exponents = np.array(
             gradient_exponents(model.objective, self.state.bounds, model.parameters)
         )
-        reply = GrowReply(
-            from_fixed(histograms, exponents),
-            missing.astype(np.int32),
-            from_fixed(root_sums, exponents),
-            *self._read_scores(of_scores),
-        )
-        check(EVERYONE, reply)
-        return {EVERYONE: reply}
 
-    def count(
-        self, parties: Hellos, request: QuantilesRequest, check: Check, may_fail: int | None
-    ) -> Conversation[dict[str, QuantilesReply]]:
-        shape = len(request.prefixes), BASE
-        asked = self.state.sums.ask(parties, request, shape, n_bytes=self._count_bytes, may_fail=0)
-        (counts,) = yield from asked
-        check(EVERYONE, reply := QuantilesReply(counts))
-        return {EVERYONE: reply}
+        def read(sums: Sequence[Whole]) -> GrowReply:
+            histograms, missing, *of_roots = sums
+            first = from_fixed(histograms, exponents), missing.astype(np.int32)
+            if is_part:
+                return GrowReply(*first)
+            root_sums, *scores = of_roots
+            return GrowReply(*first, from_fixed(root_sums, exponents), *self._read_scores(scores))
 
-    def watch(self, parties: Hellos, request: Request, n_bins: int) -> Conversation[list[Array]]:
-        """Scores of watched rows, which a request asks for; none if a party is lost."""
-        shapes = self._score_shapes(WATCHED, n_bins)
-        summed = yield from self.state.sums.ask(parties, request, *shapes, part_of_others=True)
-        return self._read_scores(summed) if summed else []
-
-    def score(
-        self, parties: Hellos, request: EvaluateRequest, check: Check
-    ) -> Conversation[dict[str, EvaluateReply]]:
-        asking = replace(request, among=self.state.sums.among)
-        shapes = *self._score_shapes(SUBSETS, request.score_bins), (len(WHAT),)
-        *summed, few = yield from self.state.sums.ask(parties, asking, *shapes)
-        reply = EvaluateReply(*[*self._read_scores(summed), few])
-        check(EVERYONE, reply)
-        return {EVERYONE: reply}
-
-    def _new_adder(self) -> WholeNumbers:
-        return WholeNumbers(self.state.bounds)
-
-    def _score_form(self, adder: WholeNumbers, n_bins: int = 2) -> metrics.Statistics:
-        """Statistics of no rows, whose shapes are those of any; the adder learns its units."""
-        settings = self.settings
-        return score_form(settings.objective, self._width, n_bins, settings.scored_metrics, adder)
-
-    def _score_shapes(self, subsets: Sequence[str], n_bins: int) -> list[tuple[int, ...]]:
-        form = self._score_form(self._new_adder(), n_bins)
-        return [form.sums.shape, form.histogram.shape] * len(subsets)
-
-    def _read_scores(self, arrays: Sequence[Whole]) -> list[Array]:
-        """Score sums and histograms as doubles; empty arrays where none were asked for."""
-        if not arrays[0].size:
-            return [np.empty(array.shape) for array in arrays]
-        adder = self._new_adder()
-        self._score_form(adder)
-        pairs = zip(arrays[::2], arrays[1::2], strict=True)
-        return [array for sums, cells in pairs for array in read_sums(sums, adder, cells)]
+        form = Form(GrowReply, lambda: shapes, read, part_of_others=is_part)
+        request = replace(request, **self.shared(boosting.cuts))
+        return (yield from self.sums.ask(parties, request, form, check))
 
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all parties of the last sum are still present."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fedapp.messages.fields import Array, Reply, Request
 from fedapp.messages.secagg import (
     EVERYONE,
     SEALED_BYTES,
+    Among,
     KeysReply,
     KeysRequest,
     MaskedReply,
@@ -28,6 +29,7 @@ from fedapp.trees.custom import CUSTOM
 from strategies.handshake import Hellos
 
 Seeds = tuple[list[bytes], list[bytes]]  # of masks that were added, and subtracted
+R = TypeVar("R", bound=Reply)
 
 
 def exchange_keys(
@@ -58,6 +60,37 @@ def row_bounds(parties: Hellos, heaviest: int = 0) -> Bounds:
     return Bounds(n_rows, heaviest, power_above(largest))
 
 
+@dataclass(frozen=True, slots=True)
+class Form(Generic[R]):
+    """What a request that sums rows is answered by, and how a masked sum is read as the same."""
+
+    reply: type[R]
+    shapes: Callable[[], Sequence[tuple[int, ...]]]  # of the sums over all parties
+    read: Callable[[Sequence[Whole]], R]
+    n_bytes: int = 8  # of each number
+    part_of_others: bool = False  # see ``MaskedSums.add``
+
+    @classmethod
+    def of(cls, reply: type[R], *shapes: tuple[int, ...], **more: Any) -> Form[R]:
+        """Of a reply whose fields are the sums, one of each shape."""
+        return cls(reply, lambda: shapes, lambda sums: reply(*sums), **more)
+
+
+class PlainSums:
+    """Sums of each party, which reach the server as they are."""
+
+    def ask(
+        self,
+        parties: Hellos,
+        request: Request,
+        form: Form[R],
+        check: Check | None = None,
+        may_fail: int | None = None,
+    ) -> Conversation[dict[str, R]]:
+        """Send the same request to all parties; replies by party."""
+        return (yield from ask(parties.all(request), form.reply, check, may_fail))
+
+
 @dataclass(slots=True)
 class MaskedSums:
     """Sums over the parties of a roster that are still present."""
@@ -75,6 +108,34 @@ class MaskedSums:
         self.names = tuple(name for name in self.names if name in parties or not self.threshold)
 
     def ask(
+        self,
+        parties: Hellos,
+        request: Request,
+        form: Form[R],
+        check: Check | None = None,
+        may_fail: int | None = None,
+    ) -> Conversation[dict[str, R]]:
+        """As of ``PlainSums``: all parties answer as one, ``EVERYONE``; none if a sum lacks one."""
+        if not form.part_of_others:
+            self.without_lost(parties)
+        if isinstance(request, Among):
+            request = replace(request, among=self.among)
+        sums = yield from self.add(
+            parties,
+            request,
+            *form.shapes(),
+            n_bytes=form.n_bytes,
+            part_of_others=form.part_of_others,
+            may_fail=may_fail,
+        )
+        if not sums:
+            return {}
+        reply = form.read(sums)
+        if check is not None:
+            check(EVERYONE, reply)
+        return {EVERYONE: reply}
+
+    def add(
         self,
         parties: Hellos,
         request: Request,

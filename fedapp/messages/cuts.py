@@ -11,7 +11,6 @@ from typing import Annotated
 
 import numpy as np
 
-from fedapp.errors import ProtocolError
 from fedapp.messages.fields import (
     MOST_NODES,
     Array,
@@ -21,6 +20,7 @@ from fedapp.messages.fields import (
     Range,
     Request,
     SiteLimit,
+    check_fields,
     check_sizes,
     message,
     part,
@@ -94,25 +94,23 @@ def check_sketch(
 
     ``categories`` has the number of each column, 0 for one of numbers.
     """
-    offsets = reply.offsets
-    points = reply.representatives
-    n_columns = len(categories)
+    offsets, points, n_columns = reply.offsets, reply.representatives, len(categories)
     check_sizes(party, reply, n_columns=n_columns)
     widths = np.diff(offsets)
-    if (widths > np.where(categories > 0, 0, n_bins)).any():
-        rule = f"must give a column {n_bins} bins at most, and none of categories"
-        raise ProtocolError(party, "SketchReply", "offsets", rule)
-    codes = reply.maxima[categories > 0]
-    limits = categories[categories > 0]
+    codes, limits = reply.maxima[categories > 0], categories[categories > 0]
     is_code = (codes >= 0) & (codes < limits) & (codes == np.floor(codes))
-    if not (is_code | np.isnan(codes)).all():
-        raise ProtocolError(party, "SketchReply", "maxima", "must be codes of the categories")
-    ends = offsets[1:][widths > 0]  # of the columns that have bins
-    columns = np.repeat(np.arange(n_columns), widths)
     # Both are float32 sums of the same weights, but rounded differently.
-    if (np.bincount(columns, reply.masses) > reply.weight_sum * (1 + MASS_ROUNDING)).any():
-        rule = "must be those of the rows, which weigh {:g} in all"
-        raise ProtocolError(party, "SketchReply", "masses", rule.format(reply.weight_sum))
-    if not (points[ends - 1] <= reply.maxima[widths > 0]).all():
-        raise ProtocolError(party, "SketchReply", "maxima", "must be the largest values")
+    masses = np.bincount(np.repeat(np.arange(n_columns), widths), reply.masses)
+    fits = masses <= reply.weight_sum * (1 + MASS_ROUNDING)
+    is_largest = points[offsets[1:][widths > 0] - 1] <= reply.maxima[widths > 0]
+    few = f"must give a column {n_bins} bins at most, and none of categories"
+    weight = f"must be those of the rows, which weigh {reply.weight_sum:g} in all"
+    check_fields(
+        party,
+        SketchReply,
+        ("offsets", (widths <= np.where(categories > 0, 0, n_bins)).all(), few),
+        ("maxima", (is_code | np.isnan(codes)).all(), "must be codes of the categories"),
+        ("masses", fits.all(), weight),
+        ("maxima", is_largest.all(), "must be the largest values"),
+    )
     check_coded(party, reply, n_classes, n_label_sums, n_coded_columns)

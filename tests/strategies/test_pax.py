@@ -319,7 +319,9 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
         assert self.floor
         starts = cell_starts(self.binned.widths)
         # The other child of each split follows from its parent and its sibling.
-        all_counts = self.cell_counts(self.floor.nodes, self.floor.open_nodes)
+        drawn = self.gradients.any(axis=2)
+        counted = self.binned, drawn, self.floor.nodes, self.floor.open_nodes
+        all_counts = pax.cell_counts(*counted)
         for ends, counts in zip(self.floor.ends, all_counts, strict=True):
             are_few.append(is_few(np.bincount(ends, counts, starts[-1])))
         unit = max(float(self.gradients[..., 1].max()), 1.0)  # the hessian of a row
