@@ -41,8 +41,7 @@ def run(
 
     Parameters
     ----------
-    strategy : "pax", "fedxgbllr", "bagging", "cyclic", "fedavg-linear", "horizontal-forest",
-        "secureboost" or "federated-forest".
+    strategy : name of a method, as ``fedapp run --help`` lists them.
     data : a data set's name, a file's path, a DataFrame (pandas, polars, or anything that Arrow
         reads), a pyarrow Table, or a numpy array, whose columns are named c0, c1, ... One table is
         split among the parties; a list has a table for each party, a mapping also names the

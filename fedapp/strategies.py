@@ -3,4 +3,16 @@
 A wheel finds ``strategies`` only once fedapp is imported.
 """
 
-from strategies import *  # noqa: F403
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import strategies
+
+if TYPE_CHECKING:
+    from strategies.arguments import MethodStrategy
+
+
+def __getattr__(name: str) -> type[MethodStrategy]:
+    """The strategy of a method, by its class."""
+    return strategies.__getattr__(name)

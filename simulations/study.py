@@ -40,7 +40,7 @@ from fedapp.process import versions
 from fedapp.run_files import RunFiles
 from fedapp.run_folder import RunFolder
 from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import baseline_rows, train_boosted
+from fedapp.runs.baselines import Pooled, baseline_rows, train_boosted
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import Settings
 from fedapp.trees.categories import Categories
@@ -422,6 +422,20 @@ def pooled_forest(
         settings.objective, tuple(columns), classes, trees, leaves, sets, categories
     )
     return model, rows, nodes
+
+
+def boosted_scores(
+    settings: Settings, rows: Pooled, **parts: npt.NDArray[np.int64]
+) -> dict[str, dict[str, float]]:
+    """Scores of XGBoost, trained on the training rows, on some of the rows each."""
+    trained = train_boosted(settings, rows)
+    return {
+        name: metrics.pooled(
+            settings.objective, trained.margins(ids), rows.labels[ids], rows.weights[ids]
+        )
+        for name, ids in parts.items()
+        if len(ids)
+    }
 
 
 def same_as_xgboost(settings: Settings, run_dir: Path) -> tuple[int, int]:

@@ -16,47 +16,29 @@ Read ``local_boosting`` first, the simplest methods, then ``drive``.
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from strategies.arguments import MethodStrategy
 
-    PAX = MethodStrategy
-    Bagging = MethodStrategy
-    Cyclic = MethodStrategy
-    FedAvgLinear = MethodStrategy
-    FedXGBllr = MethodStrategy
-    FederatedForest = MethodStrategy
-    HorizontalForest = MethodStrategy
-    SecureBoost = MethodStrategy
-
-MODULES = {
-    "PAX": "pax",
-    "Bagging": "local_boosting",
-    "Cyclic": "local_boosting",
-    "FedAvgLinear": "fedavg_linear",
-    "FedXGBllr": "fedxgbllr",
-    "FederatedForest": "federated_forest",
-    "HorizontalForest": "horizontal_forest",
-    "SecureBoost": "secureboost",
-}
-__all__ = [
-    "PAX",
-    "Bagging",
-    "Cyclic",
-    "FedAvgLinear",
-    "FedXGBllr",
-    "FederatedForest",
-    "HorizontalForest",
-    "SecureBoost",
-]
-
 
 @cache
-def __getattr__(name: str) -> Any:
-    """A strategy; its module is imported on access, as some need large packages."""
-    if name not in MODULES:
+def __getattr__(name: str) -> type[MethodStrategy]:
+    """The strategy of a method that trains, by its class, which has the method's name.
+
+    Its module is imported on access, as some need large packages; ``__all__`` imports all.
+    """
+    if name != "__all__" and name.islower():  # a module
         raise AttributeError(f"module 'strategies' has no attribute {name!r}")
-    arguments = import_module("strategies.arguments")
-    return arguments.strategy_of(getattr(import_module(f"strategies.{MODULES[name]}"), name))
+    from fedapp.messages.methods import all_methods
+    from strategies.arguments import strategy_of
+    from strategies.run import load_strategy
+
+    methods = [method for method, declared in all_methods().items() if declared.trains]
+    if name == "__all__":
+        return [load_strategy(method).__name__ for method in methods]  # type: ignore[return-value]
+    for method in methods:
+        same = method.replace("-", "") == name.lower()
+        if same and (strategy := load_strategy(method)).__name__ == name:
+            return strategy_of(strategy)
+    raise AttributeError(f"module 'strategies' has no attribute {name!r}")

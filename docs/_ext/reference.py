@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import click
 import typer.main
 from sphinx.application import Sphinx
 
+from fedapp import messages as wire
 from fedapp import run_files
 from fedapp import settings as of_run
 from fedapp.commands import cli, json_documents
@@ -28,7 +30,7 @@ from fedapp.site.settings import SiteConfig
 COMMENTED = re.compile(r"^    (\w+): .*  # (.+)$", re.MULTILINE)  # a field, and its comment
 OBJECTS = {**vars(run_files), **vars(json_documents)}  # by name, those in documents
 TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
-MESSAGES = {
+TITLES = {  # of modules of messages; the others follow, with the first line of each
     "handshake": "Opening of a run",
     "scoring": "Scores",
     "secagg": "Secure aggregation",
@@ -45,6 +47,12 @@ MESSAGES = {
     "describe": "Descriptions of tables",
     "eini": "Prediction: Fed-EINI",
     "standing": "Standing scores",
+}
+MESSAGES = TITLES | {
+    name: (module.__doc__ or "").partition("\n")[0].rstrip(".")
+    for _, name, _ in iter_modules(wire.__path__)
+    if "\nReveals" in ((module := importlib.import_module(f"{wire.__name__}.{name}")).__doc__ or "")
+    and name not in TITLES
 }
 ABOUT = "Tree models trained across organisations that may not pool their rows, as one Flower app."
 EDITED = "It is generated from the code; the command `fedapp` and errors use the same words."

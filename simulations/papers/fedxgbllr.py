@@ -22,15 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from fedapp import metrics
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.run_files import read_run
-from fedapp.runs.baselines import baseline_rows, train_boosted
+from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.stacked import HeadShape, Kind
 from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
-from simulations.study import OBJECTIVES, Row, averaged, grouped
+from simulations.study import OBJECTIVES, Row, averaged, boosted_scores, grouped
 
 Cell = tuple[str, int, str, int]
 HEADS, HEADS_CLIENTS = ("cnn", "cnn3", "fcnn"), 5
@@ -127,14 +126,10 @@ def run_pooled(data: str, seed: int, output: Path) -> Row:
 
 def pooled_scores(settings: Settings) -> dict[str, float]:
     whole = settings.model_copy(update={"valid_fraction": 0.0, "asked_parties": 1})
-    rows, objective = baseline_rows(whole)[0], settings.objective
-    trained = train_boosted(settings, rows)
-    scores = {}
-    for name, row_ids in {"test": rows.split.test, "all": np.arange(len(rows.labels))}.items():
-        margins, labels = trained.margins(row_ids), rows.labels[row_ids]
-        pooled = metrics.pooled(objective, margins, labels, rows.weights[row_ids])
-        scores[name] = score(objective, pooled)
-    return scores
+    rows = baseline_rows(whole)[0]
+    every = np.arange(len(rows.labels))
+    scores = boosted_scores(settings, rows, test=rows.split.test, all=every)
+    return {name: score(settings.objective, scores[name]) for name in scores}
 
 
 def is_error(data: str) -> bool:

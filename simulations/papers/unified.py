@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedapp import metrics
 from fedapp.data.datasets import NOT_PUBLIC, locate
 from fedapp.data.schema import DataFile
 from fedapp.errors import DataError
-from fedapp.runs.baselines import join_tables, train_boosted
+from fedapp.runs.baselines import join_tables
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import Row, check_names, costs
+from simulations.study import Row, boosted_scores, check_names, costs
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
 HELD_OUT = 0.2
@@ -125,14 +124,8 @@ def pooled_scores(settings: Settings) -> dict[str, float]:
 
 def _pooled(settings: Settings) -> dict[str, float]:
     rows = join_tables(settings)[0].in_table_order()
-    trained, scores = train_boosted(settings, rows), {}
-    for subset in ("train", "test"):
-        if len(row_ids := getattr(rows.split, subset)):
-            margins, labels = trained.margins(row_ids), rows.labels[row_ids]
-            weights = rows.weights[row_ids]
-            pooled = metrics.pooled(settings.objective, margins, labels, weights)
-            scores[subset] = score(settings.objective, pooled)
-    return scores
+    scores = boosted_scores(settings, rows, train=rows.split.train, test=rows.split.test)
+    return {subset: score(settings.objective, scores[subset]) for subset in scores}
 
 
 def score(objective: str, scores: Mapping[str, float]) -> float:

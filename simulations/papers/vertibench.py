@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import rankdata
 
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
@@ -204,17 +205,9 @@ def _by_party(parties: npt.NDArray[np.int64], n_parties: int) -> Split:
 def rank_correlations(values: npt.NDArray[np.float32]) -> Array:
     """Spearman's correlations of all columns; 0 for a constant one; missing values rank first."""
     filled = np.nan_to_num(values, nan=-np.inf, neginf=-np.inf, posinf=np.inf)
-    ranks = np.stack([_ranks(column) for column in filled.T])
     with np.errstate(divide="ignore", invalid="ignore"):
-        correlations = np.corrcoef(ranks)
+        correlations = np.corrcoef(rankdata(filled, axis=0), rowvar=False)
     return np.where(np.isfinite(correlations), correlations, 0.0)
-
-
-def _ranks(column: npt.NDArray[np.float32]) -> Array:
-    """Ranks; equal values share their mean rank."""
-    _, groups, counts = np.unique(column, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[groups]
-    return ranks
 
 
 def partial_correlation(block: Array) -> float:

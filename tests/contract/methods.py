@@ -30,6 +30,8 @@ from tests.transcript import ORDERED, predicted_rows
 
 # What a run gives, compared as a whole: the model's bytes, the parts of a divided model, or scores.
 ROUNDS = 2
+CLASSES, MEASURES = "binary:logistic", "reg:squarederror"
+OBJECTIVES = CLASSES, "multi:softprob", MEASURES
 SMALL_KEY = {"key_bits": 512, "insecure_small_key": True}
 HELLO = {"query.greet", "query.hello"}
 SCORES = "evaluate.scoring_scores"
@@ -44,6 +46,7 @@ class Method:
     Parameters
     ----------
     strategy, settings : of a short run; settings of the method's own are in ``own``.
+    objectives : those compared with the reference.
     kinds : all messages of a run.
     exchanges : of a run of two rounds, by the numbers of parties and levels.
     equals_pooled : checks a run against its reference, a training on the rows of all parties.
@@ -67,6 +70,7 @@ class Method:
     stops_early: bool = False
     counts_all: bool = False
     is_vertical: bool = False
+    objectives: tuple[str, ...] = OBJECTIVES
 
     def result(self, folder):
         """What a run gives."""
@@ -215,6 +219,7 @@ METHODS = {
         own("fedxgbllr", trees=5, rounds=ROUNDS, epochs=2, channels=4, max_depth=3),
         depth="fedxgbllr__max_depth",
         may_lose=True,
+        objectives=(CLASSES, MEASURES),  # its trees start from shares of classes, XGBoost's do not
     ),
     "bagging": Method(
         "bagging",

@@ -20,7 +20,7 @@ from fedapp.site.log import LOG
 from fedapp.site.store import PART_FILE, STATE
 from fedapp.site.table import Holdout, share_rows
 from strategies.run import all_strategies
-from tests.contract.methods import METHODS, ROUNDS
+from tests.contract.methods import METHODS, OBJECTIVES, ROUNDS
 from tests.federated import lines_of, summary_of
 from tests.forests import move_thresholds
 from tests.letters import raw_of, written
@@ -28,7 +28,6 @@ from tests.network import die, fails_from, one_of_each_kind, resumed, run
 from tests.stored import store_of, with_arrays
 from tests.transcript import check_declared, check_no_rows
 
-OBJECTIVES = ("binary:logistic", "multi:softprob", "reg:squarederror")
 SLOW = pytest.mark.slow
 
 
@@ -53,13 +52,7 @@ def test_every_method_has_a_row():
 @pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("name", "objective"),
-    [
-        (name, objective)
-        for name in METHODS
-        for objective in OBJECTIVES
-        # whose trees start from the shares of the classes, XGBoost's do not
-        if (name, objective) != ("fedxgbllr", "multi:softprob")
-    ],
+    [(name, objective) for name, row in METHODS.items() for objective in row.objectives],
 )
 def test_a_run_equals_its_pooled_reference(trained, name, objective):
     METHODS[name].equals_pooled(*trained(name, objective))

@@ -15,6 +15,7 @@ from fedapp.commands import cli
 from fedapp.commands.json_documents import DOCUMENTS
 from fedapp.errors import DataError
 from fedapp.home import app_folder
+from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.run_files import Message, RoundInfo, Summary
 from fedapp.settings import declared, defaults
 from fedapp.site.settings import SiteConfig
@@ -84,6 +85,15 @@ def test_every_module_of_messages_reveals_something(generated):
     modules = {path.stem for path in (ROOT / "fedapp" / "messages").glob("*.py")}
     shown = set(re.findall(r"^`fedapp\.messages\.(\w+)`$", generated[GENERATED[-1]], re.MULTILINE))
     assert shown == modules - {"__init__", "cuts", "fields", "methods", "reveals", "wire"}
+
+
+def test_pages_about_methods_name_all_of_them():
+    chosen, drawn = DOCS / "how-to" / "choose-a-method.md", ROOT / "ARCHITECTURE.md"
+    texts = chosen.read_text(), drawn.read_text()
+    for name, method in all_methods().items():
+        module = module_of_group(name.replace("-", "_")).__name__.rpartition(".")[2]
+        assert f"`{name}`" in texts[0] or not method.trains, name
+        assert f"messages/{module}.py" in texts[1], name
 
 
 # Commands

@@ -14,12 +14,12 @@ from fedapp.home import app_folder
 from fedapp.messages.handshake import HelloRequest
 from fedapp.site.policy import check_leaving, check_policy
 from fedapp.site.settings import parse_node_config, site_config
-from tests.pages import files_in
+from tests.pages import blocks, files_in
 
 HOSPITAL = Path(__file__).parent / "hospital.toml"
 DOCS = app_folder() / "docs"
 THREATS = DOCS / "explanation" / "threat-model.md"
-METHOD = DOCS / "how-to" / "add-a-method.md"
+METHODS = DOCS / "how-to"
 PARTIES = ("clinic", "hospital", "lab")
 
 
@@ -69,25 +69,35 @@ def test_epsilon_under_colluders_is_what_the_page_says(capsys):
     assert computed == [list(row) for row in shown]
 
 
-# A method of one's own: a copy of the app with the files of the page.
+# A method of one's own: a copy of the app with the files of a page.
 
 
-@pytest.mark.skipif(not METHOD.is_file(), reason="a wheel has no documentation")
-def test_a_method_as_the_page_adds_it_is_one(tmp_path):
-    """Its style and layout, its own test, and the contract's on exactness, messages and rows."""
+@pytest.mark.skipif(not METHODS.is_dir(), reason="a wheel has no documentation")
+@pytest.mark.parametrize(
+    ("page", "method"), [("add-a-method", "equal-bagging"), ("add-a-vertical-method", "stumps")]
+)
+def test_a_method_as_the_page_adds_it_is_one(tmp_path, page, method):
+    """Its style, layout and types, its own tests, and the contract's on exactness, messages, rows
+    and real sites."""
     app = tmp_path / "app"  # with what is compiled of it
     others = shutil.ignore_patterns(".*", "_build", "gallery", "*.egg-info")
     shutil.copytree(app_folder(), app, ignore=others)
-    for path, code in files_in(METHOD).items():
-        before = (app / path).read_text() if (app / path).exists() else ""
+    files = files_in(METHODS / f"{page}.md")
+    for path, code in files.items():
+        before = (app / path).read_text() + "\n\n" if (app / path).exists() else ""
         (app / path).write_text(before + code)
+    for kind, text in blocks(METHODS / f"{page}.md"):
+        if kind == "diff":
+            subprocess.run(["git", "apply", "-"], cwd=app, input=text, text=True, check=True)
     python = [sys.executable, "-m"]
     for words in (["check"], ["format", "--check"]):
-        subprocess.run([*python, "ruff", *words, *files_in(METHOD)], cwd=app, check=True)
-    files = ("tests/test_layout.py", "tests/strategies/test_equal_bagging.py", "tests/contract")
-    which = "pooled_reference or is_known_for or declared_fields or nothing_of_rows"
-    chosen = f"test_layout or test_equal or every_method_has or (equal-bagging and ({which}))"
-    command = [*python, "pytest", "-n0", "-p", "no:cacheprovider", *files, "-k", chosen]
+        subprocess.run([*python, "ruff", *words, *files], cwd=app, check=True)
+    tests = [path for path in files if path.startswith("tests/strategies/")]
+    which = "pooled_reference or is_known_for or declared_fields or nothing_of_rows or at_sites"
+    chosen = f"{' or '.join(Path(path).stem for path in tests)} or test_layout or every_method_has"
+    chosen = f"{chosen} or ({method} and ({which}))"
+    paths = [*tests, "tests/test_layout.py", "tests/contract"]
+    command = [*python, "pytest", "-n0", "-p", "no:cacheprovider", *paths, "-k", chosen]
     where = {**os.environ, "PYTHONPATH": str(app)}
     done = subprocess.run(command, cwd=app, env=where, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
