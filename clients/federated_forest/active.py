@@ -157,7 +157,7 @@ class Active(Forest):
         compare_with_local(self, self.numbers, model.objective, rows["test"][0])
         unseen = self.counts == 0
         oob = np.flatnonzero(unseen.any(axis=0))
-        predictions = model.predictions(self.nodes[:, oob], unseen[:, oob])
+        predictions = model.predictions(self.nodes[:, oob], counted=unseen[:, oob])
         margins = margins_of(model.objective, predictions)
         return {**rows, "oob": (margins, self.numbers[oob], self.weights[oob])}
 

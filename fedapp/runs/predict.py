@@ -137,7 +137,7 @@ def predicted_rows(
     read_as = read_as_trained(run_dir, data)
     id_column = composed(id_column)
     label = composed(label) if label else label
-    margin = model.margin_column if isinstance(model, Ensemble) else ""
+    margin = model.margin_column
     roles = Roles(id_column=id_column, base_margin=margin)
     if label is not None:
         roles = Roles(

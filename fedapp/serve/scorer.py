@@ -34,7 +34,6 @@ from fedapp.runs.predict import (
     warnings_on,
 )
 from fedapp.trees.categories import names_of
-from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Floats
 
 Row = Mapping[str, Any]
@@ -61,7 +60,7 @@ class Scorer:
         model = self.model
         self._features = Columns.of_model(model.columns, model.categories, reader, model.kinds)
         self._reader = reader
-        self.margin = self.model.margin_column if isinstance(self.model, Ensemble) else ""
+        self.margin = model.margin_column
         self.run, summary = run_dir.resolve().name, summary_of(run_dir)
         self.name = f"{summary['strategy'] if summary else 'model'}, {self.run}"
         self.threshold = threshold_of(run_dir)
