@@ -9,8 +9,9 @@ exchange sums: arrays and models only. Read ``model`` first, then ``grow``.
 Where XGBoost's bits come from
 ------------------------------
 Of the same rows, trees are those of XGBoost 3.2 to the last bit. That depends on which numbers are
-float32, and on the order of operations: the last bit of a leaf value moves all rows of the leaf. A
-round in XGBoost's order; names are below ``fedapp``:
+float32, and on the order of operations: the last bit of a leaf value moves all rows of the leaf.
+``docs/explanation/exactness.md`` says for which methods this holds, and what is excepted. A round
+in XGBoost's order; names are below ``fedapp``:
 
 Parameters
     ``trees.grow.Shape.of`` rounds penalties and eta to float32, and divides eta among parallel
