@@ -337,7 +337,7 @@ class Active(Predicting):
 
     def _predict(self, part: ActivePart, leaves: Nodes, suffix: str) -> None:
         """Write predictions and explanations by the leaves of the rows."""
-        predictions = part.predictions(leaves, self.base_margins)
+        predictions = part.model.predictions(leaves, self.base_margins)
         self.explain_scores(part, predictions, leaves)
         self.write_rows(part, predictions, suffix)
 

@@ -10,12 +10,13 @@ from graphlib import CycleError, TopologicalSorter
 from io import StringIO
 from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from tokenize import COMMENT, generate_tokens
 from types import MappingProxyType
 
 import pytest
 
-from fedapp import kernels
+from fedapp import kernels, trees
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.methods import _groups, all_methods, module_of_group
 from strategies.run import all_strategies
@@ -186,6 +187,12 @@ def test_every_file_that_the_architecture_names_exists():
     ends = tuple(f"/{path.relative_to(ROOT).as_posix()}" for path in paths)
     assert len(named) > 30
     assert not [name for name in named if not any(end.endswith(f"/{name}") for end in ends)]
+
+
+def test_everything_that_the_page_of_xgboosts_bits_names_exists():
+    named = re.findall(r"``((?:trees|histograms)(?:\.\w+){2,})``", trees.__doc__)
+    assert len(named) >= 30
+    assert all(resolve_name(f"fedapp.{name}") is not None for name in named)
 
 
 def test_imports_go_down_and_never_in_a_circle():

@@ -30,7 +30,7 @@ from fedapp.site.store import sent_bits, write_part
 from fedapp.trees.divided import ActivePart, Lookup, Part
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.predict import Nodes, move_rows, sides_of, slots_of
+from fedapp.trees.predict import Nodes, rows_at, sides_of
 from fedapp.trees.shown import cuts_by_column, few_rows, not_counted
 from fedapp.trees.structure import SplitNodes, Structure
 
@@ -75,9 +75,9 @@ class Trees:
     def made(self, level: SplitList, splits: Lookup, values: Floats) -> Trees:
         """With the local splits of a level, and the rows of ``values`` that they send left."""
         local = self.local(level)
-        slots, sizes = slots_of(self.nodes, level.trees[local], level.nodes[local])
+        rows, sizes = rows_at(self.nodes, level.trees[local], level.nodes[local])
         cut = splits.columns, splits.thresholds, splits.defaults
-        sides = sides_of(values, *cut, slots, sizes, splits.numbers, splits.sets)
+        sides = sides_of(values, *cut, rows, sizes, splits.numbers, splits.sets)
         sides_by_owner = {**self.sides, self.party: np.packbits(sides)}
         return replace(self, lookup=self.lookup.plus(splits), sides=sides_by_owner)
 
@@ -184,15 +184,12 @@ def rows_after(
         ascend in each.
     letter : class of the letters, for a ProtocolError about their bits.
     """
-    slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
-    firsts = np.empty(len(sizes), dtype=np.int64)  # where each split's bits begin
-    went_left = [np.empty(0, dtype=bool)]
-    n_bits = 0
+    rows, sizes = rows_at(nodes, splits.trees, splits.nodes)
+    is_left = np.empty(len(rows), dtype=bool)
     for owner in np.unique(splits.owners):
-        of_owner = np.flatnonzero(splits.owners == owner)
-        n_rows = int(sizes[of_owner].sum())
-        party = parties[owner]
-        went_left.append(sent_bits(party, letter, "bits", sides[party], n_rows))
-        firsts[of_owner] = n_bits + np.cumsum(sizes[of_owner]) - sizes[of_owner]
-        n_bits += n_rows
-    return move_rows(nodes, splits.lefts, slots, firsts, np.concatenate(went_left))
+        of_owner = np.repeat(splits.owners == owner, sizes)
+        party, n_rows = parties[owner], int(of_owner.sum())
+        is_left[of_owner] = sent_bits(party, letter, "bits", sides[party], n_rows)
+    moved = nodes.copy()
+    moved[np.repeat(splits.trees, sizes), rows] = np.repeat(splits.lefts, sizes) + ~is_left
+    return moved

@@ -75,6 +75,12 @@ def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
     return flat.astype(np.float32, copy=False), offsets
 
 
+def spans(lengths: Ints) -> tuple[Ints, Ints]:
+    """For each element of spans of these lengths: its span, and its place there."""
+    spans = np.repeat(np.arange(len(lengths)), lengths)
+    return spans, np.arange(len(spans)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
 def with_categories(cuts: Cuts, categories: Ints, used: Ints) -> Cuts:
     """Replace the bins of columns of categories by one bin per category.
 

@@ -54,13 +54,12 @@ def build_histograms(
         one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
-    slots = slots_by_node(nodes, wanted)
     starts = np.cumsum(widths) - widths
     kind = np.int64 if gradients.dtype == np.int64 else np.float64
     histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
     missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
-    codes, columns, gradients, nodes = frozen(codes, columns, gradients, nodes)
-    rows, ends = _rows_by_slot(gradients, nodes, slots, len(wanted))
+    codes, columns, gradients = frozen(codes, columns, gradients)
+    rows, ends = inside_of(nodes, gradients, wanted)
     starts, flat = starts.astype(np.uint64), histograms.reshape(len(wanted), -1)
     _accumulate(codes, missing_code, columns, starts, gradients, rows, ends, flat, missing)
     return histograms, missing
@@ -104,60 +103,41 @@ def slots_by_node(
     return slots
 
 
-@kernel
-def _rows_by_slot(gradients: Any, nodes: Any, slots: Any, n_slots: int) -> Any:
-    """Counted rows sorted by slot; ``rows[ends[s] : ends[s + 1]]`` are those of slot s."""
-    ends = np.zeros(n_slots + 1, dtype=np.int64)
-    for row in range(nodes.shape[0]):
-        slot = slots[nodes[row]]
-        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
-            ends[slot + 1] += 1
-    for slot in range(n_slots):
-        ends[slot + 1] += ends[slot]
-    places, rows = ends[:-1].copy(), np.empty(ends[-1], dtype=np.int64)
-    for row in range(nodes.shape[0]):
-        slot = slots[nodes[row]]
-        if slot >= 0 and (gradients[row, 0] != 0 or gradients[row, 1] != 0):
-            rows[places[slot]] = row
-            places[slot] += 1
-    return rows, ends
-
-
-def inside_of(nodes: Places, drawn: Flags, wanted: Places) -> tuple[Places, Ints]:
+def inside_of(nodes: Places, counted: npt.NDArray[Any], wanted: Places) -> tuple[Places, Ints]:
     """Rows of some nodes of one tree, node after node, ascending within each.
 
     Parameters
     ----------
     nodes : int32, shape (n_rows,), >= 0: node of each row.
-    drawn : bool, shape (n_rows,): other rows are in no node.
+    counted : shape (n_rows,) or (n_rows, 2): rows of which all numbers are 0 are in no node.
 
     Returns
     -------
     rows : int32, shape (n_inside,).
     starts : int64, shape (n_wanted + 1,): start of each node's rows, and the end of the last.
     """
-    # numbers[node + 1] is the node's index; numbers[0] is that of rows in none of the nodes.
-    # Nodes may have no rows: another party's bits can send all rows one way.
-    last = max(int(nodes.max(initial=0)), int(wanted.max(initial=0)))
-    numbers = np.full(last + 2, len(wanted), dtype=np.int32)
-    numbers[wanted + 1] = np.arange(len(wanted))
-    rows, starts = _list(*(*frozen(nodes, drawn, numbers), len(wanted)))
-    return rows[: starts[-1]], starts
+    counted = counted if counted.ndim > 1 else counted[:, None]
+    arrays = frozen(nodes, counted, slots_by_node(nodes, wanted))
+    rows, starts = _sort_rows(*(*arrays, len(wanted)))
+    return rows, starts
 
 
 @kernel
-def _list(nodes: Any, drawn: Any, numbers: Any, n_wanted: int) -> tuple[Any, Any]:
-    """Sort by node, without a branch, which would be mispredicted for every third row."""
-    slots, ends = np.empty(len(nodes), np.int32), np.zeros(n_wanted + 2, np.int64)
-    for row in range(len(nodes)):
-        slots[row] = numbers[(nodes[row] + 1) * drawn[row]]
-        ends[slots[row] + 1] += 1
-    for slot in range(n_wanted + 1):  # np.cumsum takes numba 0.1 s to load
-        ends[slot + 1] += ends[slot]
-    starts, rows = ends[:-1].copy(), np.empty(len(nodes), np.int32)
-    for row in range(len(nodes)):
-        rows[ends[slots[row]]] = row
-        ends[slots[row]] += 1
+def _sort_rows(nodes: Any, counted: Any, slots: Any, n_slots: int) -> Any:
+    """Counting sort of the counted rows by slot."""
+    starts, last = np.zeros(n_slots + 1, dtype=np.int64), counted.shape[1] - 1
+    for row in range(nodes.shape[0]):
+        slot = slots[nodes[row]]
+        if slot >= 0 and (counted[row, 0] != 0 or counted[row, last] != 0):
+            starts[slot + 1] += 1
+    for slot in range(n_slots):  # np.cumsum takes numba 0.1 s to load
+        starts[slot + 1] += starts[slot]
+    ends, rows = starts[:-1].copy(), np.empty(starts[-1], dtype=np.int32)
+    for row in range(nodes.shape[0]):
+        slot = slots[nodes[row]]
+        if slot >= 0 and (counted[row, 0] != 0 or counted[row, last] != 0):
+            rows[ends[slot]] = row
+            ends[slot] += 1
     return rows, starts
 
 

@@ -105,11 +105,7 @@ def gain_of_weight(gradient: float, hessian: float, penalties: Any, weight: Any)
 
 @kernel
 def side_gain(gradient: float, hessian: float, penalties: Any) -> Any:
-    """Score of one side of a split, in float32.
-
-    XGBoost squares in float64, divides in float32, and computes the score from the weight if
-    weights are bounded.
-    """
+    """Score of one side of a split, in float32; from the weight if weights are bounded."""
     reg_lambda, reg_alpha, _, longest = penalties
     if hessian <= 0.0:
         return np.float32(0.0)
@@ -223,22 +219,14 @@ def _scan(
         if len(monotone):
             weight = weight_within(total_gradient, total_hessian, penalties, bounds, node)
             root_gain = gain_of_weight(total_gradient, total_hessian, penalties, weight)
-        best = np.float32(0.0)
         for column in range(offsets.shape[0] - 1):
             if not allowed[node, column]:
                 continue
             first = offsets[column]
             last = offsets[column + 1] - 1
             if by_category[column]:
-                _scan_categories(
-                    histograms[node, first : last + 1],
-                    sums[node],
-                    rules,
-                    penalties,
-                    column,
-                    splits[node],
-                )
-                best = splits[node]["gain"]
+                histogram = histograms[node, first : last + 1]
+                _scan_categories(histogram, sums[node], rules, penalties, column, splits[node])
                 continue
             for backward in range(2):
                 if backward and missing[node, column] == 0:
@@ -269,16 +257,10 @@ def _scan(
                         near_gain = side_gain(gradient, hessian, penalties)
                         far_gain = side_gain(other_gradient, other_hessian, penalties)
                     gain = np.float32(np.float32(near_gain + far_gain) - root_gain)
-                    if gain > best:
-                        best = gain
-                        splits[node]["gain"] = gain
-                        splits[node]["column"] = column
-                        splits[node]["cut"] = bin_id - first - backward
-                        splits[node]["default_left"] = backward == 1
-                        near = splits[node]["right"] if backward else splits[node]["left"]
-                        far = splits[node]["left"] if backward else splits[node]["right"]
-                        near[0], near[1] = gradient, hessian
-                        far[0], far[1] = other_gradient, other_hessian
+                    if gain > splits[node]["gain"]:
+                        near = gradient, hessian
+                        cut = bin_id - first - backward
+                        _accept(splits[node], gain, column, cut, backward == 0, near, sums[node])
 
 
 @kernel
@@ -351,13 +333,20 @@ def _offer(
         )
         - side_gain(total[0], total[1], penalties)
     )
-    if not gain > split["gain"]:
-        return False
+    if gain > split["gain"]:
+        _accept(split, gain, column, cut, is_left, (gradient, hessian), total)
+        return True
+    return False
+
+
+@kernel
+def _accept(
+    split: Any, gain: Any, column: int, cut: int, is_left: bool, near: Any, total: Any
+) -> None:
+    """Note the best split so far; ``near`` has the sums of one side, without the missing rows."""
     split["gain"], split["column"], split["cut"] = gain, column, cut
     split["default_left"] = not is_left
-    near, far = split["left"], split["right"]
-    if not is_left:
-        near, far = far, near
-    near[0], near[1] = gradient, hessian
-    far[0], far[1] = other_gradient, other_hessian
-    return True
+    for part in range(2):
+        far = total[part] - near[part]
+        split["left"][part] = near[part] if is_left else far
+        split["right"][part] = far if is_left else near[part]

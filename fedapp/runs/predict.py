@@ -134,8 +134,7 @@ def predicted_rows(
     model = load_model(run_dir / "model.json")
     summary = summary_of(run_dir) or cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
-    margin = model.margin_column if isinstance(model, Ensemble) else ""
-    roles = Roles(id_column=composed(id_column), base_margin=margin)
+    roles = Roles(id_column=composed(id_column), base_margin=model.margin_column)
     if label is not None:
         scored = {role: read_as[role] for role in ("weight", "event", "qid")}
         roles = replace(roles, label=composed(label) or read_as["label"], **scored)

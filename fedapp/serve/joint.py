@@ -153,7 +153,7 @@ class Joint:
         lookup, name = self.part.lookup, self.part.name
         cells[name] = open_cells(self.crossing.nestings[name], lookup, features.values)
         leaves = self.crossing.leaves(cells, len(rows))
-        return self.part.predictions(leaves, features.base_margins), facts
+        return self.part.model.predictions(leaves, features.base_margins), facts
 
     async def _features(self, rows: Ints) -> Table:
         features = self.loaded.features

@@ -43,7 +43,6 @@ from fedapp.runs.predict import (
 from fedapp.serve.http import RefusedError, RowError
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
-from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import Floats
 
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
@@ -67,7 +66,7 @@ class Scorer:
         self._features = Columns.of_model(
             model.columns, model.categories, self._reader, model.kinds
         )
-        self.margin = model.margin_column if isinstance(model, Ensemble) else ""
+        self.margin = model.margin_column
         self.name, summary = run_dir.resolve().name, summary_of(run_dir)
         self.title = f"{summary['strategy'] if summary else 'model'}, {self.name}"
         self.threshold = threshold_of(run_dir)

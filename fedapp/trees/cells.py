@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.divided import NONE, ActivePart, Lookup, Nesting
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import goes_left_by_set, kernel_sets
+from fedapp.trees.sets import goes_left, kernel_sets
 
 Ints = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.uint8]  # bits, shape (2 * n_records, n_row_bytes)
@@ -40,6 +40,7 @@ def open_cells(nesting: Nesting, lookup: Lookup, values: npt.NDArray[np.float32]
 def _open(
     values: Any, unders: Any, columns: Any, thresholds: Any, defaults: Any, sets: Any, cells: Any
 ) -> None:
+    widths, starts, bits = sets
     # A split comes after those above it.
     for record in range(len(unders)):
         under, column, default = unders[record], columns[record], defaults[record] > 0
@@ -47,12 +48,9 @@ def _open(
             byte, bit = row >> 3, np.uint8(128 >> (row & 7))
             if under >= 0 and not cells[under, byte] & bit:
                 continue
-            value = values[row, column]
-            if len(sets) and sets[0][record] >= 0:
-                left = goes_left_by_set(value, default, sets[0][record], sets)
-            else:
-                left = default if np.isnan(value) else value < thresholds[record]
-            cells[2 * record + left, byte] |= bit
+            value, cut = values[row, column], thresholds[record]
+            is_left = goes_left(value, np.nan, cut, default, record, widths, starts, bits)
+            cells[2 * record + is_left, byte] |= bit
 
 
 def share_open(cells: Cells, n_rows: int) -> float:

@@ -21,13 +21,12 @@ from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
 from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
-from fedapp.trees.predict import Bits, Nodes, goes_left
+from fedapp.trees.predict import Bits, sides_of
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
     CategorySets,
     category_counts,
-    lefts_by_sets,
     set_numbers,
 )
 from fedapp.trees.structure import joined
@@ -83,21 +82,20 @@ class Lookup:
         record: int | Ints,
         values: npt.NDArray[np.float32],
         rows: npt.NDArray[Any] | slice | int = slice(None),
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Bits:
         """Which of some rows one split sends left, or which of several splits send one row left."""
-        return self._lefts(values[rows, self.columns[record]], record)
-
-    def _lefts(self, values: npt.NDArray[np.float32], record: int | Ints) -> npt.NDArray[np.bool_]:
-        """Whether splits send values left, one split per value or one for all."""
-        defaults = self.defaults[record].astype(bool)
-        by_threshold = goes_left(values, self.thresholds[record], defaults)
-        if not len(self.set_bits):
-            return by_threshold
-        numbers = np.broadcast_to(self.numbers[record], by_threshold.shape)
-        by_set = lefts_by_sets(
-            values, np.broadcast_to(defaults, by_threshold.shape), np.maximum(numbers, 0), self.sets
+        records = np.atleast_1d(record)
+        row_ids = np.atleast_1d(np.arange(len(values), dtype=np.int32)[rows])
+        return sides_of(
+            values,
+            self.columns[records],
+            self.thresholds[records],
+            self.defaults[records],
+            np.tile(row_ids, len(records)),
+            np.full(len(records), len(row_ids)),
+            self.numbers[records],
+            self.sets,
         )
-        return np.where(numbers == NO_SET, by_threshold, by_set)
 
     def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
         """Number of joint outcomes of some splits, with missing values if the columns have any."""
@@ -108,9 +106,10 @@ class Lookup:
             width = int(self.widths[column_records[0]])
             regions = range(width) if width else [-np.inf, *self.thresholds[column_records]]
             # One point of each interval between thresholds, or each category.
-            points = np.array([*regions, *missing], dtype=np.float32)
-            tested = np.broadcast_to(points[:, None], (len(points), len(column_records)))
-            ways *= len(np.unique(self._lefts(tested, column_records), axis=0))
+            points = np.zeros((len(regions) + len(missing), column + 1), dtype=np.float32)
+            points[:, column] = [*regions, *missing]
+            sides = [self.sides(record, points) for record in column_records.tolist()]
+            ways *= len(np.unique(sides, axis=1).T)
         return ways
 
 
@@ -239,11 +238,6 @@ class Part(Model):
         """Where the splits are in the trees, at a passive party; else empty."""
         return NO_NESTING
 
-    @property
-    def margin_column(self) -> str:
-        """Column of base margins that the rows start from; empty for none."""
-        return ""
-
     def completed(self) -> Self:
         """The part; ValueError if its fields do not fit together."""
         Model.completed(self)
@@ -326,8 +320,8 @@ class ActivePart(Part):
 
     @property
     def margin_column(self) -> str:
-        """Of a boosted model."""
-        return self.model.margin_column if isinstance(self.model, Ensemble) else ""
+        """Of the whole model."""
+        return self.model.margin_column
 
     def owners(self, tree: int) -> list[str]:
         """Party of each node's split; the entry of a leaf is meaningless."""
@@ -345,14 +339,6 @@ class ActivePart(Part):
             records = np.where(is_of_party & is_split, self.records[number], -1)
             trees.append((tree["left"], records))
         return trees
-
-    def predictions(
-        self, leaves: Nodes, base_margins: npt.NDArray[np.float32] | None
-    ) -> npt.NDArray[np.float64]:
-        """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs)."""
-        if isinstance(self.model, Ensemble):
-            return self.model.predictions(leaves, base_margins)
-        return self.model.predictions(leaves)
 
     def check(self, party: str, digest: npt.NDArray[np.uint8]) -> None:
         """Raise a DataError if another party's part is not the one the model was trained with."""

@@ -33,7 +33,7 @@ from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
     CategorySets,
-    goes_left_by_set,
+    goes_left,
     kernel_sets,
     set_numbers,
 )
@@ -56,8 +56,17 @@ Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tr
 NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 Bools = npt.NDArray[np.bool_]
 
+NO_ROUTES = np.empty(0, dtype=ROUTE)
 LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
 WIDEST = np.finfo(np.float32).max
+
+
+def routes_of(*fields: npt.NDArray[Any]) -> Routes:
+    """Splits from the arrays of the fields of ``ROUTE``, in its order."""
+    routes = np.empty(len(fields[0]), dtype=ROUTE)
+    for name, values in zip(ROUTE.names or (), fields, strict=True):
+        routes[name] = values
+    return routes
 
 
 def route_values(
@@ -144,8 +153,9 @@ def _routed(
 
 @kernel
 def _moved(nodes: Any, routes: Any, firsts: Any, cells: Any, missing: Any, sets: Any) -> Any:
-    """Nodes of the rows of all trees. NaN, which is not a code, differs from itself."""
+    """Nodes of the rows of all trees."""
     moved = nodes.copy()
+    widths, starts, bits = sets
     for tree in range(nodes.shape[0]):
         highest = 0
         for row in range(nodes.shape[1]):
@@ -160,14 +170,9 @@ def _moved(nodes: Any, routes: Any, firsts: Any, cells: Any, missing: Any, sets:
             if split < 0:
                 continue
             route = routes[split]
-            cell = cells[row, route.column]
-            if cell == missing or cell != cell:
-                goes_left = route.default_left
-            elif len(sets) and sets[0][split] >= 0:
-                goes_left = goes_left_by_set(cell, route.default_left, sets[0][split], sets)
-            else:
-                goes_left = cell < firsts[split]
-            moved[tree, row] = route.left + (0 if goes_left else 1)
+            cell, side = cells[row, route.column], route.default_left
+            is_left = goes_left(cell, missing, firsts[split], side, split, widths, starts, bits)
+            moved[tree, row] = route.left + (0 if is_left else 1)
     return moved
 
 
@@ -287,7 +292,7 @@ class Shape:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any], n_parallel: int = 1) -> Shape:
-        """From a run's settings; XGBoost keeps numbers in float32, and divides eta among trees."""
+        """From a run's settings, as float32; eta is divided among parallel trees."""
         names = [field.name for field in fields(Penalties)]
         penalties = {name: float(np.float32(parameters[name])) for name in names}
         rules = {field.name: parameters[field.name] for field in fields(CategoryRules)}
@@ -531,17 +536,13 @@ class Growth:
             self._right_members(int(columns[row]), int(cut[row]), histograms[row])
             for row in np.flatnonzero(by_category).tolist()
         ]
-        trees = parents[:, 0]
-        routes = np.empty(len(parents), dtype=ROUTE)
-        routes["tree"], routes["node"], routes["column"] = trees, parents[:, 1], columns
-        routes["left"], _ = number_children(
-            trees, np.array([len(nodes) for nodes in self.state.trees])
-        )
+        trees, nodes = parents.T
+        lefts, _ = number_children(trees, np.array([len(tree) for tree in self.state.trees]))
         edges = cuts.edges[cuts.offsets[columns] + np.where(by_category, 0, np.maximum(cut, 0))]
         thresholds = np.where(cut >= 0, edges, cuts.minima[columns])
-        routes["threshold"] = np.where(by_category, np.float32(0), thresholds)
-        routes["default_left"] = splits["default_left"]
-        routes["set"] = set_numbers(by_category)
+        thresholds = np.where(by_category, np.float32(0), thresholds)
+        sets = set_numbers(by_category)
+        routes = routes_of(trees, nodes, lefts, columns, thresholds, splits["default_left"], sets)
         return routes, CategorySets.of(members)
 
     def _right_members(self, column: int, cut: int, histogram: Histogram) -> npt.NDArray[np.bool_]:

@@ -29,6 +29,11 @@ class Model:
     __slots__ = ()
     KIND: ClassVar[str]
 
+    @property
+    def margin_column(self) -> str:
+        """Column whose values the margins of rows start from; empty for none."""
+        return ""
+
     def completed(self) -> Self:
         """The model with what follows from its fields; ValueError if they do not fit together."""
         model: Any = self

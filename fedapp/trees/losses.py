@@ -267,7 +267,6 @@ def _tweedie_pairs(margins: Floats, labels: Floats, parameters: LossParameters) 
     truth = labels[:, None]
     falling = _exp_within(below * margins)
     rising = _exp_within(above * margins)
-    # XGBoost's order of multiplication: the last bit of a leaf value moves all of its rows.
     return rising - truth * falling, above * rising - truth * below * falling
 
 

@@ -194,7 +194,6 @@ def gradients(
     float32, shape (n_rows, n_outputs, 2): gradient and hessian, times the row's weight.
     """
     pairs = LOSSES[objective].pairs(margins, labels, parameters)
-    # XGBoost multiplies the weights first, which decides the last bit.
     weights = weights * _label_weights(objective, labels, parameters)
     weighted: Floats = np.stack(pairs, axis=-1) * weights[:, None, None]
     if not np.isfinite(weighted).all():

@@ -42,7 +42,7 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
     import onnx
     from onnx import TensorProto, helper
 
-    if isinstance(model, Ensemble) and model.margin_column:
+    if model.margin_column:
         rule = "must be of a model without base margins"
         raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
     trees = _trees(model)

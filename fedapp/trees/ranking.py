@@ -1,7 +1,7 @@
 """LambdaMART's gradients as in XGBoost 3.2, and NDCG, of rows with the labels of ``queries``.
 
 Sources: Burges 2010, "From RankNet to LambdaRank to LambdaMART: An Overview"; pairs and both
-normalizations are the defaults of XGBoost 3.2, whose order of operations decides the last bits.
+normalizations are the defaults of XGBoost 3.2.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ def _ranked(queries: Ints, keys: npt.NDArray[Any]) -> tuple[Ints, Ints, Doubles]
 
 @lru_cache(4)
 def _discounts(n_bits: int) -> Doubles:
-    # By the C library: numpy's logarithm may differ from XGBoost's in the last bit.
     return np.array([1.0 / math.log2(rank + 2.0) for rank in range(1 << n_bits)])
 
 

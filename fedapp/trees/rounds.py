@@ -22,7 +22,7 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, leaf_weights
 from fedapp.kernels import frozen
 from fedapp.trees.draws import ALIKE, Weights, draw_columns
-from fedapp.trees.grow import FREE, ROUTE, Growth, Limits, Routes, Shape, leaves_under
+from fedapp.trees.grow import FREE, NO_ROUTES, Growth, Limits, Routes, Shape, leaves_under
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -72,7 +72,7 @@ class Boosting:
     limits: Limits = FREE  # of single nodes; the round's number is set for each round
     grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
     # routes, route_sets: splits of the last round not yet sent, with their sets
-    routes: Routes = field(default_factory=lambda: np.empty(0, dtype=ROUTE))
+    routes: Routes = field(default_factory=lambda: NO_ROUTES)
     route_sets: CategorySets = NO_SETS
     leaves_sent: bool = True  # whether parties have the leaf values of the last round
     # Of the last round's trees: the node that each of the parties' nodes is; none if it is itself.
@@ -115,7 +115,7 @@ class Boosting:
 
     def mark_sent(self) -> None:
         """Mark all splits and leaf values as sent."""
-        self.routes = np.empty(0, dtype=ROUTE)
+        self.routes = NO_ROUTES
         self.route_sets = NO_SETS
         self.leaves_sent = True
 

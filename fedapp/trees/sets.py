@@ -127,21 +127,6 @@ def sets_of_rows(widths: Ints, rights: npt.NDArray[np.uint8]) -> tuple[Ints, Cat
     return set_numbers(widths), CategorySets(rights[is_used], widths[widths > 0])
 
 
-def lefts_by_sets(
-    values: npt.NDArray[np.float32],
-    defaults: npt.NDArray[np.bool_],
-    numbers: Ints,
-    sets: CategorySets,
-) -> npt.NDArray[np.bool_]:
-    """Whether splits by sets send codes left, one split per value."""
-    is_known = (values >= 0) & (values < sets.widths[numbers])
-    codes = np.where(is_known, values, 0).astype(np.int64)
-    set_bytes = sets.bits[sets.offsets[numbers] + (codes >> 3)]
-    goes_right = (set_bytes >> (7 - (codes & 7)).astype(np.uint8)) & 1
-    lefts: npt.NDArray[np.bool_] = np.where(is_known, goes_right == 0, defaults)
-    return lefts
-
-
 def category_counts(categories: Categories, n_columns: int) -> Ints:
     """Number of categories of each column, 0 for a numeric one; int64, shape (n_columns,)."""
     if not categories:
@@ -149,22 +134,41 @@ def category_counts(categories: Categories, n_columns: int) -> Ints:
     return np.array([len(names or ()) for names in categories], dtype=np.int64)
 
 
-def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, ...]:
-    """Arrays that ``goes_left_by_set`` reads in kernels; the empty tuple without sets.
+def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, Any, Any]:
+    """Arrays that ``goes_left`` reads: of each node or split the number of categories, 0 for a
+    threshold, and the first byte of its set; and all bytes. The first is empty without sets.
 
-    A kernel that checks ``len(sets)`` first is compiled for the empty tuple without the look-up.
-    ``numbers`` is the set number of each node or split.
+    ``numbers`` is the set number of each. A kernel names the arrays before its loop: to read them
+    from a tuple in the loop would count references.
     """
     if numbers is None or not len(sets):
-        return ()
-    return tuple(frozen(numbers.astype(np.int64), sets.bits, sets.offsets, sets.widths))
+        numbers = np.empty(0, dtype=np.int64)
+    widths = np.where(numbers == NO_SET, 0, sets.widths[numbers])
+    widths, starts, bits = frozen(widths, sets.offsets[numbers], sets.bits)
+    return widths, starts, bits
 
 
 @inlined
-def goes_left_by_set(value: Any, default_left: Any, number: Any, sets: Any) -> Any:
-    """Whether a set sends a code left; ``sets`` comes from ``kernel_sets``."""
-    _, bits, offsets, widths = sets
-    if not 0 <= value < widths[number]:
+def goes_left(
+    value: Any,
+    missing: Any,
+    first_right: Any,
+    default_left: Any,
+    split: int,
+    widths: Any,
+    starts: Any,
+    bits: Any,
+) -> Any:
+    """Whether a split sends a value left: below its threshold, or by its set.
+
+    ``missing`` is NaN, or the code of a missing value if values are numbers of bins; for the last
+    three see ``kernel_sets``.
+    """
+    if value == missing or value != value:  # NaN differs from itself
+        return default_left
+    if len(widths) == 0 or widths[split] == 0:
+        return value < first_right
+    if not 0 <= value < widths[split]:
         return default_left
     code = np.int64(value)
-    return not (bits[offsets[number] + (code >> 3)] >> (7 - (code & 7))) & 1
+    return not (bits[starts[split] + (code >> 3)] >> (7 - (code & 7))) & 1

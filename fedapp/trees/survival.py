@@ -111,7 +111,6 @@ def _pairs_each(
         # numba's float() leaves float32 as it is.
         z = (math.log(abs(np.float64(labels[row]))) - np.float64(margins[row])) / sigma
         density, below, slope, bend = _density(kind, z)
-        # XGBoost's order of operations: the last bit of a leaf value moves all of its rows.
         if is_event:
             top, bottom = slope, sigma * density
             curve, square = -(density * bend - slope * slope), sigma * sigma * density * density

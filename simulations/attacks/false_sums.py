@@ -39,7 +39,7 @@ from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import DRAWN
 from fedapp.trees.forest.claims import LeftClaims
 from fedapp.trees.forest.encrypted import Listing
-from fedapp.trees.predict import slots_of
+from fedapp.trees.predict import rows_at
 from simulations.attack import Change, misled, tabled
 from simulations.attacks.vertical import FOREST
 from simulations.study import Row
@@ -273,11 +273,12 @@ class FalseColumns:
             return after
         self.chosen = dict(zip(level.trees[local].tolist(), splits.columns.tolist(), strict=True))
         if self.is_consistent:
-            slots, _ = slots_of(trees.nodes, level.trees[local], level.nodes[local])
+            rows, sizes = rows_at(trees.nodes, level.trees[local], level.nodes[local])
+            by_tree = np.split(rows, np.cumsum(sizes)[:-1])  # all splits are of roots
             held = np.zeros(len(values) - self.lefts.shape[2], np.bool_)
             sides = [
-                np.append(self.lefts[tree, column], held)[slots[tree] >= 0]
-                for tree, column in self.chosen.items()
+                np.append(self.lefts[tree, column], held)[of_tree]
+                for (tree, column), of_tree in zip(self.chosen.items(), by_tree, strict=True)
             ]
             bits = np.packbits(np.concatenate(sides))
             after = replace(after, sides={**after.sides, trees.party: bits})

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xgboost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +22,8 @@ from fedapp.histograms.sketch import (
     surrogates,
     used_categories,
 )
-from fedapp.histograms.split import (
-    Penalties,
-    leaf_weights,
-)
+from fedapp.histograms.split import Penalties, leaf_weights
+from tests.reference import xgboost_trees
 
 RNG = np.random.default_rng(0)
 
@@ -90,7 +89,14 @@ def test_l1_shrinks_the_weight_of_a_leaf():
     sums = np.array([[-5.0, 3.0], [5.0, 3.0], [0.5, 3.0]])
     free = np.float32([[-9, 9]] * 3)
     weights = leaf_weights(sums, Penalties(1.0, 1.0, 0.0, 0.0).of_leaves, free)
-    assert weights.tobytes() == np.float32([1.0, -1.0, -0.0]).tobytes()  # XGBoost's sign of zero
+    assert weights.tobytes() == np.float32([1.0, -1.0, -0.0]).tobytes()
+    # Gradients are 0.5, 0.0 and -0.5; XGBoost's zeros have this sign, too.
+    alpha = {"alpha": 1, "min_child_weight": 0, "nthread": 1}
+    for label in (-0.5, 0.0, 0.5):
+        rows = xgboost.DMatrix(np.zeros((1, 1)), [label], base_margin=[0.0])
+        (tree,) = xgboost_trees(xgboost.train(alpha, rows, 1))
+        ours = leaf_weights(np.array([[-label, 1.0]]), (1.0, 1.0, 0.0, 0.0), free)
+        assert ours.tobytes() == np.float32(tree["base_weights"]).tobytes()
     light = leaf_weights(np.array([[-5.0, 0.5]]), Penalties(1.0, 0.0, 0.0, 1.0).of_leaves, free)
     assert light.tolist() == [0.0]
 

@@ -4,6 +4,7 @@ That cuts chosen by sums are those chosen by rows, and that honest owners are no
 ``test_federated_forest_paillier`` and ``test_horizontal_forest`` of ``tests/strategies``.
 """
 
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -75,7 +76,10 @@ def test_sums_of_rows_are_exact_in_any_order(weights):
     codes = number_codes(rng.normal(size=N_ROWS).astype(np.float32))[0]
     given = WEIGHTS[weights](rng)
     exact, fields = exact_weights(given), RowFields.of(codes, given, 0)
+    draws = np.bincount(rng.integers(0, N_ROWS, N_ROWS), minlength=N_ROWS).astype(np.uint8)
     for values in (exact, exact_products(exact, codes)):
+        assert (values * draws).sum() == values @ draws.astype(np.float64)
+        assert (values * draws).sum() == math.fsum(values * draws)
         orders = [rng.permutation(N_ROWS) for _ in range(20)]
         assert len({float(np.cumsum(values[order])[-1]) for order in orders}) == 1
     np.testing.assert_allclose(exact, given, rtol=2.0**-24)

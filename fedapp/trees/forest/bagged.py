@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -14,12 +13,14 @@ from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import PER_NODE, Rows, count_drawn_columns, search_rows, winners
+from fedapp.trees.grow import NO_ROUTES, Routes, route_values, routes_of
 from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
     LEAF,
     NODE,
     Grown,
+    Margins,
     Tree,
     class_values,
     ordered_sets,
@@ -29,7 +30,7 @@ from fedapp.trees.model import (
     trees_with_sets,
 )
 from fedapp.trees.objective import margins_of, n_outputs
-from fedapp.trees.predict import Nodes, find_leaves, move_rows, sides_of, slots_of
+from fedapp.trees.predict import Nodes, find_leaves
 from fedapp.trees.sets import (
     NO_SET,
     NO_SETS,
@@ -86,11 +87,16 @@ class BaggedForest(Model):
         """Predictions of rows on the scale of margins; float32, shape (n_rows, n_outputs)."""
         return margins_of(self.objective, self.predictions(self.leaves(values)))
 
-    def predictions(self, leaves: Nodes, counted: npt.NDArray[np.bool_] | None = None) -> Doubles:
+    def predictions(
+        self,
+        leaves: Nodes,
+        base_margins: Margins | None = None,
+        counted: npt.NDArray[np.bool_] | None = None,
+    ) -> Doubles:
         """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).
 
         ``leaves`` is int32, shape (n_trees, n_rows). ``counted``, of the same shape, selects the
-        trees of each row, at least one; None: all.
+        trees of each row, at least one; None: all. There are no ``base_margins``.
         """
         sums = np.zeros((leaves.shape[1], self.n_outputs))
         for tree, (values, leaf_ids) in enumerate(zip(self.values, leaves, strict=True)):
@@ -119,24 +125,20 @@ class BaggedForest(Model):
 
 def branches(
     structure: Structure,
-    cuts: Sequence[npt.NDArray[Any]] = (),
+    routes: Routes | None = None,
     sets: CategorySets = NO_SETS,
 ) -> Grown:
     """Trees from their splits, with sets in the order of ``fedapp.trees.model.Grown``.
 
-    Parameters
-    ----------
-    cuts : columns, thresholds, default sides and set numbers of the splits; without them a split
-        has no threshold, and its column is its owner's number.
+    Without ``routes`` a split has no threshold, and its column is its owner's number.
     """
     splits = structure.splits
     nodes, leaf = np.zeros(len(splits.trees), dtype=NODE), np.zeros((), dtype=NODE)
     nodes["left"], nodes["column"], leaf["left"] = splits.lefts, splits.owners, LEAF
     nodes["set"] = leaf["set"] = NO_SET
-    for name, split_values in zip(
-        ("column", "threshold", "default_left", "set"), cuts, strict=False
-    ):
-        nodes[name] = split_values
+    if routes is not None:
+        for name in ("left", "column", "threshold", "default_left", "set"):
+            nodes[name] = routes[name]
     whole, offsets = stack_trees(splits.spread(nodes, structure.n_nodes, leaf))
     whole["parent"] = parents_of(whole["left"], offsets)
     return ordered_sets(split_trees(whole, offsets), sets)
@@ -206,7 +208,7 @@ def grow_forest(
     n_trees, owners = len(rows.counts), np.zeros(len(column_seeds), dtype=np.int64)
     nodes = np.zeros((n_trees, len(values)), dtype=np.int32)
     structure = Structure.roots(n_trees)
-    level_cuts, sets = [], NO_SETS
+    levels, sets = [], NO_SETS
     for _ in range(max_depth):
         open_nodes = structure.open_nodes
         drawn = count_drawn_columns(column_seeds, owners, 1, n_drawn, open_nodes, per)[0]
@@ -216,16 +218,14 @@ def grow_forest(
             break
         structure = structure.split(open_nodes[0][won], open_nodes[1][won], won * 0)
         splits = structure.last
-        columns, thresholds, defaults = best.columns[won], best.thresholds[won], best.defaults[won]
-        slots, sizes = slots_of(nodes, splits.trees, splits.nodes)
         numbers, level_sets = sets_of_rows(best.widths[won], best.rights[won])
-        sides = sides_of(values, columns, thresholds, defaults, slots, sizes, numbers, level_sets)
-        nodes = move_rows(nodes, splits.lefts, slots, np.cumsum(sizes) - sizes, sides)
-        numbers = np.where(numbers == NO_SET, NO_SET, numbers + len(sets))
-        level_cuts.append((columns, thresholds, defaults, numbers))
+        cuts = best.columns[won], best.thresholds[won], best.defaults[won], numbers
+        routes = routes_of(splits.trees, splits.nodes, splits.lefts, *cuts)
+        nodes = route_values(nodes, routes, values, level_sets)
+        routes["set"][numbers != NO_SET] += len(sets)
+        levels.append(routes)
         sets = sets.plus(level_sets)
-    cuts = [np.concatenate(arrays) for arrays in zip(*level_cuts, strict=True)]
-    return *branches(structure, cuts, sets), nodes
+    return *branches(structure, np.concatenate([NO_ROUTES, *levels]), sets), nodes
 
 
 # The forest as a scikit-learn estimator with the same predictions (scikit-learn 1.6 to 1.9,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.histograms.bins import spans
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import (
     CLOSE,
@@ -174,12 +175,6 @@ def list_columns(
     return listing, OwnerColumns(bounds, rows, places, sums)
 
 
-def spans(lengths: Ints) -> tuple[Ints, Ints]:
-    """For each element of spans of these lengths: its span, and its place there."""
-    spans = np.repeat(np.arange(len(lengths)), lengths)
-    return spans, np.arange(len(spans)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
 @kernel
 def _list(table: Any, columns: Any, keys: Any, n_drawn: Any, fewest: int) -> Any:
     """The rank of each node, and which columns it lists; see ``Listing``."""
@@ -321,7 +316,8 @@ class NodeTotals:
             begins = starts[filled]
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
-        weights = np.full(len(sizes), fields.weights @ counts.astype(np.float64))  # exact
+        # Exact in any order, so no product of vectors, whose threads take longer to start.
+        weights = np.full(len(sizes), (fields.weights * counts).sum())
         sums = totals.reshape(shape).astype(np.float64)
         return cls(sizes, sums, large, large & ~is_pure, weights)
 

@@ -25,14 +25,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Ints
+from fedapp.histograms.bins import Codes, Cuts, Ints, spans
 from fedapp.histograms.build import inside_of
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.bagged import branches
 from fedapp.trees.forest.cart import LOWEST, Rules, fewest_rows
-from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts, spans
+from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts
 from fedapp.trees.forest.levels import by_tree
+from fedapp.trees.grow import routes_of
 from fedapp.trees.model import Grown
 from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import sets_of_rows
@@ -347,4 +348,5 @@ def forest_of(
     for side in range(2):
         values[starts[where.trees] + where.lefts + side] = of_children[:, side]
     values[starts[where.trees] + where.nodes] = 0
-    return branches(structure, cuts, sets), tuple(np.split(values, ends[:-1]))
+    routes = routes_of(where.trees, where.nodes, where.lefts, *cuts)
+    return branches(structure, routes, sets), tuple(np.split(values, ends[:-1]))
