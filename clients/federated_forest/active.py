@@ -107,7 +107,7 @@ class Target:
         """The same of the training rows, by the trees that have not drawn them."""
         unseen = forest.counts == 0
         oob = np.flatnonzero(unseen.any(axis=0))
-        predictions = model.predictions(forest.nodes[:, oob], unseen[:, oob])
+        predictions = model.predictions(forest.nodes[:, oob], counted=unseen[:, oob])
         return margins_of(model.objective, predictions), self.numbers[oob], self.weights[oob]
 
 

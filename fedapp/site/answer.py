@@ -43,7 +43,7 @@ import numpy as np
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, as_plain
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import Reply, Request, check_fields
+from fedapp.messages.fields import OWN_OR_SUMS, Reply, Request, check_fields
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
@@ -304,10 +304,10 @@ def _resumed(store: Store, asked: Asked) -> Store:
 
 
 def _check_disclosed(store: Store, asked: Asked) -> None:
-    """Compare what the plan says of sums with the site's policy, also for an earlier answer."""
-    leaves = asked.request.leaves
-    if account_of(store).opening and (by_plan := disclosed(store, asked.request)) != leaves:
-        check_leaving(asked.config, asked.envelope.method, asked.request, by_plan)
+    """Compare the plan's word on sums with the site's policy, also for an earlier answer."""
+    if asked.request.leaves == OWN_OR_SUMS and account_of(store).opening:
+        leaves = disclosed(store, asked.request)
+        check_leaving(asked.config, asked.envelope.method, asked.request, leaves)
 
 
 def _check_in_order(store: Store, asked: Asked) -> None:

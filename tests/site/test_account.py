@@ -162,6 +162,7 @@ MOST = {
     "train.secureboost_begin": ROUNDS + 1,
     **{f"train.secureboost_{one}": ROUNDS * DEPTH for one in ("sum", "split", "partition")},
     **{f"train.federated_forest_{one}": DEPTH for one in ("level", "sum", "split", "partition")},
+    **{f"train.federated_forest_{one}": math.inf for one in ("encrypt", "take")},
     "train.horizontal_forest_count": 3,
     "train.horizontal_forest_split": DEPTH,
     # Two trees of depth 2, and a level's nodes once more for other columns.

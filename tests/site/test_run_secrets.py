@@ -8,7 +8,7 @@ from functools import wraps
 import numpy as np
 import pytest
 
-from clients.vertical import party as vertical
+from clients.vertical import ciphertexts
 from fedapp.home import home
 from fedapp.records.journal import Journal
 from fedapp.runs.local import run_local
@@ -55,7 +55,7 @@ RUNS = [*HORIZONTAL, *VERTICAL, *PREDICTIONS]
 # What draws secrets, or derives them.
 DRAWS = (
     *((os, "urandom"), (secrets, "token_bytes"), (secrets, "randbits"), (secrets, "randbelow")),
-    *((mail, "new_private_key"), (mail, "agree"), (vertical, "generate_key")),
+    *((mail, "new_private_key"), (mail, "agree"), (ciphertexts, "generate_key")),
     *((sums, "new_secret"), (sums, "seed_of"), (sums, "derived_key")),
 )
 
