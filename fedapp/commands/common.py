@@ -94,10 +94,14 @@ def enter_site(context: typer.Context, site: Path | None) -> Path | None:
     """Set ``$FEDAPP_HOME`` as the site's processes have it, until the command ends."""
     folder = site and (site.parent if site.is_file() else site)
     if folder and (folder / "home").is_dir():
-        from unittest.mock import patch
+        before = os.environ.get("FEDAPP_HOME")
+        os.environ["FEDAPP_HOME"] = str((folder / "home").absolute())
 
-        of_site = {"FEDAPP_HOME": str((folder / "home").absolute())}
-        context.with_resource(patch.dict(os.environ, of_site))
+        def restore() -> None:
+            os.environ.pop("FEDAPP_HOME")
+            os.environ.update({"FEDAPP_HOME": before} if before else {})
+
+        context.call_on_close(restore)
     return site
 
 
