@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -166,6 +167,15 @@ def counted(*arrays: Whole) -> Sums:
 # Different columns
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """How the values of columns are distributed."""
+
+    cuts: Cuts
+    points: Floats  # (n_columns, n_percents)
+    is_whole: npt.NDArray[np.bool_]
+
+
 @role
 class Described(Aligned):
     """A party whose columns are cut at their own quantiles; the active one's label is the last."""
@@ -175,9 +185,7 @@ class Described(Aligned):
     names: tuple[str, ...]  # of the columns, if they are shared
     category_names: Annotated[Categories, IN_FILE]
     rows: Floats  # (n_train, n_columns), as coarse as they leave
-    cuts: Cuts
-    points: Floats  # (n_columns, n_percents)
-    is_whole: npt.NDArray[np.bool_]
+    summary: Summary
 
     def begin(self, settings: SetupRequest, mail: Mail) -> None:
         """Check the settings and the order of the rows, and cut the columns of training rows."""
@@ -193,10 +201,11 @@ class Described(Aligned):
             names, entries = (*names, "label"), (*entries, classes or None)
         self.widths = category_counts(entries, len(names))
         self.rows = in_groups(rows.astype(np.float32), self.widths, config.fewest_counted)
-        self.cuts, points, self.is_whole = cut(self.rows, self.widths)
-        self.points = np.full((len(names), len(PERCENTS)), np.nan, dtype=np.float32)
-        for row, of_column in zip(self.points, points, strict=True):
+        cuts, percentiles, is_whole = cut(self.rows, self.widths)
+        points = np.full((len(names), len(PERCENTS)), np.nan, dtype=np.float32)
+        for row, of_column in zip(points, percentiles, strict=True):
             row[: len(of_column)] = of_column
+        self.summary = Summary(cuts, points, is_whole)
         is_shared = config.shares_names or config.simulated
         self.names = names if is_shared else ()
         self.category_names = entries if is_shared and config.shares_categories else ()
@@ -204,7 +213,7 @@ class Described(Aligned):
     def described(self, counts: Ints) -> dict[str, Any]:
         """Fields of a ``ColumnsReply``, given the rows of each cell."""
         fewest, names = self.config.fewest_named, list[str]()
-        by_column = split_cells(counts, self.cuts.widths)
+        by_column = split_cells(counts, self.summary.cuts.widths)
         for entry, cells in zip(self.category_names, by_column, strict=False):
             pairs = zip(entry or (), cells[1:].tolist(), strict=False)
             names += [name if count >= fewest else RARE for name, count in pairs]
@@ -212,10 +221,10 @@ class Described(Aligned):
             "names": self.names,
             "categories": tuple(names),
             "n_categories": self.widths,
-            "offsets": self.cuts.offsets,
-            "edges": self.cuts.edges,
-            "points": self.points,
-            "is_whole": self.is_whole.astype(np.uint8),
+            "offsets": self.summary.cuts.offsets,
+            "edges": self.summary.cuts.edges,
+            "points": self.summary.points,
+            "is_whole": self.summary.is_whole.astype(np.uint8),
             "counts": counts,
         }
 
@@ -271,8 +280,9 @@ class Encrypting(Described):
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Decrypt the others' sums; say what all columns say about the label."""
-        counts, sums = count_cells(self.rows, self.cuts, self.terms)
-        local = counts, sums, self.cuts.widths[:-1], self.widths[:-1] == 0
+        cuts = self.summary.cuts
+        counts, sums = count_cells(self.rows, cuts, self.terms)
+        local = counts, sums, cuts.widths[:-1], self.widths[:-1] == 0
         of_parties = {name: self._sums(name, mail.one(CellSums, name)) for name in self.others}
         n_others = sum(len(widths) for _, _, widths, _ in of_parties.values())
         of_parties[self.name] = local
@@ -365,10 +375,11 @@ class Summing(Described):
         if len(self.encrypted) != n_train:
             rule = f"must follow the labels of {n_train} rows, got {len(self.encrypted)}"
             raise ProtocolError(self.name, "SumRequest", "step", rule)
-        counts, _ = count_cells(self.rows, self.cuts)
-        cells, starts = cells_of_rows(self.rows, self.cuts), cell_starts(self.cuts.widths)
+        cuts = self.summary.cuts
+        counts, _ = count_cells(self.rows, cuts)
+        cells, starts = cells_of_rows(self.rows, cuts), cell_starts(cuts.widths)
         sent = CellSums(
-            widths=self.cuts.widths + 1,
+            widths=cuts.widths + 1,
             is_number=(self.widths == 0).astype(np.uint8),
             counts=counts,
             ciphertexts=self.encrypted.sums(cells, starts, np.zeros(n_train, np.int32), 1),

@@ -235,7 +235,6 @@ class Active(Predicting):
     sums: Floats  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
     ready: tuple[str, ...] = ()  # parties that have the structure
     n_steps: int = 0
-    n_batches: int = 0
     n_sent: int = 0  # rows whose batches are sent, and back
     n_back: int = 0
 
@@ -269,7 +268,7 @@ class Active(Predicting):
             finished=finished,
             n_trees=len(plan.skeletons),
             n_entries=plan.n_entries,
-            n_batches=self.n_batches,
+            n_batches=-(-self.n_sent // self.batch_rows) if plan.shared else 0,
         )
         if finished:
             model = plan.part.model
@@ -353,7 +352,7 @@ class Active(Predicting):
         terms = [plan.open_terms(tree, values)[0] for tree in plan.shared]
         elements = np.concatenate(terms, axis=1).reshape(-1, plan.part.model.n_outputs)
         multiples = np.rint(np.ldexp(elements, PRECISION - self.exponent)).astype(np.int64)
-        self.n_sent, self.n_batches = last, self.n_batches + 1
+        self.n_sent = last
         return Elements(first, last - first, self.cipher.encrypted(multiples))
 
     def _take_totals(self, plan: Plan, mail: Mail) -> None:
