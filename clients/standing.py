@@ -91,7 +91,7 @@ class Agreeing(Aligned):
             check_fields(name, letter, ("refreshed", got == due, f"{rule}: activate without it"))
         is_one = len({letter.certificate.tobytes() for letter in drawn.values()}) == len(drawn)
         rule = "must be of one party, got one that another party sent too"
-        check_fields(name, Address, ("certificate", is_one, rule))
+        check_fields(next(reversed(addresses), self.name), Address, ("certificate", is_one, rule))
         # Each party draws a part of the key, so none chooses the order.
         keys = [drawn[name].drawn.tobytes() for name in sorted(drawn)]
         ids = numbered(self.ids, keys, ids_of(self.name, self.address.refreshed))

@@ -137,9 +137,11 @@ class FederatedForest(VerticalStrategy):
     @classmethod
     def exchanges_around(cls, settings: Settings) -> int:
         """Encrypted labels of ``align-most-rows`` rows are sent in blocks."""
+        section, around = cls.section_settings(settings), super().exchanges_around(settings)
+        if section.labels != PAILLIER:
+            return around
         n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
-        most = cls.section_settings(settings).block_rows(n_receivers)
-        return super().exchanges_around(settings) + settings.align_most_rows // most
+        return around + settings.align_most_rows // section.block_rows(n_receivers)
 
     @classmethod
     def planned(cls, settings: Settings) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -222,7 +221,7 @@ class PaillierActive(Active):
         }
     )
     cipher: Cipher
-    n_sent: int = 0  # training rows whose labels were encrypted
+    n_blocks: int = 0  # of labels that were encrypted
     chosen: SplitNodes  # of the open nodes, for all parties
     claims: LeftClaims = LeftClaims.none()  # of those of others
     # Others' splits: party, column, and gain, which it cannot know
@@ -238,19 +237,26 @@ class PaillierActive(Active):
         return self._next_block(partial(EncryptedLabels, n, n_fields, fields.bits, weighted))
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
-        """Encrypt the labels of the next training rows."""
-        if self.n_sent == self.n_train:
+        """Encrypt the labels of the next rows."""
+        if self.n_blocks == self._due_blocks:
             rule = "must come once a block of labels, got one more"
             raise ProtocolError(self.name, "EncryptRequest", "step", rule)
         return SentReply(), self._next_block(MoreLabels)
 
+    @property
+    def _due_blocks(self) -> int:
+        width = self.cipher.public_key.ciphertext_bytes
+        return -(-self.n_train // block_rows(width, len(self.others)))
+
     def _next_block(self, letter: Callable[[Array], Letter]) -> Letters:
         """Letters with the next rows that have a weight, encrypted afresh for each party."""
-        width, others = self.cipher.public_key.ciphertext_bytes, self.others
-        first, last = self.n_sent, min(self.n_train, self.n_sent + block_rows(width, len(others)))
-        rows = first + np.flatnonzero(self.forest.labels.weights[first:last] > 0)
-        numbers, self.n_sent = self.forest.labels.fields.numbers[rows].astype(np.int64), last
-        return [(name, letter(self.cipher.encrypted(numbers))) for name in others]
+        # Blocks of one size: that of each would else show where rows without a weight are.
+        labels = self.forest.labels
+        rows = np.array_split(np.flatnonzero(labels.weights > 0), self._due_blocks)[self.n_blocks]
+        of_rows = labels.fields.of_rows(rows.astype(np.int32), np.ones(self.n_train, np.uint8))
+        self.n_blocks += 1
+        numbers = of_rows.numbers.astype(np.int64)
+        return [(name, letter(self.cipher.encrypted(numbers))) for name in self.others]
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Apply the last level's splits, and choose those of the open nodes for all parties."""
@@ -380,8 +386,9 @@ class PaillierActive(Active):
         columns = totals.is_open[listing.nodes]
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
-        of_jobs = self.cipher.read(party, letter, [(0, of_tree) for of_tree in by_tree])
-        sums = np.array(list(chain(*of_jobs)), dtype=np.float64).reshape(-1, len(fields.units))
+        jobs, to_array = [(0, of_tree) for of_tree in by_tree], partial(np.array, dtype=np.float64)
+        of_jobs = self.cipher.read(party, letter, jobs, to_array)
+        sums = np.concatenate([of_job.reshape(-1, len(fields.units)) for of_job in of_jobs])
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.forest.labels.n_classes else sums[wanted, :1]
         # Weights of rows are not negative, and some are not 0.

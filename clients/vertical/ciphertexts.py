@@ -15,9 +15,9 @@ Whether rows can have such sums beyond a layout's limits is for the method to ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,7 @@ class Cipher:
     With several layouts a row has a ciphertext under each, for the outputs in order.
     """
 
-    key: Bytes  # the private one
+    key: Bytes = field(repr=False)  # the private one
     layouts: tuple[Layout, ...]
 
     @classmethod
@@ -121,15 +121,20 @@ class Cipher:
         return np.concatenate(blocks)
 
     def read(
-        self, party: str, letter: Sent, jobs: Sequence[tuple[int, Bools]]
-    ) -> list[list[list[int]]]:
+        self,
+        party: str,
+        letter: Sent,
+        jobs: Sequence[tuple[int, Bools]],
+        convert: Callable[[list[list[int]]], Any] = list,
+    ) -> list[Any]:
         """Check, decrypt and unpack a party's sums: the fields of each, job by job.
 
         A job is the number of a layout, and which of its sums to read; see ``read_jobs``.
         """
         of_layouts = [(self.layouts[group], wanted) for group, wanted in jobs]
         with as_protocol_error(party, type(letter).__name__, "ciphertexts"):
-            return read_jobs(self.private_key, letter.ciphertexts, of_layouts, shared_workers())
+            key, workers = self.private_key, shared_workers()
+            return read_jobs(key, letter.ciphertexts, of_layouts, workers, convert)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

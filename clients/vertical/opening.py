@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ class Secret:
     """How a party hides ids."""
 
     order: Ints  # in which its own were sent
-    scalar: bytes  # the mask
+    scalar: bytes = field(repr=False)  # the mask
 
 
 @role

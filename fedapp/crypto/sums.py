@@ -14,8 +14,9 @@ A caller sums (``sum_rows``) and packs (``pack_sums``), or does both for sums of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -161,11 +162,13 @@ def read_jobs(
     ciphertexts: Bytes,
     jobs: Sequence[tuple[Layout, npt.NDArray[np.bool_]]],
     workers: Workers,
-) -> list[list[list[int]]]:
+    convert: Callable[[list[list[int]]], Any] = list,
+) -> list[Any]:
     """Check, decrypt and unpack sums that were packed job by job; of each the fields of its sums.
 
     A job is a layout, and which of its sums to read, bool of shape (n_sums,); ciphertexts without
-    such a sum are read as 0. Raises a ValueError for a wrong number of ciphertexts, an invalid one,
+    such a sum are read as 0. ``convert`` makes an array, say, of one job's Python numbers before
+    the next job has any. Raises a ValueError for a wrong number of ciphertexts, an invalid one,
     or a sum out of range.
     """
     sizes = [layout.n_plaintexts(len(wanted)) for layout, wanted in jobs]
@@ -181,7 +184,7 @@ def read_jobs(
     for index, plaintext in zip(np.flatnonzero(is_read), decrypted, strict=True):
         plaintexts[index] = plaintext
     return [
-        layout.unpack(plaintexts[start:end], len(wanted))
+        convert(layout.unpack(plaintexts[start:end], len(wanted)))
         for (layout, wanted), start, end in zip(jobs, ends, ends[1:], strict=False)
     ]
 

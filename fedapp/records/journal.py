@@ -42,7 +42,7 @@ from fedapp.errors import DataError
 from fedapp.home import PRIVATE, replacing, sync_folder
 from fedapp.records.codec import Array, Codec, Tree
 
-MAGIC = b"fedapp A"  # 8 bytes; the last is the version of the states that parties have
+MAGIC = b"fedapp B"  # 8 bytes; the last is the version of the states that parties have
 PREFIX = struct.Struct("<8sIIQ")  # magic, checksum, bytes of the header, bytes of the entry
 ALIGNMENT = 8
 JOINED = 2**16  # bytes; smaller parts are written together

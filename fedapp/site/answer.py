@@ -43,7 +43,7 @@ import numpy as np
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, as_plain
 from fedapp.home import home, secret_at
-from fedapp.messages.fields import OWN_OR_SUMS, Reply, Request, check_fields
+from fedapp.messages.fields import Reply, Request, check_fields
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import check_extra, module_of_group
 from fedapp.messages.secagg import AMONG
@@ -68,6 +68,7 @@ from fedapp.site.account import (
     begin_checkpoint,
     check,
     disclosed,
+    is_masked,
     is_question,
     note,
     open_account,
@@ -304,10 +305,15 @@ def _resumed(store: Store, asked: Asked) -> Store:
 
 
 def _check_disclosed(store: Store, asked: Asked) -> None:
-    """Compare the plan's word on sums with the site's policy, also for an earlier answer."""
-    if asked.request.leaves == OWN_OR_SUMS and account_of(store).opening:
-        leaves = disclosed(store, asked.request)
-        check_leaving(asked.config, asked.envelope.method, asked.request, leaves)
+    """Compare what the run discloses with the site's policy, which may have changed since.
+
+    Also before an earlier answer is sent again, whatever kind of message asks for it.
+    """
+    account = account_of(store)
+    if account.opening:
+        masked = "noised" if account.opening["epsilon"] else "sums"
+        leaves = masked if is_masked(store) else "own"
+        check_leaving(asked.config, account.method, asked.request, leaves)
 
 
 def _check_in_order(store: Store, asked: Asked) -> None:
@@ -411,7 +417,8 @@ def _leaving(
     """What leaves the site of a handler's result: by the plan, sums under masks or as they are."""
     if leaves not in ("sums", "noised"):
         if isinstance(result, Sums):
-            assert result.reply is not None, f"{type(request).__name__} asks for no sums"
+            assert leaves == "own", f"{type(request).__name__} asks for no sums"
+            assert result.reply is not None, "such sums leave only under masks"
             result = result.reply(*result.arrays)
         return result if isinstance(result, tuple) else (result, [])
     assert isinstance(result, Sums), f"{type(request).__name__} must be answered by sums"

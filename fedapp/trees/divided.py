@@ -85,7 +85,9 @@ class Lookup:
     ) -> Bits:
         """Which of some rows one split sends left, or which of several splits send one row left."""
         records = np.atleast_1d(record)
-        row_ids = np.atleast_1d(np.arange(len(values), dtype=np.int32)[rows])
+        if isinstance(rows, slice):
+            rows = np.arange(len(values), dtype=np.int32)[rows]
+        row_ids = np.atleast_1d(rows).astype(np.int32)
         return sides_of(
             values,
             self.columns[records],

@@ -184,7 +184,7 @@ def test_a_site_audits_its_own_rows(settings, sites, write_table, tmp_path):
     (finding,) = found.findings
     assert finding.attack == "membership (threshold)"
     assert finding.measure == "AUC of 65 training and 18 other rows"
-    assert finding.low > finding.chance
+    assert finding.success > finding.chance
     assert "bank" in finding.seat
     assert [one.seat for one in found.unmeasured] == ["every other seat"]
 

@@ -207,7 +207,7 @@ def test_an_entry_of_which_a_byte_is_another_is_not_read(tmp_path):
 
 def test_a_file_of_another_version_is_refused(tmp_path):
     (tmp_path / "state").write_bytes(b"fedapp 6" + bytes(PREFIX.size))
-    with pytest.raises(DataError, match=r"^state must be of fedapp A: another version began"):
+    with pytest.raises(DataError, match=r"^state must be of fedapp B: another version began"):
         opened(tmp_path)
 
 

@@ -102,7 +102,7 @@ def test_what_another_version_did_not_write_is_named(tmp_path, fields, name):
     with pytest.raises(DataError, match=rule):
         Checkpoints(tmp_path).read(other)
     (tmp_path / "checkpoint").write_bytes(b"fedapp 6" + bytes(100))
-    with pytest.raises(DataError, match=r"^checkpoint must be of fedapp A: another version began"):
+    with pytest.raises(DataError, match=r"^checkpoint must be of fedapp B: another version began"):
         _ = RunFolder(tmp_path).saved_state
 
 

@@ -16,6 +16,7 @@ from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages.handshake import GreetRequest
 from fedapp.messages.pax import SketchRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
+from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
@@ -261,6 +262,8 @@ def test_a_site_that_discloses_only_sums_leaves_a_plain_run_that_has_begun(confi
     for step in (3, 4):  # also what it has answered
         with pytest.raises(ConfigError, match=r"^aggregation must be secure for bank, whose node"):
             ask(replace(bank, least_parties=2), growing(), step)
+    with pytest.raises(ConfigError, match=r"^aggregation must be secure for bank, whose node"):
+        ask(replace(bank, least_parties=2), LeftRequest(), 3)  # whatever asks for it
 
 
 @pytest.mark.parametrize("case", OPENINGS)

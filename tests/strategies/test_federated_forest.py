@@ -393,7 +393,7 @@ def test_a_letter_that_the_server_keeps_back_stops_the_run_by_its_senders_name(
     ("block_rows", "match"),
     [
         (BLOCK_ROWS // 2, "^party-1.*: EncryptRequest.step must come once a block of labels, got"),
-        (2 * BLOCK_ROWS, r"^party-1.*: MoreLabels.ciphertexts must be \d+, got 82$"),
+        (2 * BLOCK_ROWS, r"^party-1.*: MoreLabels.ciphertexts must be \d+, got 72$"),
     ],
 )
 def test_a_server_that_asks_for_other_blocks_than_there_are_is_refused(
