@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from strategies.arguments import MethodStrategy
 
 
+def __dir__() -> list[str]:
+    return sorted(strategies.__all__)  # type: ignore[attr-defined]
+
+
 def __getattr__(name: str) -> type[MethodStrategy]:
     """The strategy of a method, by its class."""
     return strategies.__getattr__(name)

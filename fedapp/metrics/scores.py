@@ -86,9 +86,9 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
             by_name[name] = score_of(name, totals[name], float(sums[0]))
         elif name == "merror":
             by_name[name] = 1.0 - by_name["accuracy"]
-        elif name == "aucpr":
+        elif objective == BINARY and name == "aucpr":
             by_name[name] = area_under_precision_recall(histogram)
-        elif prices := prices_of([name]):
+        elif objective == BINARY and (prices := prices_of([name])):
             hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
             costs = _cost(hits, alarms, float(histogram[1].sum()), prices[name])
             by_name[name] = ratio(float(costs.min(initial=np.inf)), float(histogram.sum()))

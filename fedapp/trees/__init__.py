@@ -11,17 +11,18 @@ Where XGBoost's bits come from
 Of the same rows, trees are those of XGBoost 3.2 to the last bit. That depends on which numbers are
 float32, and on the order of operations: the last bit of a leaf value moves all rows of the leaf.
 ``docs/explanation/exactness.md`` says for which methods this holds, and what is excepted. A round
-in XGBoost's order; names are below ``fedapp``:
+in XGBoost's order; names are relative to ``fedapp``:
 
 Parameters
     ``trees.grow.Shape.of`` rounds penalties and eta to float32, and divides eta among parallel
     trees in float32. Parameters of a loss are rounded where it reads them.
 Cuts
-    ``histograms.sketch.quantile_cuts`` asks XGBoost itself. Of several tables they are
-    ``histograms.sketch.fuse_sketches``, which ends a column by ``histograms.sketch.upper_edge``.
+    ``histograms.sketch.quantile_cuts`` asks XGBoost itself.
+    ``histograms.sketch.fuse_sketches`` makes those of several tables; a column ends by
+    ``histograms.sketch.upper_edge``.
 Base score
-    ``trees.objective.base_score`` is the mean label, or a Newton step from margin 0. Of classes it
-    is summed in float32, in the order of the rows on one thread.
+    ``trees.objective.base_score`` is the mean label, or a Newton step from margin 0. With several
+    classes it is summed in float32, in the order of the rows on one thread.
     ``trees.objective.base_margin`` is the same as a margin.
 Objective
     ``trees.losses.LOSSES`` has each loss in float32, in XGBoost's order of multiplication.
@@ -40,10 +41,10 @@ Gain
     bounds, ``histograms.split.gain_of_weight`` takes the float32 weight instead. Both sides are
     added in float32, then the node's gain is subtracted. There is no factor 1/2.
 Split search
-    ``histograms.split.best_splits``: lower columns first, up with missing rows on the right, then
-    down with these on the left; the first of equal gains wins. With one tree for all outputs the
-    rules are others, ``histograms.vector_splits.best_vector_splits``. Which columns may split a
-    node is ``trees.grow.Limits``; which nodes are split, ``trees.queue.Queue``.
+    ``histograms.split.best_splits``: lower columns first, bins ascending with missing rows right,
+    then descending with them left; the first of equal gains wins. With one tree for all outputs
+    the rules are others, ``histograms.vector_splits.best_vector_splits``. Which columns may split
+    a node is ``trees.grow.Limits``; which nodes are split, ``trees.queue.Queue``.
 Leaf
     ``histograms.split.leaf_weight`` is computed in float64 and rounded to float32. Where alpha
     leaves nothing of a gradient it is -0.0. ``trees.grow.Growth`` multiplies it by eta in float32.

@@ -114,13 +114,14 @@ class HistogramChecks:
             is_left = firsts == lefts
             above = self._nodes.at(node_keys((routes["tree"], routes["node"])))
             # First a child of each that was sent, then its sibling: sent too, or the rest.
-            step, n_sides, adds_up = len(wanted) // len(lefts), 2, True
+            step, n_sides = len(wanted) // len(lefts), 2
             first, missing = sent[:, ::step], reply.missing[::step]
             if step == 1:
                 second, others = above.bins - first, above.missing - missing
             else:
                 second, others = sent[:, 1::2], reply.missing[1::2]
-                adds_up = bool((np.abs(above.bins - first - second) <= self._slack).all())
+            # Also of a difference: a first that swallows its parent in rounding is no child of it.
+            adds_up = bool((np.abs(above.bins - (first + second)) <= self._slack).all())
             totals = self._first_totals(above, routes, is_left, request.columns, sets)
             nodes = self._with_totals(
                 np.concatenate((firsts, lefts + is_left)),
@@ -153,10 +154,12 @@ class HistogramChecks:
         filled = np.flatnonzero(np.diff(self._starts))
         if len(filled):
             columns[..., filled] = np.add.reduceat(bins, self._starts[filled], axis=2)
-        if np.isnan(totals).any():
+        unknown = np.isnan(totals).any(axis=0)
+        if unknown.any():
             firsts = (missing == 0).argmax(axis=1)
-            totals = np.take_along_axis(columns, firsts[None, :, None], axis=2)[..., 0]
-            totals[:, missing.all(axis=1)] = np.nan
+            of_first = np.take_along_axis(columns, firsts[None, :, None], axis=2)[..., 0]
+            of_first[:, missing.all(axis=1)] = np.nan
+            totals = np.where(unknown, of_first, totals)
         return _Nodes(keys, bins, columns, totals, missing)
 
     def _first_totals(

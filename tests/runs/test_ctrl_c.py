@@ -107,6 +107,15 @@ def _call_back():
     ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
 
 
+@pytest.fixture
+def _interrupts():
+    """As from a terminal: what a shell starts in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 @pytest.mark.parametrize(
     ("call", "passed"),
     [(_import, ["fedapp_has_no_such_module"]), (Freed, ["freed"]), (_call_back, [])],

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from functools import wraps
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,14 @@ import pytest
 from clients import pax as party
 from clients.handshake import Coded
 from clients.scoring import warn_if_worse
+from fedapp.histograms.bins import Cuts
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.runs.local import run_local
+from fedapp.trees.grow import ROUTE
+from fedapp.trees.histogram_checks import HistogramChecks
+from fedapp.trees.losses import LossParameters
+from fedapp.trees.sets import NO_SET, NO_SETS
 from tests.federated import summary_of
 from tests.network import run
 from tests.tampering import refuses
@@ -70,6 +76,12 @@ def no_value(sums, request):
     sums["missing"][:, 0] = 100
 
 
+def swallow_parents(sums, request):
+    """A gradient so large that the parent minus it is minus it."""
+    if request.level:
+        sums["histograms"][0, 0, 0] = 1e200
+
+
 HISTOGRAMS = "^party-2: GrowReply.histograms must have"
 WEIGHT = HISTOGRAMS + " gradients and hessians that the weight of its rows allows, .* level {}$"
 TOTAL = HISTOGRAMS + " the same total in every column, rows without a value included, .* level {}$"
@@ -82,6 +94,7 @@ LIES = {  # of an objective, if not of classes: what is changed, and the rule
     "rows without a value": ("", no_value, TOTAL.format(0)),
     "bins below": ("", times(0.5, "histograms", level=1), TOTAL.format(1)),
     "one bin": ("", into_one_bin, CHILDREN.format(1)),
+    "a difference": ("reg:squarederror", swallow_parents, CHILDREN.format(1)),
     "gradients of classes": ("multi:softprob", times(-20, *ALL), WEIGHT.format(0)),
     "hessians of classes": ("multi:softprob", times(4, *ALL, part=1), WEIGHT.format(0)),
     "counts of rows": ("reg:squarederror", times(20, *ALL, part=1), WEIGHT.format(0)),
@@ -95,6 +108,31 @@ def test_sums_that_no_rows_have_end_the_run_by_name(
     lie(change)
     binary = settings(data="breast-cancer", parties=3, max_bin=48, max_depth=3)
     refuses(expected, made("pax", objective, parties=3) if objective else binary)
+
+
+def test_a_total_beyond_all_numbers_in_one_tree_hides_no_lie_in_another():
+    cuts = Cuts(np.tile(np.float32([0, 1]), 2), np.array([0, 2, 4]), np.full(2, -1, np.float32))
+    weights = np.array([5.0, 3, 6, 4, 10])  # of the bins of two columns, and of all rows
+    losses = LossParameters(1.0, 0.7, 1.5)
+    checks = HistogramChecks(cuts, np.arange(4), weights, False, "reg:squarederror", losses)
+    trees, missing = np.arange(2, dtype=np.int32), np.array([[2, 0], [1, 0]], np.int32)
+    sums, routes = np.zeros((2, 4, 2)), np.zeros(2, ROUTE)
+    sums[..., 1] = weights[:-1]
+    sums[0, :2, 0] = 1.7e308
+    routes["tree"], routes["left"], routes["column"], routes["set"] = trees, 1, trees, NO_SET
+    routes["threshold"], routes["default_left"] = [1, 0], 1
+
+    def check(level, routes, histograms, missing):
+        nodes = np.full(2, level, np.int32)
+        asked = {"columns": trees, "wanted_trees": trees, "wanted_nodes": nodes, "level": level}
+        sent = {"missing": missing, "root_sums": np.array([[0.0, 10], [0, 10]])}
+        sent |= {"histograms": histograms, "train_sums": np.array([0, 0, 1.0])}
+        checks.check(SimpleNamespace(**asked), SimpleNamespace(**sent), routes, NO_SETS)
+
+    check(0, routes[:0], sums, missing[[0, 0]])
+    sums[1, :, 1] = 2, 1, 0, 4  # the right child's rows, as the left one's
+    with pytest.raises(ValueError, match="must have the same total in every column"):
+        check(1, routes, sums, missing)
 
 
 def test_bins_that_weigh_more_than_all_rows_end_the_run_by_name(settings, lie, monkeypatch):

@@ -317,7 +317,7 @@ class NodeTotals:
             lowest = np.minimum.reduceat(targets[rows], begins)
             is_pure[filled] = np.maximum.reduceat(targets[rows], begins) == lowest
         # Exact in any order, so no product of vectors, whose threads take longer to start.
-        weights = np.full(len(sizes), (fields.weights * counts).sum())
+        weights = np.full(len(sizes), (fields.weights * counts).sum(dtype=np.float64))
         sums = totals.reshape(shape).astype(np.float64)
         return cls(sizes, sums, large, large & ~is_pure, weights)
 
