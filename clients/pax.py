@@ -13,12 +13,11 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.cuts import Counted
+from clients.cuts import Binned, Counted, read_splits
 from clients.handshake import Ints
-from clients.scoring import Binned
 from fedapp.errors import DivergedError, ProtocolError, as_protocol_error
 from fedapp.histograms.bins import Codes
-from fedapp.histograms.build import build_all_histograms, slots_by_node
+from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
@@ -55,7 +54,6 @@ from fedapp.trees.grow import (
     children_of,
     each_once_among,
     roots_of,
-    route_codes,
     route_values,
 )
 from fedapp.trees.objective import (
@@ -215,8 +213,8 @@ class Party(Counted):
         initial = self.read_trees(request)
         self.check_outputs(request, "base_margin")
         values = dict[str, Array](self.values)
-        if (request.at_cuts or self.config.least_bin_rows) and not self.n_counted:
-            values["train"] = self.representatives()
+        if (request.at_cuts or self.config.least_bin_rows) and not self.cutting.n_counted:
+            values["train"] = self.bins.surrogates()
         self._begin(request.base_margin)
         self.margins = {
             subset: add_trees(margins, initial.trees, values[subset], initial.sets)
@@ -287,7 +285,7 @@ class Party(Counted):
             residuals = labels - self.margins["train"][:, 0]
             leaves = QuantileLeaves(residuals, self.nodes["train"], self._drawn)
         counts = leaves.counts(request)
-        return Sums([counts], QuantilesReply, self.count_bytes, follows=True)
+        return Sums([counts], QuantilesReply, self.cutting.count_bytes, follows=True)
 
     def _check_quantiles(self, request: QuantilesRequest) -> None:
         """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
@@ -296,7 +294,7 @@ class Party(Counted):
             rule = f"must be for leaves that are quantiles, got {self.objective}"
             raise ProtocolError(self.name, message, "class", rule)
         n_trees = len(self.nodes["train"]) if self.margins else 1
-        check_sizes(self.name, request, n_trees=n_trees, n_columns=len(self.category_widths))
+        check_sizes(self.name, request, n_trees=n_trees, n_columns=len(self.cutting.categories))
         n_open = self.open_level[1]
         due = self.n_fitted if self.n_fitted < N_DIGITS else "none"
         once = f"must be {due}: a tree's rows are counted by each digit once"
@@ -319,13 +317,12 @@ class Party(Counted):
 
     def _route(self, request: SplitRows, level: int) -> None:
         """Route training rows by their bins, validation rows by their values."""
-        routes, sets = self.read_splits(request)
+        routes, sets = read_splits(self.name, request, self.cutting.categories)
         if not len(routes):
             return
-        by_codes = self.by_bins(routes, sets)
-        nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
+        nodes = {**self.nodes, "train": self.bins.routed(self.nodes["train"], routes, sets)}
         if self.floor is not None and level:
-            moved = route_codes(self.floor.nodes, *by_codes)
+            moved = self.bins.routed(self.floor.nodes, routes, sets)
             with as_protocol_error(self.name, "GrowRequest", "split_nodes"):
                 self.floor = self.floor.split(request, moved, self.bins, self._drawn)
         if len(self.values["valid"]):
@@ -396,19 +393,11 @@ class Party(Counted):
 
     def sum_nodes(self, asked: GrowRequest) -> tuple[Array, Array]:
         """Histograms of the wanted nodes, and how many values are missing in each."""
-        binned, columns = self.bins, asked.columns.astype(np.int64)
-        sums = build_all_histograms(
-            binned.codes,
-            binned.missing_code,
-            columns,
-            binned.widths[columns],
-            self.gradients,
-            self.nodes["train"] if self.floor is None else self.floor.nodes,
-            asked.wanted_trees,
-            asked.wanted_nodes,
-        )
+        nodes = self.nodes["train"] if self.floor is None else self.floor.nodes
+        columns, wanted = asked.columns.astype(np.int64), (asked.wanted_trees, asked.wanted_nodes)
+        sums = self.bins.sums(columns, self.gradients, nodes, wanted)
         if self.floor is not None:
-            self.floor.merge(sums, self.gradients, asked, binned.widths)
+            self.floor.merge(sums, self.gradients, asked, self.bins.widths)
         return sums
 
     def _check(self, request: Grown, level: int) -> None:
@@ -459,15 +448,10 @@ def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) ->
     order = np.argsort(nodes[:, 0], kind="stable")
     counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
     if len(nodes):
-        histograms, missing = build_all_histograms(
-            binned.codes,
-            binned.missing_code,
-            np.arange(len(binned.widths)),
-            binned.widths,
-            np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.int64),  # 1 a drawn row
-            summed_in,
-            *nodes[order].T.astype(np.int32),
-        )
+        ones = np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.int64)  # 1 a drawn row
+        trees, of_trees = nodes[order].T.astype(np.int32)
+        columns = np.arange(len(binned.widths))
+        histograms, missing = binned.sums(columns, ones, summed_in, (trees, of_trees))
         counts[order] = join_counts(histograms[..., 0], missing, starts)
     return counts
 

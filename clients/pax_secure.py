@@ -71,8 +71,8 @@ class Private(Counted):
 
     def count(self, request: PrivateCountRequest) -> Sums:
         """Weights of the rows by the next digit of their values; each digit once a run."""
-        self.check_prefixes(request)
-        counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
+        self.cutting.check_prefixes(self.config, request)
+        counts = self.cutting.counts(self, request.prefixes, request.offsets, request.digit)
         noise = (self._count_noise(request.digit),)
         return Sums([counts], noise=noise, follows=True)
 
@@ -134,7 +134,7 @@ class Private(Counted):
 
     def _count_noise(self, digit: int) -> Noise:
         # A row is counted once per numeric column.
-        n_columns = int((self.category_widths == 0).sum())
+        n_columns = int((self.cutting.categories == 0).sum())
         sensitivity = math.sqrt(max(n_columns, 1)) * self._heaviest_units()
         variance = self._promised.budget.party_variance("counts", sensitivity)
         return Noise("counts", digit, (variance,))

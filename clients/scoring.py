@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from clients.handshake import Coded, Floats, Ints
+from clients.handshake import Coded, Floats
 from clients.vertical.party import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
-from fedapp.histograms.bins import Codes
 from fedapp.home import write_atomically
 from fedapp.messages.fields import LONGEST, Array
 from fedapp.messages.scoring import (
@@ -74,27 +73,11 @@ BOOSTED: tuple[type[Any], Callable[..., Array]] = Ensemble, predict_margins
 BAGGED: tuple[type[Any], Callable[..., Array]] = BaggedForest, BaggedForest.margins
 
 
-@dataclass(frozen=True, slots=True)
-class Binned:
-    """Training rows as bins of their values."""
-
-    codes: Codes  # (n_rows, n_columns)
-    missing_code: int
-    representatives: Floats  # (n_bins,): a value of each bin
-    offsets: Ints  # (n_columns + 1,): the bins of each column
-
-    @property
-    def widths(self) -> Ints:
-        """Number of bins of each column."""
-        return np.diff(self.offsets)
-
-
 @role
 class Scored(Coded):
     """State of a horizontal party whose rows are scored; roles of methods extend it."""
 
     order = Order({}, any_time={BalanceRequest, EvaluateRequest})
-    binned: Binned | None = None  # once the training rows have bins
     # (n_rows, n_outputs) by subset, without test rows: of the model so far
     margins: Mapping[str, Floats] = {}
 

@@ -315,12 +315,11 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
 
     def looked_at(self, asked):
         histograms, missing = sum_nodes(self, asked)
-        assert self.binned
         assert self.floor
-        starts = cell_starts(self.binned.widths)
+        starts = cell_starts(self.bins.widths)
         # The other child of each split follows from its parent and its sibling.
         drawn = self.gradients.any(axis=2)
-        counted = self.binned, drawn, self.floor.nodes, self.floor.open_nodes
+        counted = self.bins, drawn, self.floor.nodes, self.floor.open_nodes
         all_counts = pax.cell_counts(*counted)
         for ends, counts in zip(self.floor.ends, all_counts, strict=True):
             are_few.append(is_few(np.bincount(ends, counts, starts[-1])))
