@@ -101,11 +101,6 @@ class Grower(Counted):
         Under masks all cells leave, else those that have rows.
         """
         request = self.read_bins(request)
-        # All are parts of the sums of the first request.
-        follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
-        return Sums([self._sums(request)], CellsReply.of, request.sum_bytes, follows=follows)
-
-    def _sums(self, request: CellsRequest) -> Whole:
         bins = self.bins
         if not (self.follows(CellsRequest) or self.follows(SplitRequest)):
             self.growing = self._begun(request)
@@ -121,7 +116,10 @@ class Grower(Counted):
         )
         layout, nodes = CellLayout(request.columns, bins.widths), growing.nodes["train"]
         rows = bins.codes, bins.missing_code, layout, growing.terms, growing.draws
-        return sum_cells(*rows, nodes, wanted)
+        # All are parts of the sums of the first request.
+        follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
+        sums = sum_cells(*rows, nodes, wanted)
+        return Sums([sums], CellsReply.of, request.sum_bytes, follows=follows)
 
     def _begun(self, request: CellsRequest) -> Growing:
         """Each tree's rows, drawn, all of them at the roots."""

@@ -201,15 +201,6 @@ class Scored(Coded):
             # Without a last column of times, which is no feature (``clients.cuts``).
             yield np.ascontiguousarray(rows[some, : len(self.columns)]), *margins
 
-    def begin_margins(self, base_margin: Array) -> None:
-        """Margins before the first tree: those of the table, else the run's ``base_margin``."""
-        self.margins = {
-            subset: self.base_margins[subset][:, None]
-            if self.base_margins
-            else np.tile(base_margin, (len(self.labels[subset]), 1))
-            for subset in WATCHED
-        }
-
     def read_trees(self, request: Trees) -> Grown:
         """Trees of a request, checked."""
         message = type(request).__name__
@@ -225,6 +216,16 @@ class Scored(Coded):
         if (n_values := len(getattr(request, field))) != self.n_outputs:
             rule = f"must be {self.n_outputs}, one an output, got {n_values}"
             raise ProtocolError(self.name, type(request).__name__, field, rule)
+
+
+def first_margins(rows: Coded, base_margin: Array) -> Mapping[str, Floats]:
+    """Margins before the first tree: those of the table, else the run's ``base_margin``."""
+    return {
+        subset: rows.base_margins[subset][:, None]
+        if rows.base_margins
+        else np.tile(base_margin, (len(rows.labels[subset]), 1))
+        for subset in WATCHED
+    }
 
 
 def interval_fields(
