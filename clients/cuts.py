@@ -6,16 +6,16 @@ from the first tree on. Rows keep their values, and no representative leaves the
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from clients.handshake import Ints
-from clients.scoring import Binned
-from clients.secagg import Masked
-from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
+from clients.handshake import Coded, Floats, Ints
+from clients.secagg import Masked, label_sums
+from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
+from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.fixed_point import Whole, to_fixed
 from fedapp.histograms.groups import merge_sketch_bins
 from fedapp.histograms.sketch import (
@@ -31,112 +31,168 @@ from fedapp.histograms.sketch import (
 )
 from fedapp.kernels import frozen
 from fedapp.messages.cuts import CountOrder, Digits, SketchOrder, SplitRows
-from fedapp.messages.fields import Array, Request, check_sizes, fields_of
+from fedapp.messages.fields import Array, Request, check_fields, check_sizes, fields_of
 from fedapp.messages.pax_secure import PrivateOpenRequest
 from fedapp.messages.secagg import SharedCuts
 from fedapp.site.account import check_within
 from fedapp.site.roles import role
-from fedapp.site.store import NoStateError
+from fedapp.site.settings import SiteConfig
+from fedapp.site.store import Store
 from fedapp.site.sums import Sums, bounds_of
-from fedapp.trees.grow import ROUTE, Routes, first_bins
+from fedapp.trees.grow import ROUTE, NodeList, Routes, first_bins, route_codes
 from fedapp.trees.objective import has_risk_sets, is_survival
+from fedapp.trees.predict import Nodes
 from fedapp.trees.sets import CategorySets, set_numbers
 
 R = TypeVar("R", bound=Request)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binned:
+    """Training rows as bins of their values."""
+
+    codes: Codes  # (n_rows, n_columns)
+    missing_code: int
+    representatives: Floats  # (n_bins,): a value of each bin
+    offsets: Ints  # (n_columns + 1,): the bins of each column
+
+    @classmethod
+    def between(cls, values: Floats, cuts: Cuts) -> Binned:
+        """Rows by the bins between cuts.
+
+        A bin's representative is its lower edge: the edge before it, or the column's minimum.
+        """
+        lower_edges = np.roll(cuts.edges, 1)
+        filled = cuts.widths > 0
+        lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
+        return cls(*digitise(values, cuts), lower_edges, cuts.offsets)
+
+    @property
+    def widths(self) -> Ints:
+        """Number of bins of each column."""
+        return np.diff(self.offsets)
+
+    def surrogates(self) -> Floats:
+        """Rows with the representative of each value's bin."""
+        return surrogates(self.codes, self.missing_code, self.representatives, self.offsets)
+
+    def routed(self, nodes: Nodes, routes: Routes, sets: CategorySets) -> Nodes:
+        """Nodes of the rows, (n_trees, n_rows), after some splits."""
+        firsts = first_bins(*frozen(self.representatives, self.offsets, routes))
+        return route_codes(nodes, routes, firsts, self.codes, self.missing_code, sets)
+
+    def sums(
+        self, columns: Array, terms: Array, nodes: Nodes, wanted: NodeList
+    ) -> tuple[Array, Array]:
+        """Histograms of the wanted nodes, and how many values are missing in each."""
+        widths = self.widths[columns]
+        return build_all_histograms(
+            self.codes, self.missing_code, columns, widths, terms, nodes, *wanted
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cutting:
+    """Columns that get the cuts of all parties' rows, whose values are counted digit by digit."""
+
+    categories: Ints  # of each column, 0 if numeric
+    count_bytes: int = 8  # width of a count
+    n_counted: int = 0  # digits by which rows have been counted
+
+    def check(self, config: SiteConfig, request: Request, offsets: Array) -> None:
+        """Check that offsets are those of the table's columns, within the site's limit."""
+        check_sizes(config.name, request, n_columns=len(self.categories))
+        max_bins = config.limits["most-bins"]
+        numbers = np.diff(offsets)[self.categories == 0]
+        if not config.simulated and numbers.max(initial=0) > max_bins:
+            rule = f"must be <= {max_bins} (most-bins in the node config of {config.name})"
+            raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
+
+    def check_prefixes(self, config: SiteConfig, asked: Digits) -> None:
+        """Check that only numeric columns are counted."""
+        self.check(config, asked, asked.offsets)
+        has_none = not np.diff(asked.offsets)[self.categories > 0].any()
+        rule = "must give columns of categories none"
+        check_fields(config.name, asked, ("offsets", has_none, rule))
+
+    def after(self, party: str, asked: CountOrder | Digits, digit: int) -> Cutting:
+        """With one more digit; a ProtocolError if rows are not counted digit by digit."""
+        due = "none" if self.n_counted == N_DIGITS else self.n_counted
+        reason = "rows are counted by each digit once a run, before the cuts are sent"
+        rule = f"must be {due}, got {digit}; {reason}"
+        check_fields(party, asked, ("digit", digit == self.n_counted, rule))
+        return replace(self, n_counted=digit + 1)
+
+    def counts(self, rows: Coded, prefixes: Array, offsets: Array, digit: int) -> Whole:
+        """Weights of the training rows by a digit of their values."""
+        weights = rows.weights["train"]
+        exponent = bounds_of(rows.site.store).exponent(0, self.count_bytes)
+        whole = np.maximum(to_fixed(weights, exponent), weights > 0)  # at least 1 if above 0
+        return digit_counts(rows.values["train"], whole, prefixes, offsets, digit)
+
+    def cuts(self, config: SiteConfig, store: Store, asked: SharedCuts) -> Cuts:
+        """The joint cuts of a request, checked."""
+        message, offsets = type(asked).__name__, asked.edge_offsets
+        categories, widths = self.categories, np.diff(asked.edge_offsets)
+        self.check(config, cast(Request, asked), offsets)
+        fits = not np.where(categories > 0, widths > categories, widths < 1).any()
+        rule = "must give a column of numbers a bin, and one of categories no more than it has"
+        check_fields(config.name, asked, ("edge_offsets", fits, rule))
+        max_bins = int(widths[categories == 0].max(initial=0))
+        check_within(config, store, message, "edge_offsets", max_bins, "max_bin")
+        minima = np.full(len(widths), -np.float32(LARGEST_FLOAT), dtype=np.float32)
+        numeric_cuts = Cuts(asked.edges, offsets, minima)
+        return with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
 
 
 @role
 class Counted(Masked):
     """State of a party whose columns are cut, by a sketch or by quantiles of all parties' rows."""
 
-    category_widths: Ints  # categories of each column, 0 if numeric
-    n_counted: int = 0  # digits by which rows have been counted
-    count_bytes: int = 8  # width of a count
+    cutting: Cutting
+    bins: Binned  # once the training rows have bins
 
     def count_labels(self, opening: CountOrder | PrivateOpenRequest) -> tuple[Array, Whole, Whole]:
         """Join the run and code the rows: values the dictionary lacks, sums of labels, counts."""
         coded = self._code_columns(opening)
         bounds = self.join(opening)
-        self.count_bytes = opening.count_bytes if isinstance(opening, CountOrder) else 8
-        prefixes, offsets = Descent(self.category_widths == 0, n_bins=2).wanted()
-        counts = self.digit_counts(prefixes, offsets, digit=0)
+        if isinstance(opening, CountOrder):
+            self.cutting = replace(self.cutting, count_bytes=opening.count_bytes)
         is_private = isinstance(opening, PrivateOpenRequest)
-        return coded["unseen"], self.label_sums(bounds, is_private), counts
+        wanted = Descent(self.cutting.categories == 0, n_bins=2).wanted()
+        counts = self.cutting.counts(self, *wanted, digit=0)
+        return coded["unseen"], label_sums(self, bounds, is_private), counts
 
     def _code_columns(self, opening: Any) -> dict[str, Any]:
         """Code labels and categories; times become a last column, which is never split."""
         coded = self.code(opening)
-        self.category_widths = self.category_counts
+        categories = self.category_counts
         if has_risk_sets(self.objective) and not self.config.shares_risks:
             rule = f"must be another for {self.name}, whose node config has share-risk-sums "
             raise ConfigError(f"objective {rule}false, got {self.objective}")
         if is_survival(self.objective):
             times = np.abs(self.labels["train"])[:, None]
             self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
-            self.category_widths = np.append(self.category_widths, 0)
+            categories = np.append(categories, 0)
+        self.cutting = Cutting(categories)
         return coded
-
-    def digit_counts(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
-        """Weights of the training rows by a digit of their values."""
-        weights = self.weights["train"]
-        exponent = bounds_of(self.site.store).exponent(0, self.count_bytes)
-        whole = np.maximum(to_fixed(weights, exponent), weights > 0)  # at least 1 if above 0
-        return digit_counts(self.values["train"], whole, prefixes, offsets, digit)
-
-    def bins_of(self, asked: SharedCuts) -> Binned:
-        """The rows by the joint bins of a request."""
-        message = type(asked).__name__
-        offsets = asked.edge_offsets
-        categories = self.category_widths
-        self._check_widths(asked, offsets)
-        widths = np.diff(offsets)
-        if np.where(categories > 0, widths > categories, widths < 1).any():
-            rule = "must give a column of numbers a bin, and one of categories no more than it has"
-            raise ProtocolError(self.name, message, "edge_offsets", rule)
-        max_bins = int(widths[categories == 0].max(initial=0))
-        check_within(self.config, self.site.store, message, "edge_offsets", max_bins, "max_bin")
-        minima = np.full(len(widths), -np.float32(LARGEST_FLOAT), dtype=np.float32)
-        numeric_cuts = Cuts(asked.edges, offsets, minima)
-        cuts = with_categories(numeric_cuts, categories, np.where(categories > 0, widths, 0))
-        # A bin's representative is its lower edge: the edge before it, or the column's minimum.
-        lower_edges = np.roll(cuts.edges, 1)
-        filled = cuts.widths > 0
-        lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
-        return Binned(*digitise(self.values["train"], cuts), lower_edges, cuts.offsets)
 
     def read_bins(self, asked: R) -> R:
         """Replace values by the joint bins of a request, if it has them; the request without."""
         if not isinstance(asked, SharedCuts) or not len(asked.edges):
             return asked
-        if self.binned is not None:
-            raise ProtocolError(self.name, type(asked).__name__, "edges", "must be sent once")
-        self.binned = self.bins_of(asked)
+        is_first = "bins" not in self.site.store
+        check_fields(self.name, asked, ("edges", is_first, "must be sent once"))
+        cuts = self.cutting.cuts(self.config, self.site.store, asked)
+        self.bins = Binned.between(self.values["train"], cuts)
         return replace(asked, edges=asked.edges[:0], edge_offsets=asked.edge_offsets[:0])
-
-    def check_prefixes(self, asked: Digits) -> None:
-        """Check that only numeric columns are counted."""
-        offsets = asked.offsets
-        message = type(asked).__name__
-        self._check_widths(asked, offsets)
-        if np.diff(offsets)[self.category_widths > 0].any():
-            rule = "must give columns of categories none"
-            raise ProtocolError(self.name, message, "offsets", rule)
-
-    def _check_widths(self, request: Digits | SharedCuts, offsets: Array) -> None:
-        """Check that offsets are those of the table's columns, within the site's limit."""
-        check_sizes(self.name, cast(Request, request), n_columns=len(self.category_widths))
-        max_bins = self.config.limits["most-bins"]
-        numbers = np.diff(offsets)[self.category_widths == 0]
-        if not self.config.simulated and numbers.max(initial=0) > max_bins:
-            rule = f"must be <= {max_bins} (most-bins in the node config of {self.name})"
-            raise ConfigError(f"max-bin {rule}, got {numbers.max()}")
 
     def sketch_columns(self, asked: SketchOrder) -> dict[str, Any]:
         """Summarise the columns, and replace each value by its bin; fields of a ``SketchReply``."""
         coded = self._code_columns(asked)
         values = self.values["train"]
         weights = self.weights["train"]
-        categories = self.category_widths
+        categories = self.cutting.categories
         summary, codes, missing_code = sketch_and_code(values, weights, asked.n_bins, categories)
         if least := self.config.least_bin_rows:
             summary, values = merge_sketch_bins(summary, values, weights, least)
@@ -146,15 +202,15 @@ class Counted(Masked):
             codes, missing_code = digitise(
                 values, with_categories(sketch_cuts(full), categories, used)
             )
-        self.binned = Binned(codes, missing_code, full.representatives, full.offsets)
+        self.bins = Binned(codes, missing_code, full.representatives, full.offsets)
         return {**coded, **fields_of(summary, Sketch)}
 
     def open_counts(self, request: CountOrder) -> Sums:
         """Join the run, code labels and categories; sums of labels, counts of values."""
         unseen, sums, counts = self.count_labels(request)
-        self._count_once(request, digit=0)
+        self.cutting = self.cutting.after(self.name, request, digit=0)
         values = self.values["train"]
-        categories = self.category_widths.tolist()
+        categories = self.cutting.categories.tolist()
         by_category = [
             np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=width)
             for codes, width in zip(values.T, categories, strict=True)
@@ -165,46 +221,20 @@ class Counted(Masked):
 
     def count_digit(self, request: Digits) -> Sums:
         """Weights of the rows by the next digit of their values; each digit once a run."""
-        self.check_prefixes(request)
-        self._count_once(request, request.digit)
-        counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
-        return Sums([counts], n_bytes=self.count_bytes, follows=True)
+        self.cutting.check_prefixes(self.config, request)
+        self.cutting = self.cutting.after(self.name, request, request.digit)
+        counts = self.cutting.counts(self, request.prefixes, request.offsets, request.digit)
+        return Sums([counts], n_bytes=self.cutting.count_bytes, follows=True)
 
-    def _count_once(self, asked: CountOrder | Digits, digit: int) -> None:
-        """Check that rows are counted digit by digit."""
-        if digit != self.n_counted:
-            rule = "none" if self.n_counted == N_DIGITS else self.n_counted
-            reason = "rows are counted by each digit once a run, before the cuts are sent"
-            rule = f"must be {rule}, got {digit}; {reason}"
-            raise ProtocolError(self.name, type(asked).__name__, "digit", rule)
-        self.n_counted = digit + 1
 
-    def representatives(self) -> Array:
-        """Training rows with the representative of each value's bin."""
-        binned = self.bins
-        return surrogates(binned.codes, binned.missing_code, binned.representatives, binned.offsets)
-
-    @property
-    def bins(self) -> Binned:
-        """Bins of the training rows; an error until there are some."""
-        if self.binned is None:
-            raise NoStateError("bins")
-        return self.binned
-
-    def read_splits(self, asked: SplitRows) -> tuple[Routes, CategorySets]:
-        """The splits of a request, and the sets of those by categories."""
-        routes = np.empty(len(asked.split_trees), dtype=ROUTE)
-        routes["tree"], routes["node"] = asked.split_trees, asked.split_nodes
-        routes["left"], routes["column"] = asked.split_lefts, asked.split_columns
-        routes["threshold"] = asked.split_thresholds
-        routes["default_left"] = asked.split_defaults
-        widths = self.category_widths[routes["column"]]
-        routes["set"] = set_numbers(widths)
-        with as_protocol_error(self.name, type(asked).__name__, "split_sets"):
-            return routes, CategorySets(asked.split_sets, widths[widths > 0])
-
-    def by_bins(self, routes: Routes, sets: CategorySets) -> tuple[Routes, Ints, Codes, int, Any]:
-        """Arguments of ``route_codes`` that move training rows."""
-        binned = self.bins
-        firsts = first_bins(*frozen(binned.representatives, binned.offsets, routes))
-        return routes, firsts, binned.codes, binned.missing_code, sets
+def read_splits(party: str, asked: SplitRows, categories: Ints) -> tuple[Routes, CategorySets]:
+    """The splits of a request, and the sets of those by categories, given these of each column."""
+    routes = np.empty(len(asked.split_trees), dtype=ROUTE)
+    routes["tree"], routes["node"] = asked.split_trees, asked.split_nodes
+    routes["left"], routes["column"] = asked.split_lefts, asked.split_columns
+    routes["threshold"] = asked.split_thresholds
+    routes["default_left"] = asked.split_defaults
+    widths = categories[routes["column"]]
+    routes["set"] = set_numbers(widths)
+    with as_protocol_error(party, type(asked).__name__, "split_sets"):
+        return routes, CategorySets(asked.split_sets, widths[widths > 0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clients.scoring import Scored
+from clients.scoring import Scored, first_margins
 from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import Array, check_fields, parameters_of
 from fedapp.messages.handshake import LabelsRequest
@@ -42,7 +42,7 @@ class Booster(Scored):
         new = self.read_trees(request)
         self.check_outputs(request, "base_margin")
         if not self.margins:
-            self.begin_margins(request.base_margin)
+            self.margins = first_margins(self, request.base_margin)
         if new.trees:
             self.margins = {
                 subset: add_trees(margins, new.trees, self.values[subset], new.sets)

@@ -7,18 +7,17 @@ in each round; here the party keeps its margins, and receives only new splits an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from clients.cuts import Counted
-from clients.handshake import Ints
-from clients.scoring import Binned
+from clients.cuts import Binned, Counted, read_splits
+from clients.handshake import Floats, Ints
+from clients.scoring import first_margins
 from fedapp.errors import DivergedError, ProtocolError, as_protocol_error
-from fedapp.histograms.bins import Codes
-from fedapp.histograms.build import build_all_histograms, slots_by_node
+from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
@@ -55,7 +54,6 @@ from fedapp.trees.grow import (
     children_of,
     each_once_among,
     roots_of,
-    route_codes,
     route_values,
 )
 from fedapp.trees.objective import (
@@ -69,44 +67,6 @@ from fedapp.trees.quantiles import leaf_digit_counts
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
 Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RiskSets:
-    """Rows by their bin of times, on which gradients depend; see ``fedapp.trees.cox``."""
-
-    bins: Codes  # (n_rows,)
-    n_bins: int
-
-    def sums(self, margins: Array, labels: Array) -> Whole:
-        """Hazard ratios and events by bin, (n_bins, N_SUMS)."""
-        return risk_sums(margins, labels, bins=self.bins, n_bins=self.n_bins)
-
-    def pairs(self, margins: Array, labels: Array, hazards: Array) -> Array:
-        """Gradients and hessians, (n_rows, 1, 2), given the hazards of the bins."""
-        return binned_pairs(margins, labels, hazards[self.bins])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantileLeaves:
-    """Rows of a tree whose leaves are quantiles of residuals, counted digit by digit."""
-
-    residuals: Array  # (n_rows,): float32
-    nodes: Nodes  # (n_trees, n_rows)
-    drawn: Bools  # (n_trees, n_rows)
-
-    @classmethod
-    def of_labels(cls, labels: Array) -> QuantileLeaves:
-        """Before the first tree: all rows in one leaf, and the residuals are the labels."""
-        shape = 1, len(labels)
-        return cls(labels, np.zeros(shape, np.int32), np.ones(shape, np.bool_))
-
-    def counts(self, request: QuantilesRequest) -> Array:
-        """Rows by the request's digit, int32, of those with each of its prefixes."""
-        leaves = request.leaf_ids[request.grown_offsets[:-1, None] + self.nodes][self.drawn]
-        residuals = np.broadcast_to(self.residuals, self.nodes.shape)[self.drawn]
-        asked = request.prefixes, request.offsets, request.digit
-        return leaf_digit_counts(leaves, residuals, *asked).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +143,64 @@ class Floor:
         merge_group_sums(*sums, totals, ends, columns, cell_starts(widths))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """The rows in the trees of a round, and which of their nodes are open."""
+
+    nodes: Mapping[str, Nodes]  # (n_trees, n_rows) by subset: where each row is
+    # (n_trees, n_train, 2): of the drawn rows; (0, 0) for others
+    gradients: Terms = field(default_factory=lambda: np.empty((0, 0, 2), np.float32))
+    floor: Floor | None = None  # with least-bin-rows
+    level: int = -1  # the last one
+    n_open: int = 0  # nodes that it may split: the roots, then both children of every split
+    n_fitted: int = 0  # digits by which residuals have been counted since then
+
+    @property
+    def drawn(self) -> Bools:
+        """Which rows each tree draws, (n_trees, n_train)."""
+        return np.asarray(self.gradients.any(axis=2))
+
+    def routed(self, party: Party, request: SplitRows, level: int = 0) -> Round:
+        """Route training rows by their bins, validation rows by their values."""
+        routes, sets = read_splits(party.name, request, party.cutting.categories)
+        if not len(routes):
+            return self
+        bins, floor = party.bins, self.floor
+        nodes = {**self.nodes, "train": bins.routed(self.nodes["train"], routes, sets)}
+        if floor is not None and level:
+            moved = bins.routed(floor.nodes, routes, sets)
+            with as_protocol_error(party.name, "GrowRequest", "split_nodes"):
+                floor = floor.split(request, moved, bins, self.drawn)
+        if len(party.values["valid"]):
+            nodes["valid"] = route_values(nodes["valid"], routes, party.values["valid"], sets)
+        return replace(self, nodes=nodes, floor=floor)
+
+    def check_entries(self, party: str, request: SplitRows, field: str, offsets: Ints) -> None:
+        """Check that every node with rows has an entry of a field, divided by these offsets."""
+        most = (nodes.max(axis=1, initial=0) for nodes in self.nodes.values())
+        has_entries = all((numbers < np.diff(offsets)).all() for numbers in most)
+        check_fields(party, request, (field, has_entries, "must be one a node"))
+
+    def add_leaves(self, margins: Mapping[str, Floats], request: Grown) -> Mapping[str, Floats]:
+        """Margins by subset plus the leaves of each row, parallel trees in order."""
+        starts, sums = request.leaf_offsets[:-1, None], dict(margins)
+        for subset, before in margins.items():
+            steps = request.leaf_values[starts + self.nodes[subset]]
+            for of_outputs in np.split(steps, request.num_parallel_tree):
+                before = before + of_outputs.T
+            sums[subset] = before
+        return sums
+
+    def sums(self, request: GrowRequest, bins: Binned) -> tuple[Array, Array]:
+        """Histograms of the wanted nodes, and how many values are missing in each."""
+        nodes = self.nodes["train"] if self.floor is None else self.floor.nodes
+        wanted = request.wanted_trees, request.wanted_nodes
+        sums = bins.sums(request.columns.astype(np.int64), self.gradients, nodes, wanted)
+        if self.floor is not None:
+            self.floor.merge(sums, self.gradients, request, bins.widths)
+        return sums
+
+
 @role
 class Party(Counted):
     """A party of PAX."""
@@ -200,14 +218,10 @@ class Party(Counted):
             CountRequest: {CountRequest, InitRequest, RisksRequest, GrowRequest, QuantilesRequest},
         }
     )
-    nodes: Mapping[str, Nodes]  # (n_trees, n_rows) by subset: where each row is
-    gradients: Terms  # of the drawn rows; (0, 0) for others
-    open_level: tuple[int, int] = (-1, 0)  # the last level, and how many nodes it may split
-    n_fitted: int = 0  # digits by which residuals have been counted since then
-    floor: Floor | None = None  # in a round, with least-bin-rows
+    round: Round = Round({})  # the last one
 
     def sketch(self, request: SketchRequest) -> SketchReply:
-        """Summarise the columns, and replace each value by the number of its bin."""
+        """Line 7: summarise the columns, and replace each value by the number of its bin."""
         return SketchReply(**self.sketch_columns(request))
 
     def begin_from(self, request: InitRequest) -> InitReply:
@@ -215,21 +229,13 @@ class Party(Counted):
         initial = self.read_trees(request)
         self.check_outputs(request, "base_margin")
         values = dict[str, Array](self.values)
-        if (request.at_cuts or self.config.least_bin_rows) and not self.n_counted:
-            values["train"] = self.representatives()
-        self._begin(request.base_margin)
+        if (request.at_cuts or self.config.least_bin_rows) and not self.cutting.n_counted:
+            values["train"] = self.bins.surrogates()
         self.margins = {
             subset: add_trees(margins, initial.trees, values[subset], initial.sets)
-            for subset, margins in self.margins.items()
+            for subset, margins in first_margins(self, request.base_margin).items()
         }
         return InitReply()
-
-    def _begin(self, base_margin: Array) -> None:
-        self.begin_margins(base_margin)
-        self.nodes = {
-            subset: np.zeros((len(base_margin), len(margins)), dtype=np.int32)
-            for subset, margins in self.margins.items()
-        }
 
     def risks(self, request: RisksRequest) -> Sums:
         """Add the last round's trees, and sum hazard ratios and events by bin of times."""
@@ -238,117 +244,33 @@ class Party(Counted):
             raise ProtocolError(self.name, type(request).__name__, "class", rule)
         request = self.read_bins(request)
         self._move(request)
-        sums = self._risk_sets.sums(self.margins["train"], self.labels["train"])
+        times, n_bins = self.bins.codes[:, -1], self.bins.widths[-1]  # of the last column
+        margins, labels = self.margins["train"], self.labels["train"]
+        sums = risk_sums(margins, labels, bins=times, n_bins=n_bins)
         return Sums([sums], RisksReply)
-
-    @property
-    def _risk_sets(self) -> RiskSets:
-        """Times are the last column."""
-        return RiskSets(self.bins.codes[:, -1], self.bins.widths[-1])
 
     def _move(self, request: Grown, level: int = 0) -> None:
         """Route the rows by the last splits, and add the last leaf values."""
-        self._check(request, level)
+        check_grown(self, request, level)
         if not self.margins:
-            self._begin(request.base_margin)
-        self._route(request, level)
-        self.n_fitted = 0
+            self.margins = first_margins(self, request.base_margin)
+        if not self.round.nodes:
+            self.round = replace(self.round, nodes=at_roots(self.n_outputs, self.margins))
+        n_open = 2 * len(request.split_trees) if level else request.n_trees
+        routed = self.round.routed(self, request, level)
+        self.round = replace(routed, level=level, n_open=n_open, n_fitted=0)
         if not len(request.leaf_values):
             return
-        self._check_entries(request, "leaf_values", request.leaf_offsets)
+        routed.check_entries(self.name, request, "leaf_values", request.leaf_offsets)
         if level == 0:
-            self._add_leaves(request)
+            self.margins = routed.add_leaves(self.margins, request)
 
     def grow(self, request: GrowRequest) -> Sums:
-        """Route the rows by the last splits, start a round at level 0, sum the wanted nodes."""
+        """Lines 12 to 16: route the rows, start a round at level 0, sum the wanted nodes."""
         request = self.read_bins(request)  # bins of times are a column more than the table has
         self._move(request, request.level)
-        scores = dict[str, Array]()
-        if request.level == 0:
-            scores = self._start_round(request)
-            if least := self.config.least_bin_rows:
-                if self._drawn.sum(axis=1).min() < least:  # nothing leaves in such a round
-                    self.gradients = np.zeros_like(self.gradients)
-                self.floor = Floor.at_roots(least, self.bins, self._drawn)
-        sums = [*self.sum_nodes(request)]
-        if request.level == 0:
-            sums += [self.gradients.sum(axis=1, dtype=sums[0].dtype), *scores.values()]
-        # A level's sums are parts of those of the level above.
-        return Sums(sums, GrowReply, follows=request.level > 0)
-
-    def fit_leaves(self, request: QuantilesRequest) -> Sums:
-        """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
-        self._check_quantiles(request)
-        labels = self.labels["train"]
-        leaves = QuantileLeaves.of_labels(labels)
-        if self.margins:
-            self._route(request, 0)
-            self._check_entries(request, "leaf_ids", request.grown_offsets)
-            residuals = labels - self.margins["train"][:, 0]
-            leaves = QuantileLeaves(residuals, self.nodes["train"], self._drawn)
-        counts = leaves.counts(request)
-        return Sums([counts], QuantilesReply, self.count_bytes, follows=True)
-
-    def _check_quantiles(self, request: QuantilesRequest) -> None:
-        """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
-        message = type(request).__name__
-        if not has_quantile_leaves(self.objective):
-            rule = f"must be for leaves that are quantiles, got {self.objective}"
-            raise ProtocolError(self.name, message, "class", rule)
-        n_trees = len(self.nodes["train"]) if self.margins else 1
-        check_sizes(self.name, request, n_trees=n_trees, n_columns=len(self.category_widths))
-        n_open = self.open_level[1]
-        due = self.n_fitted if self.n_fitted < N_DIGITS else "none"
-        once = f"must be {due}: a tree's rows are counted by each digit once"
-        most = np.diff(request.offsets).max(initial=0)
-        check_fields(
-            self.name,
-            request,
-            ("split_nodes", len(request.split_nodes) <= n_open, f"must be {n_open} at most"),
-            ("digit", request.digit == self.n_fitted, once),
-            ("offsets", most <= 2, "must give a leaf two prefixes at most"),
-        )
-        self.n_fitted += 1
-        self.open_level = -1, 0  # the tree has grown
-
-    def _check_entries(self, request: SplitRows, field: str, offsets: Ints) -> None:
-        """Check that every node with rows has an entry of a field, divided by these offsets."""
-        for nodes in self.nodes.values():
-            if (nodes.max(axis=1, initial=0) >= np.diff(offsets)).any():
-                raise ProtocolError(self.name, type(request).__name__, field, "must be one a node")
-
-    def _route(self, request: SplitRows, level: int) -> None:
-        """Route training rows by their bins, validation rows by their values."""
-        routes, sets = self.read_splits(request)
-        if not len(routes):
-            return
-        by_codes = self.by_bins(routes, sets)
-        nodes = {**self.nodes, "train": route_codes(self.nodes["train"], *by_codes)}
-        if self.floor is not None and level:
-            moved = route_codes(self.floor.nodes, *by_codes)
-            with as_protocol_error(self.name, "GrowRequest", "split_nodes"):
-                self.floor = self.floor.split(request, moved, self.bins, self._drawn)
-        if len(self.values["valid"]):
-            nodes["valid"] = route_values(nodes["valid"], routes, self.values["valid"], sets)
-        self.nodes = nodes
-
-    def _add_leaves(self, request: Grown) -> None:
-        starts = request.leaf_offsets[:-1, None]
-        steps = {
-            subset: request.leaf_values[starts + nodes] for subset, nodes in self.nodes.items()
-        }
-        for first in range(0, request.n_trees, self.n_outputs):  # parallel trees, in order
-            trees = slice(first, first + self.n_outputs)
-            self.margins = {
-                subset: margins + steps[subset][trees].T for subset, margins in self.margins.items()
-            }
-
-    def _start_round(self, request: GrowRequest) -> dict[str, Array]:
-        """Score, and compute gradients of the drawn rows, all of which return to the roots."""
-        self.nodes = {
-            subset: np.zeros((request.n_trees, nodes.shape[1]), dtype=np.int32)
-            for subset, nodes in self.nodes.items()
-        }
+        if request.level:  # its sums are parts of those of the level above
+            return Sums([*self.round.sums(request, self.bins)], GrowReply, follows=True)
         scores = self.score_fields(
             self.margins,
             request.score_bins,
@@ -356,101 +278,138 @@ class Party(Counted):
             adder=adder_of(self.site.store),
             cells=Cells(request.time_points, request.score_edges),
         )
+        self._start_round(request)
+        histograms, missing = self.round.sums(request, self.bins)
+        root_sums = self.round.gradients.sum(axis=1, dtype=histograms.dtype)
+        return Sums([histograms, missing, root_sums, *scores.values()], GrowReply)
+
+    def _start_round(self, request: GrowRequest) -> None:
+        """Compute gradients of the drawn rows, all of which return to the roots."""
         margins, labels = self.margins["train"], self.labels["train"]
         if has_risk_sets(self.objective):
-            pairs = self._risk_sets.pairs(margins, labels, request.hazards)
+            pairs = binned_pairs(margins, labels, request.hazards[self.bins.codes[:, -1]])
         else:
             pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
-        terms = self._drawn_terms(request, pairs)
-        self.gradients = self.whole_terms(terms) if is_masked(self.site.store) else terms
-        return scores
+        terms = drawn_terms(self, request, pairs)
+        if is_masked(self.site.store):
+            terms = whole_terms(self, terms)
+        nodes = at_roots(request.n_trees, self.margins)
+        begun = replace(self.round, nodes=nodes, gradients=terms, floor=None)
+        if least := self.config.least_bin_rows:
+            if begun.drawn.sum(axis=1).min() < least:  # nothing leaves in such a round
+                begun = replace(begun, gradients=np.zeros_like(terms))
+            begun = replace(begun, floor=Floor.at_roots(least, self.bins, begun.drawn))
+        self.round = begun
 
-    def _drawn_terms(self, request: GrowRequest, pairs: Array) -> Array:
-        """Gradients and hessians of each tree, (n_trees, n_rows, 2); 0 for rows it does not draw.
+    def fit_leaves(self, request: QuantilesRequest) -> Sums:
+        """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
+        check_quantiles(self, request)
+        n_fitted = self.round.n_fitted + 1
+        self.round = replace(self.round, level=-1, n_open=0, n_fitted=n_fitted)  # it has grown
+        residuals = labels = self.labels["train"]  # of all rows in one leaf, before the first tree
+        nodes, drawn = np.zeros((1, len(labels)), np.int32), np.ones((1, len(labels)), np.bool_)
+        if self.margins:
+            self.round = self.round.routed(self, request)
+            self.round.check_entries(self.name, request, "leaf_ids", request.grown_offsets)
+            residuals = labels - self.margins["train"][:, 0]
+            nodes, drawn = self.round.nodes["train"], self.round.drawn
+        leaves = request.leaf_ids[request.grown_offsets[:-1, None] + nodes][drawn]
+        of_drawn = np.broadcast_to(residuals, nodes.shape)[drawn]
+        asked = request.prefixes, request.offsets, request.digit
+        counts = leaf_digit_counts(leaves, of_drawn, *asked).astype(np.int32)
+        return Sums([counts], QuantilesReply, self.cutting.count_bytes, follows=True)
 
-        ``pairs`` has the shape (n_rows, n_outputs, 2).
-        """
-        terms: Array = np.ascontiguousarray(pairs.transpose(1, 0, 2))
-        if request.num_parallel_tree > 1:
-            terms = np.tile(terms, (request.num_parallel_tree, 1, 1))
-        if request.subsample < 1:
-            weighted = np.asarray(pairs.any(axis=(1, 2)))
-            # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
-            rng = self.site.random(request.seed, request.round_id, request.subsample)
-            drawn = rng.random((request.num_parallel_tree, len(weighted))) < request.subsample
-            n_rows = int(np.sum(weighted))
-            for rows in drawn:
-                n_drawn = int(np.sum(weighted & rows))
-                if check_sample_size(self.config, n_rows, n_drawn) > n_drawn:
-                    rows[:] = True
-            terms[~np.repeat(drawn, self.n_outputs, axis=0)] = 0
-        return terms
 
-    def whole_terms(self, pairs: Array) -> Whole:
-        """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""
-        try:
-            return whole_gradients(self.objective, pairs, bounds_of(self.site.store), self.loss)
-        except ValueError as error:
-            way = "a smaller eta or pax.aggregation=plain may help"
-            raise DivergedError(f"{error}; {way}") from None
+def at_roots(n_trees: int, margins: Mapping[str, Floats]) -> dict[str, Nodes]:
+    """Nodes of all rows that have margins, at the roots of new trees."""
+    return {
+        subset: np.zeros((n_trees, len(of_rows)), dtype=np.int32)
+        for subset, of_rows in margins.items()
+    }
 
-    def sum_nodes(self, asked: GrowRequest) -> tuple[Array, Array]:
-        """Histograms of the wanted nodes, and how many values are missing in each."""
-        binned, columns = self.bins, asked.columns.astype(np.int64)
-        sums = build_all_histograms(
-            binned.codes,
-            binned.missing_code,
-            columns,
-            binned.widths[columns],
-            self.gradients,
-            self.nodes["train"] if self.floor is None else self.floor.nodes,
-            asked.wanted_trees,
-            asked.wanted_nodes,
-        )
-        if self.floor is not None:
-            self.floor.merge(sums, self.gradients, asked, binned.widths)
-        return sums
 
-    def _check(self, request: Grown, level: int) -> None:
-        """Check the request against the party's table, so that no index is out of range."""
-        width = self.n_outputs * request.num_parallel_tree
-        n_splits = len(request.split_trees)
-        # Nodes that may be split: the roots, then both children of every split.
-        last_level, n_open = self.open_level
-        at_root = level == 0
-        self.open_level = level, width if at_root else 2 * n_splits
-        sizes = {"n_trees": width, "n_columns": len(self.columns)}
-        check_sizes(self.name, cast(Request, request), **sizes)
-        has_outputs = len(request.base_margin) == self.n_outputs
-        rules: list[FieldRule] = [
-            ("base_margin", has_outputs, f"must be {self.n_outputs}, one an output"),
-            ("level", at_root or level == last_level + 1, f"must be 0 or {last_level + 1}"),
-            ("split_nodes", n_splits <= n_open, f"must be {n_open} at most"),
+def check_grown(party: Party, request: Grown, level: int) -> None:
+    """Check the request against the party's table, so that no index is out of range."""
+    width = party.n_outputs * request.num_parallel_tree
+    n_splits = len(request.split_trees)
+    last_level, n_open = party.round.level, party.round.n_open
+    at_root = level == 0
+    sizes = {"n_trees": width, "n_columns": len(party.columns)}
+    check_sizes(party.name, cast(Request, request), **sizes)
+    has_outputs = len(request.base_margin) == party.n_outputs
+    rules: list[FieldRule] = [
+        ("base_margin", has_outputs, f"must be {party.n_outputs}, one an output"),
+        ("level", at_root or level == last_level + 1, f"must be 0 or {last_level + 1}"),
+        ("split_nodes", n_splits <= n_open, f"must be {n_open} at most"),
+    ]
+    if isinstance(request, GrowRequest):
+        open_nodes = roots_of(request.n_trees)
+        if level:
+            open_nodes = children_of(request.split_trees, request.split_lefts)
+        wanted = request.wanted_trees, request.wanted_nodes
+        is_open = len(wanted[1]) and each_once_among(wanted, open_nodes)
+        has_hazards = at_root and has_risk_sets(party.objective)
+        n_hazards = party.bins.widths[-1] if has_hazards else 0
+        rises = (np.diff(request.hazards, axis=0) >= 0).all()
+        of_times = f"must be {n_hazards}, one a bin of times before the first level, and rising"
+        one_each = "must be roots, or children of the splits, once, and one at least"
+        rules += [
+            ("wanted_nodes", is_open, one_each),
+            ("hazards", len(request.hazards) == n_hazards and rises, of_times),
         ]
-        if isinstance(request, GrowRequest):
-            open_nodes = roots_of(request.n_trees)
-            if level:
-                open_nodes = children_of(request.split_trees, request.split_lefts)
-            wanted = request.wanted_trees, request.wanted_nodes
-            is_open = len(wanted[1]) and each_once_among(wanted, open_nodes)
-            has_hazards = at_root and has_risk_sets(self.objective)
-            n_hazards = self.bins.widths[-1] if has_hazards else 0
-            rises = (np.diff(request.hazards, axis=0) >= 0).all()
-            of_times = "one a bin of times before the first level, and rising"
-            one_each = "must be roots, or children of the splits, once, and one at least"
-            rules += [
-                ("wanted_nodes", is_open, one_each),
-                (
-                    "hazards",
-                    len(request.hazards) == n_hazards and rises,
-                    f"must be {n_hazards}, {of_times}",
-                ),
-            ]
-        check_fields(self.name, cast(Request, request), *rules)
+    check_fields(party.name, cast(Request, request), *rules)
 
-    @property
-    def _drawn(self) -> Bools:
-        return np.asarray(self.gradients.any(axis=2))  # (n_trees, n_rows)
+
+def check_quantiles(party: Party, request: QuantilesRequest) -> None:
+    """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
+    message = type(request).__name__
+    if not has_quantile_leaves(party.objective):
+        rule = f"must be for leaves that are quantiles, got {party.objective}"
+        raise ProtocolError(party.name, message, "class", rule)
+    n_trees = len(party.round.nodes["train"]) if party.margins else 1
+    check_sizes(party.name, request, n_trees=n_trees, n_columns=len(party.cutting.categories))
+    n_open, n_fitted = party.round.n_open, party.round.n_fitted
+    due = n_fitted if n_fitted < N_DIGITS else "none"
+    once = f"must be {due}: a tree's rows are counted by each digit once"
+    most = np.diff(request.offsets).max(initial=0)
+    check_fields(
+        party.name,
+        request,
+        ("split_nodes", len(request.split_nodes) <= n_open, f"must be {n_open} at most"),
+        ("digit", request.digit == n_fitted, once),
+        ("offsets", most <= 2, "must give a leaf two prefixes at most"),
+    )
+
+
+def drawn_terms(party: Party, request: GrowRequest, pairs: Array) -> Array:
+    """Gradients and hessians of each tree, (n_trees, n_rows, 2); 0 for rows it does not draw.
+
+    ``pairs`` has the shape (n_rows, n_outputs, 2).
+    """
+    terms: Array = np.ascontiguousarray(pairs.transpose(1, 0, 2))
+    if request.num_parallel_tree > 1:
+        terms = np.tile(terms, (request.num_parallel_tree, 1, 1))
+    if request.subsample < 1:
+        weighted = np.asarray(pairs.any(axis=(1, 2)))
+        # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
+        rng = party.site.random(request.seed, request.round_id, request.subsample)
+        drawn = rng.random((request.num_parallel_tree, len(weighted))) < request.subsample
+        n_rows = int(np.sum(weighted))
+        for rows in drawn:
+            n_drawn = int(np.sum(weighted & rows))
+            if check_sample_size(party.config, n_rows, n_drawn) > n_drawn:
+                rows[:] = True
+        terms[~np.repeat(drawn, party.n_outputs, axis=0)] = 0
+    return terms
+
+
+def whole_terms(party: Party, pairs: Array) -> Whole:
+    """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""
+    try:
+        return whole_gradients(party.objective, pairs, bounds_of(party.site.store), party.loss)
+    except ValueError as error:
+        way = "a smaller eta or pax.aggregation=plain may help"
+        raise DivergedError(f"{error}; {way}") from None
 
 
 def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) -> Ints:
@@ -459,15 +418,10 @@ def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) ->
     order = np.argsort(nodes[:, 0], kind="stable")
     counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
     if len(nodes):
-        histograms, missing = build_all_histograms(
-            binned.codes,
-            binned.missing_code,
-            np.arange(len(binned.widths)),
-            binned.widths,
-            np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.int64),  # 1 a drawn row
-            summed_in,
-            *nodes[order].T.astype(np.int32),
-        )
+        ones = np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.int64)  # 1 a drawn row
+        trees, of_trees = nodes[order].T.astype(np.int32)
+        columns = np.arange(len(binned.widths))
+        histograms, missing = binned.sums(columns, ones, summed_in, (trees, of_trees))
         counts[order] = join_counts(histograms[..., 0], missing, starts)
     return counts
 

@@ -8,15 +8,17 @@ privacy every sum leaves with noise, under masks (``trees`` and below).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from clients.cuts import Counted
-from clients.handshake import Ints
+from clients.handshake import Floats, Ints
+from clients.scoring import first_margins
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError, ProtocolError
-from fedapp.histograms.fixed_point import Whole
-from fedapp.messages.fields import Array
+from fedapp.histograms.fixed_point import Bounds, Whole
+from fedapp.messages.fields import check_fields
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
@@ -33,6 +35,33 @@ from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves:
+    """Leaves of a round's trees, one tree after the other, and the rows in them."""
+
+    n: int = 0
+    # (n_train, n_trees): an index into the leaves of all trees
+    places: Ints = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+
+    @classmethod
+    def of(cls, grown: Grown, values: Floats) -> Leaves:
+        """Leaves of some trees, which rows reach by their values."""
+        places = np.empty((len(values), len(grown.trees)), dtype=np.int64)
+        nodes, first = np.empty(len(values), dtype=np.int32), 0
+        for number, tree in enumerate(grown.trees):
+            find_leaves(tree, values, nodes, grown.sets)
+            leaves = np.flatnonzero(tree["left"] == LEAF)
+            places[:, number] = first + np.searchsorted(leaves, nodes)
+            first += len(leaves)
+        return cls(first, places)
+
+    def sums(self, pairs: Whole) -> Whole:
+        """Gradients and hessians of rows, (n_train, n_trees, 2), summed by leaf."""
+        sums = np.zeros((self.n, 2), dtype=np.int64)
+        np.add.at(sums, self.places, pairs)
+        return sums
+
+
 @role
 class Private(Counted):
     """A party of PAX with differential privacy: rows are routed by value, there are no bins."""
@@ -46,8 +75,7 @@ class Private(Counted):
             PrivateTreesRequest: {PrivateTreesRequest, PrivateScoresRequest},
         }
     )
-    n_leaves: int = 0  # of the last round's trees, until their values are added
-    places: Ints  # (n_train, n_trees): an index into the leaves of all of them
+    leaves: Leaves = Leaves()  # of the last round's trees, whose values come next
 
     def open_sums(self, request: PrivateOpenRequest) -> Sums:
         """Join the run, code labels and categories; sums of labels, counts of values."""
@@ -63,52 +91,58 @@ class Private(Counted):
         n_rows = len(self.labels["train"])
         check_budget(self.config, store, request, request, n_rows, len(request.names))
         self._gradient_bounds()
-        sensitivity = math.sqrt(2) * self._heaviest_units()
-        variance = self._promised.budget.party_variance("labels", sensitivity)
+        sensitivity = math.sqrt(2) * heaviest_units(bounds_of(store))
+        variance = store.get(Promised).budget.party_variance("labels", sensitivity)
         noise = Noise("labels", 0, (variance,)), self._count_noise(0)
         # With several classes every margin starts at the same value: only the weight sum is sent.
         return Sums([sums if len(sums) == 2 else sums[-1:], counts], noise=noise)
 
     def count(self, request: PrivateCountRequest) -> Sums:
         """Weights of the rows by the next digit of their values; each digit once a run."""
-        self.check_prefixes(request)
-        counts = self.digit_counts(request.prefixes, request.offsets, request.digit)
+        self.cutting.check_prefixes(self.config, request)
+        counts = self.cutting.counts(self, request.prefixes, request.offsets, request.digit)
         noise = (self._count_noise(request.digit),)
         return Sums([counts], noise=noise, follows=True)
 
     def grow(self, request: PrivateTreesRequest) -> Sums:
         """Add the last round's leaves; sum gradients and hessians at leaves of the next trees."""
-        grown, nodes, whole = self._route_rows(request)
-        places = np.empty((len(nodes[0]), len(nodes)), dtype=np.int64)
-        sums = []
-        first = 0
-        for number, (tree, tree_nodes) in enumerate(zip(grown.trees, nodes, strict=True)):
-            leaves = np.flatnonzero(tree["left"] == LEAF)
-            places[:, number] = first + np.searchsorted(leaves, tree_nodes)
-            by_node = np.zeros((len(tree), 2), dtype=np.int64)
-            np.add.at(by_node, tree_nodes, whole[number])
-            sums.append(by_node[leaves])
-            first += len(leaves)
-        self.places, self.n_leaves = places, first
-        store = self.site.store
-        sensitivities = self._gradient_bounds().sensitivities(bounds_of(store))
-        variances = [self._promised.budget.party_variance("tree", each) for each in sensitivities]
+        grown, n_values = self.read_trees(request), len(request.leaf_values)
+        n_trees, n_leaves = len(grown.trees), self.leaves.n
+        rule = f"must be {n_leaves}, those of the last round, got {n_values}"
+        check_fields(
+            self.name,
+            request,
+            ("trees", n_trees == self.n_outputs, f"must be {self.n_outputs}, got {n_trees}"),
+            ("leaf_values", n_values == n_leaves, rule),
+        )
+        if not self.margins:
+            self.check_outputs(request, "base_margin")
+            self.margins = first_margins(self, request.base_margin)
+        elif n_values:
+            margins = self.margins["train"] + request.leaf_values[self.leaves.places]
+            self.margins = {**self.margins, "train": margins}
+        margins, labels = self.margins["train"], self.labels["train"]
+        pairs = row_pairs(self.objective, margins, labels, self.loss)
+        of_row, bounds = self._gradient_bounds(), bounds_of(self.site.store)
+        whole = of_row.whole(pairs, self.weights["train"], bounds)
+        self.leaves = Leaves.of(grown, self.values["train"])
+        budget = self.site.store.get(Promised).budget
+        variances = [budget.party_variance("tree", each) for each in of_row.sensitivities(bounds)]
         noise = Noise("tree", request.round_id, tuple(variances))
-        return Sums([np.concatenate(sums)], noise=(noise,))
+        return Sums([self.leaves.sums(whole)], noise=(noise,))
 
     def score(self, request: PrivateScoresRequest) -> Sums:
         """Clipped sums and score histograms of the held-back rows; then drops all rows."""
         store = self.site.store
-        bounds = bounds_of(store)
-        budget = self._promised.budget
+        promised, bounds = store.get(Promised), bounds_of(store)
         arrays, noise = [], list[Noise]()
         for subset in HELD_OUT:
-            adder = ClippedNumbers(bounds, self._promised.clip)
+            adder = ClippedNumbers(bounds, promised.clip)
             # Merged bins depend on row counts, so one row could move more than its own cell.
             scores, _ = self.score_subsets(
                 request, Ensemble, predict_margins, adder, (subset,), least_bin_rows=0
             )
-            variance = budget.party_variance("scores", adder.sensitivity)
+            variance = promised.budget.party_variance("scores", adder.sensitivity)
             sums, histogram = scores.values()
             arrays += [sums[: adder.n_totals], sums[adder.n_totals :], histogram]
             cell_noise = Noise("scores", 0, (variance,))
@@ -116,54 +150,25 @@ class Private(Counted):
         self.end()
         return Sums(arrays, noise=tuple(noise))
 
-    @property
-    def _promised(self) -> Promised:
-        return self.site.store.get(Promised)
-
     def _gradient_bounds(self) -> RowBounds:
         """Bounds on a row's gradients; a ConfigError if the clip does not fit the objective."""
         try:
-            return row_bounds(self.objective, self.loss, self._promised.clip)
+            return row_bounds(self.objective, self.loss, self.site.store.get(Promised).clip)
         except ValueError as error:
             raise ConfigError(f"privacy.clip {error}") from None
 
-    def _heaviest_units(self) -> float:
-        """Weight of the heaviest row, in units of counts."""
-        bounds = bounds_of(self.site.store)
-        return math.ldexp(1.0, bounds.exponent(0) + bounds.heaviest)
-
     def _count_noise(self, digit: int) -> Noise:
         # A row is counted once per numeric column.
-        n_columns = int((self.category_widths == 0).sum())
-        sensitivity = math.sqrt(max(n_columns, 1)) * self._heaviest_units()
-        variance = self._promised.budget.party_variance("counts", sensitivity)
+        n_columns = int((self.cutting.categories == 0).sum())
+        store = self.site.store
+        sensitivity = math.sqrt(max(n_columns, 1)) * heaviest_units(bounds_of(store))
+        variance = store.get(Promised).budget.party_variance("counts", sensitivity)
         return Noise("counts", digit, (variance,))
 
-    def _route_rows(self, request: PrivateTreesRequest) -> tuple[Grown, Array, Whole]:
-        """Trees, each row's node in them, gradients (n_trees, n_rows, 2) as int64."""
-        grown = self.read_trees(request)
-        if len(grown.trees) != self.n_outputs:
-            rule = f"must be {self.n_outputs}, got {len(grown.trees)}"
-            raise ProtocolError(self.name, type(request).__name__, "trees", rule)
-        if (n_values := len(request.leaf_values)) != self.n_leaves:
-            rule = f"must be {self.n_leaves}, those of the last round, got {n_values}"
-            raise ProtocolError(self.name, type(request).__name__, "leaf_values", rule)
-        if not self.margins:
-            self.check_outputs(request, "base_margin")
-            self.begin_margins(request.base_margin)
-        elif n_values:
-            margins = self.margins["train"] + request.leaf_values[self.places]
-            self.margins = {**self.margins, "train": margins}
-        self.n_leaves = 0  # a round's leaves are added once
-        values = self.values["train"]
-        labels = self.labels["train"]
-        pairs = row_pairs(self.objective, self.margins["train"], labels, self.loss)
-        bounds = bounds_of(self.site.store)
-        whole = self._gradient_bounds().whole(pairs, self.weights["train"], bounds)
-        nodes = np.empty((self.n_outputs, len(values)), dtype=np.int32)
-        for tree, tree_nodes in zip(grown.trees, nodes, strict=True):
-            find_leaves(tree, values, tree_nodes, grown.sets)
-        return grown, nodes, np.ascontiguousarray(whole.transpose(1, 0, 2))
+
+def heaviest_units(bounds: Bounds) -> float:
+    """Weight of the heaviest row, in units of counts."""
+    return math.ldexp(1.0, bounds.exponent(0) + bounds.heaviest)
 
 
 HANDLERS = handlers(Private)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from clients.handshake import Coded, Floats, Ints
+from clients.handshake import Coded, Floats
 from clients.vertical.party import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
-from fedapp.histograms.bins import Codes
 from fedapp.home import write_atomically
 from fedapp.messages.fields import LONGEST, Array
 from fedapp.messages.scoring import (
@@ -74,27 +73,11 @@ BOOSTED: tuple[type[Any], Callable[..., Array]] = Ensemble, predict_margins
 BAGGED: tuple[type[Any], Callable[..., Array]] = BaggedForest, BaggedForest.margins
 
 
-@dataclass(frozen=True, slots=True)
-class Binned:
-    """Training rows as bins of their values."""
-
-    codes: Codes  # (n_rows, n_columns)
-    missing_code: int
-    representatives: Floats  # (n_bins,): a value of each bin
-    offsets: Ints  # (n_columns + 1,): the bins of each column
-
-    @property
-    def widths(self) -> Ints:
-        """Number of bins of each column."""
-        return np.diff(self.offsets)
-
-
 @role
 class Scored(Coded):
     """State of a horizontal party whose rows are scored; roles of methods extend it."""
 
     order = Order({}, any_time={BalanceRequest, EvaluateRequest})
-    binned: Binned | None = None  # once the training rows have bins
     # (n_rows, n_outputs) by subset, without test rows: of the model so far
     margins: Mapping[str, Floats] = {}
 
@@ -218,15 +201,6 @@ class Scored(Coded):
             # Without a last column of times, which is no feature (``clients.cuts``).
             yield np.ascontiguousarray(rows[some, : len(self.columns)]), *margins
 
-    def begin_margins(self, base_margin: Array) -> None:
-        """Margins before the first tree: those of the table, else the run's ``base_margin``."""
-        self.margins = {
-            subset: self.base_margins[subset][:, None]
-            if self.base_margins
-            else np.tile(base_margin, (len(self.labels[subset]), 1))
-            for subset in WATCHED
-        }
-
     def read_trees(self, request: Trees) -> Grown:
         """Trees of a request, checked."""
         message = type(request).__name__
@@ -242,6 +216,16 @@ class Scored(Coded):
         if (n_values := len(getattr(request, field))) != self.n_outputs:
             rule = f"must be {self.n_outputs}, one an output, got {n_values}"
             raise ProtocolError(self.name, type(request).__name__, field, rule)
+
+
+def first_margins(rows: Coded, base_margin: Array) -> Mapping[str, Floats]:
+    """Margins before the first tree: those of the table, else the run's ``base_margin``."""
+    return {
+        subset: rows.base_margins[subset][:, None]
+        if rows.base_margins
+        else np.tile(base_margin, (len(rows.labels[subset]), 1))
+        for subset in WATCHED
+    }
 
 
 def interval_fields(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
 
+from clients.handshake import Coded, Floats
 from clients.scoring import Scored
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import ProtocolError
@@ -48,7 +50,7 @@ class Masked(Scored):
             raise ProtocolError(self.name, "KeysRequest", "step", "must come before the first sums")
         begin_session(self.site.store)
         store = self.site.store
-        sizes = self.sizes_of_weights()
+        sizes = weight_sizes(self.weights)
         return KeysReply(box_key=box_key(self.name), run_key=run_key(store), **sizes)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskReply:
@@ -79,7 +81,7 @@ class Masked(Scored):
             largest = [np.abs(of_rows).max(initial=0) for of_rows in labels]
             largest_label = power_above(float(np.max(largest)))
         n_rows = sum(map(len, self.weights.values()))
-        sizes = asdict(Bounds(n_rows, self._heaviest(), largest_label)).items()
+        sizes = asdict(Bounds(n_rows, _heaviest(self.weights), largest_label)).items()
         rules = (
             (field, size <= getattr(bounds, field), f"must be >= {size}, that of {self.name}")
             for field, size in sizes
@@ -87,36 +89,37 @@ class Masked(Scored):
         check_fields(self.name, cast(Request, asked), *rules)
         return bounds
 
-    def sizes_of_weights(self) -> dict[str, Any]:
-        """The fields of ``WeightSizes``."""
-        weighted = any((of_rows != 1).any() for of_rows in self.weights.values())
-        return {"heaviest": self._heaviest(), "weighted": bool(weighted)}
 
-    def _heaviest(self) -> int:
-        weights = [of_rows.max(initial=0) for of_rows in self.weights.values()]
-        return power_above(float(np.max(weights)))
+def weight_sizes(weights: Mapping[str, Floats]) -> dict[str, Any]:
+    """The fields of ``WeightSizes``, of weights by subset."""
+    weighted = any((of_rows != 1).any() for of_rows in weights.values())
+    return {"heaviest": _heaviest(weights), "weighted": bool(weighted)}
 
-    def label_sums(self, bounds: Bounds, is_private: bool = False) -> Whole:
-        """Weighted sums of training labels, of softmax by class, and of the weights: int64.
 
-        Where XGBoost starts from a Newton step, unless with noise, sums of ``newton_terms``.
-        """
-        objective, n_classes = self.objective, len(self.classes)
-        weight = to_fixed(self.weights["train"], bounds.exponent(0)).sum()
-        if not is_private and LOSSES[objective].newton:
-            terms = newton_terms(objective, self.labels["train"], self.weights["train"], self.loss)
-            exponent = bounds.exponent(label_power(objective, n_classes, bounds, self.loss))
-            return np.append(to_fixed(terms, exponent).sum(axis=0), weight)
-        labels = summed_labels(objective, self.labels["train"])
-        weights = self.weights["train"].astype(np.float64)
-        loss = None if is_private else self.loss
-        exponent = bounds.exponent(label_power(objective, n_classes, bounds, loss))
-        sums = np.zeros(self.n_outputs, np.int64)
-        if len(sums) > 1:
-            np.add.at(sums, labels.astype(np.int64), to_fixed(weights, exponent))
-        else:
-            sums += to_fixed(labels * weights, exponent).sum()
-        return np.append(sums, weight)
+def _heaviest(weights: Mapping[str, Floats]) -> int:
+    return power_above(float(np.max([of_rows.max(initial=0) for of_rows in weights.values()])))
+
+
+def label_sums(rows: Coded, bounds: Bounds, is_private: bool = False) -> Whole:
+    """Weighted sums of training labels, of softmax by class, and of the weights: int64.
+
+    Where XGBoost starts from a Newton step, unless with noise, sums of ``newton_terms``.
+    """
+    objective, n_classes = rows.objective, len(rows.classes)
+    labels, weights = rows.labels["train"], rows.weights["train"]
+    loss = None if is_private else rows.loss
+    weight = to_fixed(weights, bounds.exponent(0)).sum()
+    exponent = bounds.exponent(label_power(objective, n_classes, bounds, loss))
+    if not is_private and LOSSES[objective].newton:
+        terms = newton_terms(objective, labels, weights, rows.loss)
+        return np.append(to_fixed(terms, exponent).sum(axis=0), weight)
+    summed, doubles = summed_labels(objective, labels), weights.astype(np.float64)
+    sums = np.zeros(rows.n_outputs, np.int64)
+    if len(sums) > 1:
+        np.add.at(sums, summed.astype(np.int64), to_fixed(doubles, exponent))
+    else:
+        sums += to_fixed(summed * doubles, exponent).sum()
+    return np.append(sums, weight)
 
 
 HANDLERS = handlers(Masked)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from clients.cuts import Binned, Cutting
 from clients.pax import Party
-from clients.scoring import Binned
 from fedapp.conversation import Conversation, Exchange, Parties, Saved
 from fedapp.data.labels import class_ids
 from fedapp.histograms.bins import Cuts, digitise, with_categories
@@ -179,8 +179,8 @@ class Sender:
         party = Party.load(Site(SiteConfig("known", data=""), store))
         codes = np.where(table[:, :-1] == MISSING, MISSING_CODE, table[:, :-1]).astype(np.uint16)
         sketch, n_columns = self.sketch, codes.shape[1]
-        party.binned = Binned(codes, MISSING_CODE, sketch.representatives, sketch.offsets)
-        party.columns, party.category_widths = ("",) * n_columns, self.categories
+        party.bins = Binned(codes, MISSING_CODE, sketch.representatives, sketch.offsets)
+        party.columns, party.cutting = ("",) * n_columns, Cutting(self.categories)
         n_rows = {"train": len(rows), "valid": 0}
         party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}
         party.weights = {name: np.full(n, weight, np.float32) for name, n in n_rows.items()}

@@ -75,7 +75,7 @@ def test_a_site_that_fails_stops_the_run_by_name_and_keeps_its_reason(three_roun
     def fail(*arguments):
         raise ValueError("label of row 17 is 0.3")
 
-    monkeypatch.setattr("clients.pax.build_all_histograms", fail)
+    monkeypatch.setattr("clients.cuts.build_all_histograms", fail)
     rule = r"^party-1 \(step 3\): ValueError in train.pax_grow; the site's own log says more$"
     refuses(rule, three_rounds())
 

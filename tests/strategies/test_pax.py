@@ -311,16 +311,14 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
     merging, monkeypatch, aggregation
 ):
     are_few = []
-    sum_nodes = pax.Party.sum_nodes
+    sums = pax.Round.sums
 
-    def looked_at(self, asked):
-        histograms, missing = sum_nodes(self, asked)
-        assert self.binned
+    def looked_at(self, asked, bins):
+        histograms, missing = sums(self, asked, bins)
         assert self.floor
-        starts = cell_starts(self.binned.widths)
+        starts = cell_starts(bins.widths)
         # The other child of each split follows from its parent and its sibling.
-        drawn = self.gradients.any(axis=2)
-        counted = self.binned, drawn, self.floor.nodes, self.floor.open_nodes
+        counted = bins, self.drawn, self.floor.nodes, self.floor.open_nodes
         all_counts = pax.cell_counts(*counted)
         for ends, counts in zip(self.floor.ends, all_counts, strict=True):
             are_few.append(is_few(np.bincount(ends, counts, starts[-1])))
@@ -328,7 +326,7 @@ def test_every_bin_that_is_told_or_follows_has_so_many_rows_or_none(
         are_few.append(is_few(np.rint(histograms[..., 1] / unit)) or is_few(missing))
         return histograms, missing
 
-    monkeypatch.setattr(pax.Party, "sum_nodes", looked_at)
+    monkeypatch.setattr(pax.Round, "sums", looked_at)
     settings = merging(least_bin_rows=LEAST, num_boost_round=3, pax__aggregation=aggregation)
     folder, app = listen(settings)
     assert len(are_few) > 50
