@@ -109,10 +109,13 @@ class Floor:
             raise ValueError("must be nodes that were open")
         return [rows[pair] for pair in wanted]
 
-    def split(self, request: SplitRows, moved: Nodes, binned: Binned, drawn: Bools) -> Floor:
+    def split(
+        self, request: SplitRows, parents: list[int], moved: Nodes, binned: Binned, drawn: Bools
+    ) -> Floor:
         """Sum rows of small nodes with those of their siblings, and group the cells of both.
 
-        ``moved`` is where the splits send the rows from where they are summed.
+        ``parents`` are as from ``rows_of``; ``moved`` is where the splits send the rows from where
+        they are summed.
         """
         trees, lefts, summed_in = request.split_trees, request.split_lefts, moved.copy()
         for tree, left in zip(trees.tolist(), lefts.tolist(), strict=True):
@@ -126,8 +129,7 @@ class Floor:
         starts = cell_starts(binned.widths)
         children = np.stack([np.tile(trees, 2), np.concatenate((lefts, lefts + 1))], axis=1)
         both = np.stack(np.split(cell_counts(binned, drawn, summed_in, children), 2), axis=1)
-        parents = self.ends[self.rows_of(trees, request.split_nodes)]
-        pairs = zip(parents, both, strict=True)
+        pairs = zip(self.ends[parents], both, strict=True)
         ends = [group(parent, counts, starts, self.least) for parent, counts in pairs]
         groups = np.array(ends, dtype=np.int64).reshape(-1, starts[-1])
         return Floor(self.least, summed_in, children, np.concatenate((groups, groups)))
@@ -170,7 +172,8 @@ class Round:
         if floor is not None and level:
             moved = bins.routed(floor.nodes, routes, sets)
             with as_protocol_error(party.name, "GrowRequest", "split_nodes"):
-                floor = floor.split(request, moved, bins, self.drawn)
+                parents = floor.rows_of(request.split_trees, request.split_nodes)
+            floor = floor.split(request, parents, moved, bins, self.drawn)
         if len(party.values["valid"]):
             nodes["valid"] = route_values(nodes["valid"], routes, party.values["valid"], sets)
         return replace(self, nodes=nodes, floor=floor)
@@ -350,7 +353,8 @@ def check_grown(party: Party, request: Grown, level: int) -> None:
         is_open = len(wanted[1]) and each_once_among(wanted, open_nodes)
         has_hazards = at_root and has_risk_sets(party.objective)
         n_hazards = party.bins.widths[-1] if has_hazards else 0
-        rises = (np.diff(request.hazards, axis=0) >= 0).all()
+        n_sums = request.hazards.shape[1] if n_hazards else 2
+        rises = n_sums == 2 and (np.diff(request.hazards, axis=0) >= 0).all()
         of_times = f"must be {n_hazards}, one a bin of times before the first level, and rising"
         one_each = "must be roots, or children of the splits, once, and one at least"
         rules += [
