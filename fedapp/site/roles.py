@@ -251,7 +251,8 @@ def answers(role_class: type[Any]) -> dict[Kind, str]:
         hint = get_type_hints(method)["request"]
         for kind in get_args(hint) or (hint,):
             if inspect.isclass(kind) and issubclass(kind, Request) and kind is not Request:
-                assert kind not in names, f"{role_class.__name__} answers {kind.__name__} twice"
+                both = f"{names.get(kind)} and {name} answer {kind.__name__}"
+                assert kind not in names, f"{role_class.__name__}: {both}; helpers begin with _"
                 names[kind] = name
     return names
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from clients.vertical.opening import Opening, _digest
-from fedapp.errors import ConfigError
+from clients.vertical.party import Aligned
+from fedapp.errors import ConfigError, PartyError
 from fedapp.messages import secureboost
 from fedapp.messages.vertical import (
     ABSENT,
@@ -129,6 +130,13 @@ def test_a_passive_party_answers_nothing_without_the_digests_of_all(psi, federat
     keep_letters_back(monkeypatch, secureboost.SetupRequest, "shop")
     rule = r"^clinic \(step \d+\): OrderDigest\.letter must reach shop$"
     refuses(rule, psi(parties=3), contexts)
+
+
+def test_a_method_that_does_not_compare_the_order_of_rows_cannot_end(psi, federation, monkeypatch):
+    monkeypatch.setattr(Aligned, "check_order", lambda party, mail: None)
+    contexts = federation(bank=ids(0, 80), shop=ids(0, 80))
+    with pytest.raises(PartyError, match="AssertionError"):
+        run(psi(num_boost_round=1), contexts)
 
 
 # Lists of invented ids
