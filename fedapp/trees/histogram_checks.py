@@ -120,7 +120,7 @@ class HistogramChecks:
                 second, others = above.bins - first, above.missing - missing
             else:
                 second, others = sent[:, 1::2], reply.missing[1::2]
-            # Also of a difference: a first that swallows its parent in rounding is no child of it.
+            # Also of a difference: beside a child that is too large its parent is lost in rounding.
             adds_up = bool((np.abs(above.bins - (first + second)) <= self._slack).all())
             totals = self._first_totals(above, routes, is_left, request.columns, sets)
             nodes = self._with_totals(

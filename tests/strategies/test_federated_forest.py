@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import accuracy_score
 
 from clients.federated_forest import paillier
-from clients.federated_forest.paillier import PaillierPassive
+from clients.federated_forest.paillier import PaillierActive, PaillierPassive
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
@@ -290,6 +290,21 @@ def test_labels_in_several_messages_make_the_same_forest(
         for kind in ("encrypt", "take"):  # one is encrypted while another is taken
             steps = {one["step"] for one in lines if one["type"].endswith(f"forest_{kind}")}
             assert len(steps) == n_more
+
+
+def test_sizes_of_messages_hide_rows_without_weight(made, tmp_path, small_blocks, monkeypatch):
+    columns, sizes, send = with_weights(BINARY), [], PaillierActive._next_block
+    columns["w"] = np.where(np.arange(len(columns["w"])) % 7, columns["w"], 0)
+    data = write_rows(tmp_path / "rows.csv", columns)
+
+    def sent(party, letter):
+        letters = send(party, letter)
+        sizes.append(len(letters[0][1].ciphertexts))
+        return letters
+
+    monkeypatch.setattr(PaillierActive, "_next_block", sent)
+    run_local(made(BINARY, 2, data=str(data), weight="w", own_max_depth=2))
+    assert len(sizes) > 1 >= max(sizes) - min(sizes)
 
 
 # What is refused

@@ -134,9 +134,8 @@ def test_a_passive_party_answers_nothing_without_the_digests_of_all(psi, federat
 
 def test_a_method_that_does_not_compare_the_order_of_rows_cannot_end(psi, federation, monkeypatch):
     monkeypatch.setattr(Aligned, "check_order", lambda party, mail: None)
-    contexts = federation(bank=ids(0, 80), shop=ids(0, 80))
     with pytest.raises(PartyError, match="AssertionError"):
-        run(psi(num_boost_round=1), contexts)
+        run(psi(num_boost_round=1), federation(bank=ids(0, 80), shop=ids(0, 80)))
 
 
 # Lists of invented ids
