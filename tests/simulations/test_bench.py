@@ -247,13 +247,8 @@ def test_flwr_run_takes_an_examples_folder(name, tmp_path):
     with superlink() as link:
         lines = f'[superlink.here]\naddress = "{link.host}"\ninsecure = true\n'
         (tmp_path / "config.toml").write_text(lines)
-        words = [
-            Path(sys.executable).with_name("flwr"),
-            "run",
-            str(EXAMPLES / name),
-            "here",
-            "--stream",
-        ]
+        flwr = str(Path(sys.executable).with_name("flwr"))
+        words = [flwr, "run", str(EXAMPLES / name), "here", "--stream"]
         words += ["--run-config", "rounds=2", "--federation-config", "num-supernodes=2"]
         environment = {**os.environ, "FLWR_HOME": str(tmp_path), "FLWR_TELEMETRY_ENABLED": "0"}
         ran = subprocess.run(

@@ -295,7 +295,6 @@ def test_labels_in_several_messages_make_the_same_forest(
 def test_sizes_of_messages_hide_rows_without_weight(made, tmp_path, small_blocks, monkeypatch):
     columns, sizes, send = with_weights(BINARY), [], PaillierActive._next_block
     columns["w"] = np.where(np.arange(len(columns["w"])) % 7, columns["w"], 0)
-    data = write_rows(tmp_path / "rows.csv", columns)
 
     def sent(party, letter):
         letters = send(party, letter)
@@ -303,7 +302,8 @@ def test_sizes_of_messages_hide_rows_without_weight(made, tmp_path, small_blocks
         return letters
 
     monkeypatch.setattr(PaillierActive, "_next_block", sent)
-    run_local(made(BINARY, 2, data=str(data), weight="w", own_max_depth=2))
+    data = str(write_rows(tmp_path / "rows.csv", columns))
+    run_local(made(BINARY, 2, data=data, weight="w", own_max_depth=2))
     assert len(sizes) > 1 >= max(sizes) - min(sizes)
 
 
