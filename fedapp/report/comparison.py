@@ -17,7 +17,7 @@ from rich.table import Table
 from fedapp.metrics import larger_is_better, mean_interval
 from fedapp.report.certainty import enumerated, score_text, span_text
 from fedapp.report.page import arrow, figures, page, quiet, strong, table
-from fedapp.report.plots import Drawing, difference_dots, near_range, tradeoff
+from fedapp.report.plots import Drawing, tradeoff
 from fedapp.report.summary import (
     COMMON,
     COST_NAMES,
@@ -43,7 +43,6 @@ INTERVALS = (
 )
 NO_ENDS = (math.nan, math.nan)
 BEHIND, AHEAD, NO_DIFFERENCE = "behind", "ahead", "no difference"
-OFF_AXIS = " An arrow stands for a score beyond the axis, which is written beside its name."
 MOST_ALONE = 4  # lines of parties alone; with more, their mean, best and worst are shown
 # What a line costs: label and words of a figure, field of `Line`, and how a number is written.
 COSTS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
@@ -332,8 +331,7 @@ def tradeoff_page(comparison: Comparison) -> str:
     head = ["run", *map(arrow, names)]
     records = comparison.records
     sections = {
-        "Differences to the best method": figures(difference_figure(comparison))
-        + difference_html(records),
+        "Differences to the best method": difference_html(records),
         "Test scores and cost": score_html(records) + quiet(ONE_PLACE),
         "Every run": table(head, runs) if runs else "",
         "What is compared": table(["", "of every line, or of a method"], facts, 2),
@@ -344,26 +342,10 @@ def tradeoff_page(comparison: Comparison) -> str:
     return page(title, subtitle, sections, lead=whole.verdict)
 
 
-def difference_figure(comparison: Comparison) -> dict[str, Drawing]:
-    """A dot for the difference of every line to the best method, with its intervals."""
-    records, metric, best = comparison.records, comparison.metric, comparison.best.name
-    words = f"Test {arrow(metric)} less that of {best}"
-    kinds = "; baselines are pale" if any(record["bytes"] is None for record in records) else ""
-    spans = " and ".join(
-        f"{line} over {what}"
-        for name, line, what in (("runs", "thick", "runs"), ("rows", "thin", "test rows"))
-        if any(defined(record, f"{name}_low") for record in records)
-    )
-    caption = f"{words}{', with 95 % intervals: ' * bool(spans)}{spans}{kinds}."
-    caption += OFF_AXIS if _has_far(comparison.lines) else ""
-    return {caption: difference_dots(records, metric, best)}
-
-
 def cost_figures(comparison: Comparison) -> dict[str, Drawing]:
     """Figures of scores against costs, by caption."""
     lines, metric, best = comparison.lines, comparison.metric, comparison.best
     federated = [line for line in lines if line.n_bytes is not None]
-    off_axis = OFF_AXIS if _has_far(federated) else ""
     ends = {
         record["strategy"]: tuple(best.mean + np.array(_ends(record), dtype=float))
         if shown(record, metric)
@@ -380,14 +362,8 @@ def cost_figures(comparison: Comparison) -> dict[str, Drawing]:
             for line in federated
         ]
         caption = f"Test {arrow(metric)} of every strategy against {words}, on a logarithmic scale."
-        images[caption + bars + off_axis] = tradeoff(spent, cost, metric, show)
+        images[caption + bars] = tradeoff(spent, cost, metric, show)
     return images
-
-
-def _has_far(lines: Sequence[Line]) -> bool:
-    means = [line.mean for line in lines if np.isfinite(line.mean)]
-    low, high = near_range(means)
-    return any(not low <= mean <= high for mean in means)
 
 
 def _cells(records: Records) -> list[list[str]]:

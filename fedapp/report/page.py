@@ -204,7 +204,6 @@ def _training(run: RunFiles) -> dict[str, Drawing]:
         for metric in drawn_metrics(run)
     }
     images[f"Bytes sent in each {name}"] = plots.traffic_by_round(run.rounds, name)
-    images[f"Exchanges and seconds of each {name}"] = plots.effort_by_round(run.rounds, name)
     return images
 
 

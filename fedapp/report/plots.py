@@ -10,7 +10,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, TypeAlias
 
@@ -22,8 +22,6 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
-
-from fedapp.report.certainty import score_text
 
 Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
@@ -50,10 +48,6 @@ _LEGEND_LINE = 0.23  # inches
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 10, "labelcolor": BLACK}
 _SQUARE, _N_BARS = (4.6, 4.4), 30
 _LONGEST_LABEL = 40
-_MARGIN = 0.08
-_FAR = 5.0  # a score this many times the others' range away from them is off the axis
-_FEWEST_NEAR = 3
-_FIRST = 3.0  # a first round this many times slower than the slowest other is cut off
 
 
 def scores_by_round(
@@ -204,27 +198,6 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     return figure
 
 
-def effort_by_round(rounds: Rounds, round_name: str) -> Drawing:
-    """Exchanges (above) and seconds (below) of each round."""
-    figure, upper = new_canvas("effort_by_round", rows=2)
-    edges, lower = _edges(rounds), figure.axes[1]
-    totals = np.asarray([entry["exchanges"] for entry in rounds], dtype=np.float64)
-    upper.stairs(np.diff(totals, prepend=0.0), edges, fill=True, color=GREEN)
-    seconds = np.asarray([entry["seconds"] for entry in rounds], dtype=np.float64)
-    lower.stairs(seconds, edges, fill=True, color=PINK)
-    others = seconds[1:].max(initial=0.0)
-    if seconds[0] > _FIRST * others > 0:  # compilation, processes that start
-        lower.set_ylim(0, 1.25 * others)
-        text = f"round {rounds[0]['round']}: {seconds[0]:.3g} s, with what is done once"
-        lower.annotate(text, (0.02, 0.87), xycoords="axes fraction", fontsize=9, color=BLACK)
-    upper.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=4))
-    lower.yaxis.set_major_locator(MaxNLocator(nbins=4))
-    upper.set_ylabel("exchanges")
-    upper.tick_params(labelbottom=False)
-    label_rounds(lower, "seconds", round_name)
-    return figure
-
-
 def _largest(values: Mapping[str, float]) -> list[str]:
     return sorted(values, key=lambda name: abs(values[name]), reverse=True)[:N_COLUMNS]
 
@@ -330,20 +303,14 @@ def tradeoff(
     an interval, NaN if there is none)."""
     figure, ax = new_canvas("tradeoff")
     drawn = [point for point in points if np.isfinite(point[2])]
-    low, high = near_range([score for _, _, score, _ in drawn])
-    bottom, top = _limits_with(
-        low, high, (end for *_, score, ends in drawn if low <= score <= high for end in ends)
-    )
-    ax.set(xscale="log", xlabel=cost, ylabel=metric, ylim=(bottom, top))
+    ax.set(xscale="log", xlabel=cost, ylabel=metric)
     costs = [max(spent, 1e-3) for _, spent, *_ in drawn]
     marks = zip(drawn, costs, new_pens(SHAPES), strict=False)
     for (name, _, score, ends), x, (color, shape) in marks:
-        y = min(max(score, bottom), top)
-        style: dict[str, Any] = {"color": color, "markersize": 8, "clip_on": False}
-        mark = _marker(score, bottom, top, "v^", shape)
-        if y == score and np.isfinite(ends).all():
+        if np.isfinite(ends).all():
             ax.plot([x, x], ends, color=color, linewidth=1.5)
-        ax.plot([x], [y], mark, label=_label(name, score, y == score), **style)
+        label = plain(name, _LONGEST_LABEL)
+        ax.plot([x], [score], shape, label=label, color=color, markersize=8, clip_on=False)
     ax.margins(x=0.1)
     decades = np.log10(max(costs, default=1) / min(costs, default=1))
     steps = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
@@ -353,83 +320,6 @@ def tradeoff(
     ax.tick_params(axis="x", rotation=30)
     add_legend_below(figure)
     return figure
-
-
-def difference_dots(records: Sequence[Mapping[str, Any]], metric: str, best: str) -> Drawing:
-    """Differences to the best method with their intervals, a line each; baselines are paler.
-
-    Records are as of a ``Comparison``.
-    """
-    figure, ax = new_canvas("differences", height=max(2.2, 0.3 * len(records) + 0.8))
-    values = [record["difference"] for record in records]
-    low, high = near_range([value for value in values if np.isfinite(value)])
-    names = ("runs_low", "runs_high"), ("rows_low", "rows_high")
-    spans = [[[record[end] for end in ends] for ends in names] for record in records]
-    pairs = zip(values, spans, strict=True)
-    near = (end for value, both in pairs if low <= value <= high for ends in both for end in ends)
-    left, right = _limits_with(low, high, near)
-    ax.axvline(0, color=GREY, linewidth=1, linestyle=":")
-    for y, (record, value) in enumerate(zip(records, values, strict=True)):
-        if not np.isfinite(value):
-            continue
-        color = SKY if record["bytes"] is None else BLUE
-        x = min(max(value, left), right)
-        for at, span, width in zip((y, y + 0.25), spans[y], (3.5, 1.2), strict=True):
-            if x == value and np.isfinite(span).all():
-                ax.hlines(at, *span, color=color, linewidth=width)
-        mark = _marker(value, left, right, "<>")
-        ax.plot([x], [y], mark, color=color, markersize=7, clip_on=False)
-    labels = [
-        _label(record["strategy"], value, left <= value <= right)
-        for record, value in zip(records, values, strict=True)
-    ]
-    ax.set_yticks(np.arange(len(records)), labels, parse_math=False)
-    ax.invert_yaxis()
-    ax.margins(y=0.04)
-    ax.tick_params(axis="y", labelsize=9)
-    ax.set(xlabel=f"{metric} less that of {plain(best)}", xlim=(left, right))
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    return figure
-
-
-def near_range(scores: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest score to draw to scale: a few distant outliers are excluded.
-
-    At least three quarters of the scores, and 3, are within the range.
-    """
-    near = sorted(scores)
-    fewest = max(_FEWEST_NEAR, -(-3 * len(near) // 4))
-    while len(near) > fewest:
-        gaps = near[1] - near[0], near[-1] - near[-2]
-        inner = near[1:] if gaps[0] > gaps[1] else near[:-1]
-        if not max(gaps) > _FAR * (inner[-1] - inner[0]) > 0:
-            break
-        near = inner
-    return (near[0], near[-1]) if near else (0.0, 1.0)
-
-
-def _limits_with(low: float, high: float, ends: Iterable[float]) -> tuple[float, float]:
-    """Axis limits that show the ends of intervals, with a margin around the first and last mark.
-
-    Much wider intervals, as of two runs, are cut.
-    """
-    reach = high - low
-    cut = [min(max(end, low - reach), high + reach) if reach else end for end in ends]
-    marks = [low, high, *(end for end in cut if np.isfinite(end))]
-    low, high = min(marks), max(marks)
-    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
-    return low - margin, high + margin
-
-
-def _marker(score: float, low: float, high: float, beyond: str, within: str = "o") -> str:
-    """A mark, or an arrow for a score below or above the axis."""
-    return beyond[0] if score < low else beyond[1] if score > high else within
-
-
-def _label(name: str, score: float, is_near: bool) -> str:
-    """A name of a model or run, with its score if that is off the axis."""
-    shown = plain(name, _LONGEST_LABEL)
-    return shown if is_near or np.isnan(score) else f"{shown}: {score_text(score)}"
 
 
 # The canvas of every figure, and how it becomes SVG.
@@ -465,13 +355,13 @@ class Drawing(Figure):
 
 
 def new_canvas(
-    name: str, width: float = _WIDTH, height: float = _HEIGHT, rows: int = 1, columns: int = 1
+    name: str, width: float = _WIDTH, height: float = _HEIGHT, columns: int = 1
 ) -> tuple[Drawing, Axes]:
     """A figure with a light grid, and the first of its axes."""
     figure = Drawing(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.name = name
     FigureCanvasAgg(figure)
-    all_axes = [figure.add_subplot(rows, columns, at + 1) for at in range(rows * columns)]
+    all_axes = [figure.add_subplot(1, columns, at + 1) for at in range(columns)]
     for ax in all_axes:
         ax.grid(True, color=GRID, linewidth=0.8)
         ax.set_axisbelow(True)
