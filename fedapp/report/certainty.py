@@ -78,14 +78,13 @@ def enumerated(names: Sequence[str], word: str = "and") -> str:
     return f"{', '.join(others)} {word} {last}" if others else last
 
 
-def certainty_notes(summary: Mapping[str, Any], watched: str, is_drawn: bool = False) -> list[str]:
+def certainty_notes(summary: Mapping[str, Any], watched: str) -> list[str]:
     """Intervals of a run's scores and of their differences to baselines, and errors of binning.
 
-    Of the ``watched`` score also the differences to parties alone. Where the intervals are drawn
-    only the errors.
+    Of the ``watched`` score also the differences to parties alone.
     """
     lines = []
-    if spans := {} if is_drawn else summary.get("intervals"):
+    if spans := summary.get("intervals"):
         ends = (f"{name} {' to '.join(map(score_text, span))}" for name, span in spans.items())
         lines.append(
             f"95 % intervals, test: {', '.join(ends)}; over samples of as many rows, auc by "
@@ -93,7 +92,7 @@ def certainty_notes(summary: Mapping[str, Any], watched: str, is_drawn: bool = F
             "on the same rows, so their differences are known better"
         )
     compared = (summary.get("baselines") or {}).get("differences") or {}
-    for metric in () if is_drawn else compared.get("pooled") or ():
+    for metric in compared.get("pooled") or ():
         texts = [
             f"{name} {span_text(span)}"
             for name, span in compared_with(summary, metric).items()

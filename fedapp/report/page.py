@@ -19,10 +19,10 @@ from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
 from fedapp.report.certainty import (
     by_baseline,
+    certainty_notes,
     compared_with,
     percent_text,
     score_text,
-    span_text,
     verdict,
 )
 from fedapp.report.plots import Drawing, plain
@@ -67,17 +67,17 @@ from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.model import Ensemble
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
 MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 Fields = Mapping[str, Any]
 Images = Mapping[str, Drawing]  # by caption
-_MOST_CLASSES = 30  # in a confusion matrix; with more, only the most confused pairs are listed
-_MOST_PAIRS = 20
+_MOST_CLASSES = 30  # in a table
 _MOST_INTERVALS = 2  # scores whose intervals are drawn
 _MOST_ALONE = 4  # parties whose baselines are drawn beside the run's curves
 LEVEL = "level"
+DIVIDED = "The parts of the model are at the parties: there is no tree to draw, nor SHAP values."
+IN_NUMBERS = "Intervals, differences and errors of binning in numbers"
 CALLED = "share of the rows, highest scores first"
 HEADED = {"strategy", "run-dir", "resume"}  # in the page's title, or its location
 # Settings of the table that a simulation splits among parties; sites bring their tables.
@@ -262,6 +262,7 @@ def _scores(summary: Summary) -> str:
         for model, *texts in lines
     ]
     has_test = bool(summary["metrics"].get("test"))
+    numbers = certainty_notes(summary, metric_of(summary))
     notes = [
         "pooled: trained on what all parties have, in one place. alone: on what that party has."
         if summary.get("baselines")
@@ -271,10 +272,11 @@ def _scores(summary: Summary) -> str:
         "The parties have sent scores alone, so there are no curves."
         if has_test and not summary.get("curves")
         else "",
-        *score_notes(summary, is_drawn=True),
+        *(line for line in score_notes(summary) if line not in numbers),
     ]
     whole = table(["model", "rows", *map(arrow, names)], cells, 2)
-    whole += figures(_intervals(summary)) + _spans(summary)
+    whole += figures(_intervals(summary))
+    whole += folded(IN_NUMBERS, elements.listed(numbers)) if numbers else ""
     whole += Markup("").join(map(quiet, notes))
     subset, parties = scores_by_party(summary)
     if len(parties) < 2:
@@ -314,26 +316,6 @@ def _intervals(summary: Summary) -> dict[str, Drawing]:
             )
             images[caption] = plots.intervals(models, differences, metric)
     return images
-
-
-def _spans(summary: Summary) -> str:
-    """All intervals in numbers."""
-    rows = [
-        [metric, model, score_text(value), " to ".join(map(score_text, ends)), less]
-        for model, spans in _spans_by_model(summary).items()
-        for metric, (value, *ends) in spans.items()
-        for span in [compared_with(summary, metric).get(model)]
-        for less in [span_text(span) if span else ""]
-        if ends or less
-    ]
-    note = quiet(
-        "Intervals are over samples of as many test rows: auc by DeLong's method, shares of rows "
-        "by Wilson's, others by bootstrap. Models are scored on the same rows, so their "
-        "differences are known better than the scores."
-    )
-    head = ["score", "model", "test", "95 % interval", "federated less it"]
-    whole = table(head, sorted(rows, key=lambda row: row[0]), 2)
-    return folded("Intervals in numbers", whole + note) if rows else ""
 
 
 def _rows_by_class(summary: Summary) -> Markup:
@@ -439,36 +421,21 @@ def _confusions(summary: Summary) -> str:
 
 
 def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: str) -> str:
-    """Weights of rows by true class (rows) and predicted class (columns), shaded by row."""
+    """Weights of rows by true class (rows) and predicted class (columns), shaded by row.
+
+    Empty for more than 30 classes.
+    """
     if len(classes) > _MOST_CLASSES:
-        return _pairs(counts, classes, caption)
+        return ""
     rows = [[(weight, weight / (sum(row) or 1.0)) for weight in row] for row in counts]
     names = [named(name, 12) for name in classes]
     return Markup(elements.confusion(names, rows, caption))
 
 
-def _pairs(counts: Sequence[Sequence[float]], classes: Sequence[str], caption: str) -> str:
-    wrong = [
-        (weight, weight / sum(row), classes[true], classes[guessed])
-        for true, row in enumerate(counts)
-        for guessed, weight in enumerate(row)
-        if weight and true != guessed
-    ]
-    most = sorted(wrong, key=lambda pair: pair[0], reverse=True)[:_MOST_PAIRS]
-    rows = [
-        [named(true), named(guessed), f"{weight:,.0f}", percent_text(share)]
-        for weight, share, true, guessed in most
-    ]
-    note = f"{caption}: the pairs most often confused of {len(classes)} classes"
-    header = ["true", "predicted", "rows", "of the true class"]
-    return table(header, rows, 2) + quiet(note) if rows else ""
-
-
 def _foundations(run: RunFiles) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
     summary, model = run.summary, _model(run)
-    gains = importance_of(summary)
-    tree = first_tree(model)
+    gains, tree = importance_of(summary), first_tree(model)
     shares = sorted((summary.get("gain_by_party") or {}).items(), key=lambda share: -share[1])
     head = ["party", "of the total gain"]
     by_party = [[named(name), percent_text(share)] for name, share in shares]
@@ -476,7 +443,7 @@ def _foundations(run: RunFiles) -> str:
         figures(_importances(run))
         + (_columns(summary, gains) if gains else "")
         + headed("Whose columns the gain is of", table(head, by_party) if by_party else "")
-        + quiet(_missing(run, isinstance(model, DividedModel)))
+        + quiet(DIVIDED if isinstance(model, DividedModel) else "")
         + headed("One tree", tree_html(tree) if tree else "")
     )
 
@@ -534,21 +501,3 @@ def _columns(summary: Summary, gains: Mapping[str, float]) -> str:
         for n in gains
     ]
     return folded("Every column in numbers", table(header, rows))
-
-
-def _missing(run: RunFiles, is_divided: bool) -> str:
-    summary = run.summary
-    if is_divided:
-        return (
-            "The parts of the model lie at the parties: there is no tree to draw, and there are no "
-            "SHAP values."
-        )
-    if not (run.path / "model.xgb.json").is_file() or summary.get("contributions"):
-        return ""
-    if summary.get("engine") == DEPLOYMENT:
-        return "No SHAP summary: the coordinator has no rows."
-    if not summary["metrics"].get("test"):
-        return "No SHAP summary: there are no test rows."
-    if run.config.get("multi-strategy") == ONE_TREE:
-        return "No SHAP summary: XGBoost has none of one tree for all classes."
-    return ""

@@ -179,17 +179,14 @@ def main_names(rows: Sequence[ScoreRow]) -> list[str]:
     return [n for n in score_names(scores for _, scores in rows) if n not in AT_THRESHOLD]
 
 
-def score_notes(summary: Summary, is_drawn: bool = False) -> list[str]:
-    """How to read the scores: nodes equal to the pooled model's, the threshold, weights.
-
-    Without intervals, where these are drawn.
-    """
+def score_notes(summary: Summary) -> list[str]:
+    """How to read the scores: nodes equal to the pooled model's, the threshold, weights."""
     lines, chosen = [], summary.get("threshold")
     if same := (summary.get("baselines") or {}).get("same_nodes"):
         lines.append(
             f"trees: XGBoost's on the joined table, {same[0]:,} of {same[1]:,} nodes equal"
         )
-    lines += certainty_notes(summary, metric_of(summary), is_drawn)
+    lines += certainty_notes(summary, metric_of(summary))
     if not chosen and summary["metrics"].get("test", {}).get("threshold") == 0:
         lines.append("no threshold is proposed: calling all rows positive has the best F1")
     if chosen:

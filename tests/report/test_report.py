@@ -423,9 +423,8 @@ def test_headline_intervals_and_warnings_are_on_every_form_of_a_result(tmp_path)
     assert sentence in " ".join(text.split())
     assert sentence in card
     assert f'<p class="lead">{sentence}</p>' in page
-    for one in (text, card):
+    for one in (text, card, page):
         assert "95 % intervals, test: auc 0.8000 to 0.8250; over" in one
-    assert ["auc", "federated", "0.8123", "0.8000 to 0.8250", ""] in cells(page)
     assert all("DeLong" in one for one in (text, card, page))
     *_, warning, last = text.splitlines()
     assert warning == "! only 16 bins"
