@@ -15,7 +15,6 @@ import numpy as np
 from rich.table import Table
 
 from fedapp.metrics import larger_is_better, mean_interval
-from fedapp.report.certainty import enumerated, score_text, span_text
 from fedapp.report.page import arrow, figures, page, quiet, strong, table
 from fedapp.report.plots import Drawing, tradeoff
 from fedapp.report.summary import (
@@ -23,9 +22,12 @@ from fedapp.report.summary import (
     COST_NAMES,
     cost_cells,
     defined,
+    enumerated,
     human_bytes,
     human_seconds,
     score_cells,
+    score_text,
+    span_text,
     terminal_table,
 )
 from fedapp.report.template import elements

@@ -31,7 +31,6 @@ from fedapp.report.card import (
     shared,
     table,
 )
-from fedapp.report.certainty import score_text
 from fedapp.report.page import page
 from fedapp.report.seats import settings_in_force, weak_keys
 from fedapp.report.summary import (
@@ -42,6 +41,7 @@ from fedapp.report.summary import (
     metric_of,
     resolved_facts,
     row_counts,
+    score_text,
     times_text,
     warning_lines,
 )

@@ -17,20 +17,15 @@ from fedapp.findings import TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
-from fedapp.report.certainty import (
-    by_baseline,
-    certainty_notes,
-    compared_with,
-    percent_text,
-    score_text,
-    verdict,
-)
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.seats import seats, unmet
 from fedapp.report.summary import (
     DEPLOYMENT,
     OURS,
     PLAIN,
+    by_baseline,
+    certainty_notes,
+    compared_with,
     drawn_metrics,
     headline,
     human_bytes,
@@ -38,16 +33,19 @@ from fedapp.report.summary import (
     importance_text,
     main_names,
     metric_of,
+    percent_text,
     read_settings,
     resolved_facts,
     score_cells,
     score_notes,
     score_rows,
+    score_text,
     scores_by_party,
     threshold_text,
     times_text,
     value_text,
     verb,
+    verdict,
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template

@@ -17,8 +17,7 @@ from rich.table import Column
 
 from fedapp.errors import DataError
 from fedapp.process import interruptible
-from fedapp.report.certainty import score_text
-from fedapp.report.summary import human_bytes, human_seconds
+from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_files import RoundInfo, Scores, checked
 from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Tell, Watcher
 from fedapp.terminal import Terminal

@@ -18,8 +18,8 @@ from fedapp.commands import cli
 from fedapp.findings import Audit, Finding, Unmeasured
 from fedapp.records.document import load
 from fedapp.report import write_report
-from fedapp.report.certainty import percent_text
 from fedapp.report.page import _gains, attack_cards
+from fedapp.report.summary import percent_text
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings

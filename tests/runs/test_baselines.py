@@ -9,8 +9,7 @@ import pytest
 
 import fedapp
 from fedapp.home import home
-from fedapp.report.certainty import certainty_notes, score_text, span_text
-from fedapp.report.summary import score_notes
+from fedapp.report.summary import certainty_notes, score_notes, score_text, span_text
 from fedapp.run_files import read_run
 from fedapp.runs.agreement import same_nodes
 from fedapp.runs.baselines import order_range, run_baselines
