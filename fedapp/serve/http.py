@@ -1,10 +1,6 @@
 """What every application over HTTP needs: refusals, hosts, requests at once, bodies within limits.
 
-It is Starlette's alone, so that FastAPI and plain routes use the same pieces::
-
-    Starlette(
-        routes=..., exception_handlers=HANDLERS, middleware=[Middleware(HostCheck, hosts=LOOPBACK)]
-    )
+An application has ``exception_handlers=HANDLERS`` and ``Middleware(HostCheck, hosts=...)``.
 """
 
 from __future__ import annotations
