@@ -10,27 +10,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import secrets
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 
 from fedapp.data.predictions import most_probable, named_predictions, score_names
 from fedapp.data.table import Table
 from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
-from fedapp.serve.ahead import AHEAD, Ahead, Ints
+from fedapp.home import PRIVATE, write_atomically
 from fedapp.serve.http import RefusedError
 from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
-from fedapp.trees.cells import Cells, Crossing, open_cells
+from fedapp.site.store import SECONDS_A_DAY
+from fedapp.trees.cells import Cells, Crossing, cells_of_rows, open_cells
 from fedapp.trees.divided import ActivePart
 
+log = logging.getLogger("fedapp.site")
 LIVE_SECONDS = 2.0  # for the answers of all parties
 AHEAD_SECONDS = 60.0  # for a block of cells that are sent ahead
 IDLE_SECONDS = 60.0  # that a connection stays open
@@ -38,6 +46,53 @@ MOST_TEXT = 80  # characters of a caller's purpose and request, which are in log
 # Bytes of an answer. A part may have splits of many rounds that early stopping has dropped.
 MOST_ANSWER, MOST_TIMES = 1_000_000, 64
 WAYS = LIVE, NIGHTLY = "live", "nightly"
+AHEAD = "cells."  # beginning of a file's name, before the party's
+NONE = -1
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """Cells of some rows of a version, by one party."""
+
+    cells: Cells  # of these rows, in their order
+    places: npt.NDArray[np.int32]  # (n_rows,): of the version's rows in that order, or NONE
+    since: float  # Unix time
+    until: float  # when they are stale, as the party has said
+
+    @classmethod
+    def of(cls, blocks: list[Cells], rows: Ints, n_rows: int, days: float) -> Self:
+        """From blocks of rows, all but the last of a multiple of 8."""
+        places = np.full(n_rows, NONE, np.int32)
+        places[rows] = np.arange(len(rows))
+        now = time.time()
+        return cls(np.concatenate(blocks, axis=1), places, now, now + days * SECONDS_A_DAY)
+
+    def of_rows(self, rows: Ints) -> Cells | None:
+        """Cells of some rows; None if one is missing, or if they are stale."""
+        places = self.places[rows].astype(np.int64)
+        if time.time() > self.until or (places == NONE).any():
+            return None
+        return cells_of_rows(self.cells, places)
+
+    def write(self, path: Path) -> None:
+        """Store them."""
+        buffer = BytesIO()
+        times = np.array([self.since, self.until])
+        np.savez(buffer, cells=self.cells, places=self.places, times=times)
+        write_atomically(path, buffer.getbuffer(), PRIVATE, lasting=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Stored ones; None if there are none, or if they cannot be read."""
+        if not path.is_file():
+            return None
+        try:
+            with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
+                return cls(file["cells"], file["places"], *file["times"].tolist())
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            log.error("%s must be whole, got: %s; POST /nightly asks again", path.name, error)
+            return None
 
 
 class AwayError(RefusedError):

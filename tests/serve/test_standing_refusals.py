@@ -688,7 +688,7 @@ def test_days_that_are_no_number_and_cells_that_cannot_be_stored_are_refused(
         rule = f"insurer: fedapp-days must be a number of days, got {days}"
         assert nightly(threads, all=True) == (502, {"error": rule})
     assert logged("bank")[-1]["outcome"] == f"refused: {rule}"
-    monkeypatch.setattr("fedapp.serve.ahead.Ahead.write", full)
+    monkeypatch.setattr("fedapp.serve.joint.Ahead.write", full)
     rule = "cells of insurer must be stored, got: No space left on device"
     assert nightly(threads, all=True) == (503, {"error": rule})
 
