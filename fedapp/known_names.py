@@ -277,33 +277,23 @@ def setting_hint(name: str, known: Collection[str], method: str = "", value: obj
     return did_you_mean(name, of_method, f"{method}.") or did_you_mean(name, known)
 
 
-def value_hint(setting: str, value: object, allowed: Collection[str], reason: str = "") -> str:
-    """The same for a value of ``objective`` or ``eval-metric``, up to an @.
-
-    A ``reason`` takes the place of that of the table.
-    """
+def value_hint(setting: str, value: object, allowed: Collection[str]) -> str:
+    """The same for a value of ``objective`` or ``eval-metric``, up to an @."""
     if setting == "quantile-alpha" and "." in str(value) and "," in str(value):
         return ": a model predicts one quantile, so train a run for each"
     if setting not in ("objective", "eval-metric"):
         return ""
     kind = str(value).strip().lower().partition("@")[0]
-    hint = _hint(VALUES, (f"{setting}={kind}", kind), allowed, reason=reason)
-    return hint or (f": {reason}" if reason else did_you_mean(kind, allowed))
+    return _hint(VALUES, (f"{setting}={kind}", kind), allowed) or did_you_mean(kind, allowed)
 
 
-def _hint(
-    rows: list[Row],
-    asked: tuple[str, str],
-    known: Collection[str],
-    method: str = "",
-    reason: str = "",
-) -> str:
+def _hint(rows: list[Row], asked: tuple[str, str], known: Collection[str], method: str = "") -> str:
     """The reason and the nearest by the first row for a name with its value, or else by itself."""
     for name in asked:
-        for pattern, reason_of_row, ways in rows:
+        for pattern, why, ways in rows:
             if ("=" in name) == ("=" in pattern) and fnmatchcase(name, pattern):
                 meant = ways[0].strip('"') if '"' in "".join(ways) else _first(ways, known, method)
-                if why := reason or reason_of_row:
+                if why:
                     return f": {why}; nearest is {meant}" if meant else f": {why}"
                 return f"; did you mean {meant}?" if meant else ""
     return ""

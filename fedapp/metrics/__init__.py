@@ -34,7 +34,6 @@ of a bin as ties.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
-from fedapp.metrics.curves import curves
 from fedapp.metrics.intervals import intervals, mean_interval, paired, row_intervals
 from fedapp.metrics.names import (
     AT_THRESHOLD,
@@ -53,6 +52,7 @@ from fedapp.metrics.scores import (
     best_bin,
     binning_errors,
     class_weights,
+    curves,
     few_of_class,
     pooled,
     pooled_subsets,

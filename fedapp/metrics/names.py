@@ -188,7 +188,7 @@ def check_metrics(objective: str, names: Sequence[str], parameters: LossParamete
         if kind not in allowed or (at and kind not in (*_NUMBERED, *_OF_RUN)):
             raise ValueError(
                 f"eval-metric must be one or several of {', '.join(allowed)} for {objective}, "
-                f"got {name}{value_hint('eval-metric', name, allowed, _owners(kind))}"
+                f"got {name}{value_hint('eval-metric', name, allowed)}"
             )
         if kind in _OF_RUN and (due := objective_metrics(objective, parameters)[0]) != name:
             rule = f"eval-metric must name the run's {_OF_RUN[kind]}, as {due}"
@@ -201,19 +201,6 @@ def check_metrics(objective: str, names: Sequence[str], parameters: LossParamete
             raise ValueError(f"{rule}, got {name}")
     if len(set(names)) < len(names):
         raise ValueError(f"eval-metric must name a metric once, got {','.join(names)}")
-
-
-def _owners(kind: str) -> str:
-    """Which objectives have a metric, in words, those first that it is first of; or empty."""
-    places = {
-        objective: kinds.index(kind)
-        for objective, kinds in EVAL_METRICS.items()
-        if kind in kinds and objective != CUSTOM
-    }
-    names = sorted(places, key=places.__getitem__)
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    shown = (", " if more else " and ").join(names[:2])
-    return f"this metric is of {shown}{more}" if names else ""
 
 
 def _is_between(text: str, low: float, high: float) -> bool:

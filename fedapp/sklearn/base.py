@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,7 +138,6 @@ DOCSTRING = """{}
 
 {parameters}
     """
-_WARNED: set[str] = set()  # warnings that this process has logged
 
 if TYPE_CHECKING:  # scikit-learn has no types; these are the ones used here
 
@@ -311,7 +309,7 @@ class Federated(BaseEstimator):
             patience = arguments.pop("early-stopping-rounds", 0) if eval_set else 0
             functions = functions_of(self.get_params())[1]
             check_functions(functions, self.engine)
-            with functions_in_use(functions), _warned_once(), self._folder() as folder:
+            with functions_in_use(functions), self._folder() as folder:
                 arguments |= {"data": write_tables(tables, folder), "run-dir": str(folder)}
                 if xgb_model is not None:
                     arguments["init-model"] = str(self._path_of(xgb_model, folder))
@@ -437,20 +435,6 @@ class Federated(BaseEstimator):
                 write_atomically(self._place / name, content)
         return Run(self._place)
 
-    def evals_result(self) -> dict[str, dict[str, list[float | None]]]:
-        """Scores after each round, by pair of ``eval_set`` or else of the validation rows."""
-        check_is_fitted(self)
-        if not hasattr(self, "evals_result_"):
-            rule = "must be of a fit that scored its rounds, by eval_set or valid_fraction"
-            raise ValueError(f"evals_result {rule}, got none")
-        return self.evals_result_
-
-    @property
-    def best_iteration(self) -> int:
-        """Number from 0 of the round with the best score; AttributeError without such scores."""
-        best: int = self.best_iteration_
-        return best
-
     def get_booster(self) -> Any:
         """The model as an ``xgboost.Booster``; see `Run.to_xgboost`."""
         return self.run_.to_xgboost()
@@ -567,24 +551,6 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
         init(self, **parameters)
 
     return checked
-
-
-@contextmanager
-def _warned_once() -> Iterator[None]:
-    """Suppress warnings that an earlier ``fit`` of this process has logged."""
-
-    def is_new(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        is_known = record.levelno == logging.WARNING and text in _WARNED
-        _WARNED.add(text)
-        return not is_known
-
-    log = logging.getLogger("fedapp")
-    log.addFilter(is_new)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_new)
 
 
 def _settings_of(method: str) -> list[str]:

@@ -183,11 +183,11 @@ ANSWERS = [  # of PAX, unless a method is named
         }.items()
     ),
     *(
-        ({"objective": objective, "eval-metric": metric}, f"eval-metric .*, got {metric}: {answer}")
+        ({"objective": objective, "eval-metric": metric}, f"eval-metric .*, got {metric}{answer}")
         for objective, metric, answer in (
-            ("reg:squarederror", "cox-nloglik", "this metric .* not supported; nearest is rmse"),
-            ("binary:logistic", "ndcg@5", "this metric is of rank:ndcg and .*; nearest is auc"),
-            ("reg:squarederror", "rmsle", "this metric is of reg:squaredlogerror, .*; nearest .*"),
+            ("reg:squarederror", "cox-nloglik", ": this metric .* not supported; nearest is rmse"),
+            ("binary:logistic", "ndcg@5", r"; did you mean auc\?"),
+            ("reg:squarederror", "rmsle", r"; did you mean rmse\?"),
         )
     ),
     (
