@@ -27,7 +27,6 @@ from fedapp.report.summary import (
     human_seconds,
     score_cells,
     score_text,
-    span_text,
     terminal_table,
 )
 from fedapp.report.template import elements
@@ -242,15 +241,6 @@ class Comparison:
             facts["row orders"] = (
                 f"pooled XGBoost scores {low} to {high} over {N_ORDERS} orders of the training "
                 "rows of the first run, which its cuts follow; smaller differences say nothing"
-            )
-        for method, spans in self.differences.items():
-            if method == self.best.name:  # whose differences have a table
-                continue
-            shown = list(spans.items())[: 1 + MOST_ALONE]
-            facts[f"{method}, paired"] = (
-                f"{self.metric} less "
-                + "; ".join(f"{name} {span_text(span)}" for name, span in shown)
-                + " (95 % interval of the difference on the same test rows)"
             )
         for method, unread in self.unread.items() if partly else ():
             read = self._named(partly - set(unread)) or "nothing more"

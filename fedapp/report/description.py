@@ -109,17 +109,8 @@ def description_page(run: RunFiles) -> str:
         headed(title, table(head, [[named(name, 48), *line] for name, *line in lines], n_texts))
         for title, head, lines, n_texts in column_tables(document)
     ]
-    every = [
-        [named(_label(column)), named(name), f"{count:,}", f"{count / n_rows:.2%}"]
-        for column in columns
-        if "quantiles" not in column
-        for name, count in zip(_names(column), column["counts"], strict=True)
-    ]
-    categories = table(["column", "category", "rows", "share of all rows"], every, 2)
     sections = {
-        "Columns": Markup("").join(tables)
-        + quiet(f"{shares_note(document).capitalize()}.")
-        + (folded("Every category", categories) if every else ""),
+        "Columns": Markup("").join(tables) + quiet(f"{shares_note(document).capitalize()}."),
         "How the tables were read": elements.listed(summary.get("facts", [])),
         "The label": _label_section(columns),
         "Differences between sites": _differences(columns)

@@ -56,8 +56,10 @@ class DrawnTree:
 
 
 def first_tree(model: Model | None) -> DrawnTree | None:
-    """The first tree of a model, or None if it has none."""
+    """The first tree of a model, or None if it has none whose leaves are one number."""
     if model is None or isinstance(model, LinearModel | DividedModel) or not model.trees:
+        return None
+    if isinstance(model, Ensemble) and model.multi_strategy == ONE_TREE:
         return None
     tree, first = model.trees[0], f"The first of {len(model.trees):,} trees"
     if isinstance(model, BaggedForest):
@@ -65,9 +67,6 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         return DrawnTree(model, tree, _forest_leaf(model), caption)
     caption = first if len(model.trees) > 1 else "The only tree"
     link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
-    if isinstance(model, Ensemble) and model.multi_strategy == ONE_TREE:
-        caption += "; it adds to the margins of all classes, of which leaves show the largest"
-        return DrawnTree(model, tree, _vector_leaf(model), caption)
     if isinstance(model, StackedModel):
         caption += ", one of the first party's; the head learns how much each counts"
     elif link is None:
@@ -86,15 +85,6 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
     return DrawnTree(model, tree, leaf, caption)
-
-
-def _vector_leaf(model: Ensemble) -> Leaf:
-    def leaf(node: int) -> tuple[str, float]:
-        values = model.trees[0]["value"][node]
-        best = int(np.argmax(values))
-        return f"{plain(model.classes[best], _LONGEST_NAME)}: {values[best]:+.4g}", 0.0
-
-    return leaf
 
 
 def _forest_leaf(model: BaggedForest) -> Leaf:

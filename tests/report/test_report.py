@@ -13,7 +13,7 @@ from rich.console import Console
 from fedapp import metrics
 from fedapp.commands import cli
 from fedapp.errors import DataError
-from fedapp.report import certainty, summary, write_report
+from fedapp.report import summary, write_report
 from fedapp.run_files import read_run
 from fedapp.run_folder import Checkpoints, RunFolder, RunState
 from tests.deploy_folders import invoke
@@ -313,7 +313,7 @@ BETTER = (0.1, 0.01, 0.2)
 def test_the_verdict_is_what_the_paired_intervals_show(metric, alone, pooled, text):
     spans = {name: {metric: span} for name, span in zip("abcdefg", alone, strict=False)}
     compared = {"alone": spans, "pooled": {metric: pooled} if pooled else {}}
-    found = certainty.verdict({"baselines": {"differences": compared}}, metric)
+    found = summary.verdict({"baselines": {"differences": compared}}, metric)
     assert text in found
     assert bool(found) == bool(text)
 
