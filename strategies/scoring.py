@@ -267,7 +267,7 @@ def score_summary(
     rows = metrics.threshold_rows(pooled["valid"].sums[0] > 0)
     threshold_bin = None
     if objective == "binary:logistic":
-        threshold_bin = metrics.best_bin(pooled[rows], eval_metrics)
+        threshold_bin = metrics.best_bin(pooled[rows])
     rarer = dict[str, float]()  # share of the rarer class in the weight of these rows
     if threshold_bin is not None:
         by_class = pooled[rows].histogram.sum(axis=1)
@@ -278,7 +278,7 @@ def score_summary(
         for subset, totals in statistics.items():
             scores = by_subset[subset] = scores_of(objective, totals, eval_metrics)
             if scores and threshold_bin is not None:
-                scores |= metrics.scores_from_bin(totals, threshold_bin, center, eval_metrics)
+                scores |= metrics.scores_from_bin(totals, threshold_bin, center)
         return by_subset
 
     by_party = {
@@ -353,5 +353,4 @@ def threshold_note(scores: Mapping[str, Scores], rows: str) -> dict[str, Any]:
     Empty without one, and for 0: calling every row positive is no proposal.
     """
     value = scores[rows].get("threshold")
-    best = next((name for name in scores[rows] if name.startswith("cost@")), "f1")
-    return {"value": value, "best": best, "rows": rows} if value else {}
+    return {"value": value, "rows": rows} if value else {}

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from fedapp.metrics.names import is_custom, prices_of
+from fedapp.metrics.names import is_custom
 from fedapp.metrics.scores import (
     BINARY,
     area_under_precision_recall,
@@ -62,14 +62,13 @@ def intervals(
     counts. Others are bootstrapped: cells of the histogram or the confusion matrix are drawn again,
     each with the value in its middle. Without interval are ``r2`` and ``auc_ovr``, as the sums do
     not relate labels to residuals and classes to each other; scores of times and of queries;
-    ``ks`` and ``cost``, extremes over thresholds that draws exaggerate; a score that is the same in
+    ``ks``, an extreme over thresholds that draws exaggerate; a score that is the same in
     every draw; and all scores of cells that are no whole numbers of rows.
 
     Sources: DeLong et al. 1988, "Comparing the areas under two or more correlated ROC curves";
     Wilson 1927, "Probable inference, the law of succession, and statistical inference";
     Efron 1981, "Nonparametric standard errors and confidence intervals".
     """
-    extra = [name for name in extra if not prices_of([name])]
     exact = scores(objective, statistics, extra)
     sums, histogram = statistics.sums, statistics.histogram
     n_rows = float(sums[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +34,7 @@ SHOWN = {
     "binary:logistic": Shown(
         ("auc", "logloss", "accuracy", "f1", "precision", "recall", "ks", "pr_auc"),
         "logloss",
-        ("auc", "aucpr", "logloss", "error", "brier", "cost", "rmse", "mae"),
+        ("auc", "aucpr", "logloss", "error", "brier", "rmse", "mae"),
     ),
     "multi:softprob": Shown(
         ("mlogloss", "accuracy", "balanced_accuracy", "macro_f1", "auc_ovr"),
@@ -63,7 +62,7 @@ SHOWN = {
     **dict.fromkeys((name for name in LOSSES if LOSSES[name].is_ranking), _RANKED),
     CUSTOM: _of_numbers("rmse", "rmse", "mae", "mape"),
 }
-"""By objective; metrics on request have XGBoost's names, but ``brier``, ``cost``, ``c-index``."""
+"""By objective; metrics on request have XGBoost's names, but ``brier`` and ``c-index``."""
 OBJECTIVES = tuple(SHOWN)
 NAMES = {objective: shown.scores for objective, shown in SHOWN.items()}
 EVAL_METRICS = {objective: shown.on_request for objective, shown in SHOWN.items()}
@@ -77,7 +76,6 @@ _OF_RUN = {
 _NUMBERED = {
     "tweedie-nloglik": ("power, between 1 and 2", 1.0, 2.0, 1.5),
     "error": ("threshold, between 0 and 1", 0.0, 1.0, 0.3),
-    "cost": ("cost of a missed positive, in false alarms", 0.0, math.inf, 5),
     "ndcg": ("number of the first ranks that count", 0.0, 2.0**31, 10),
 }
 _OPTIONAL = "error", "ndcg"
@@ -87,7 +85,7 @@ _LARGER = (
     *("balanced_accuracy", "macro_f1", "auc_ovr", "c-index", "ndcg", *AT_THRESHOLD[1:]),
 )
 _SMALLER = (
-    *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier", "cost"),
+    *("logloss", "mlogloss", "rmse", "rmsle", "mae", "mape", "error", "merror", "brier"),
     *("poisson-nloglik", "gamma-deviance", "tweedie-nloglik", "mphe", "aft-nloglik"),
     *("quantile", CUSTOM, UNCALIBRATED),
 )
@@ -122,8 +120,6 @@ def for_xgboost(name: str, objective: str) -> str:
     kind = name.partition("@")[0]
     if kind == "c-index":
         return objective.partition(":")[2] + "-nloglik"
-    if kind == "cost":
-        return "logloss"
     return "rmse" if name == "brier" else kind if kind in _OF_RUN else name
 
 
@@ -146,11 +142,6 @@ def scored_names(objective: str, eval_metrics: Sequence[str]) -> tuple[str, ...]
     """All scores of a run."""
     defaults = NAMES[objective]
     return (*defaults, *(name for name in eval_metrics if name not in defaults))
-
-
-def prices_of(names: Sequence[str]) -> dict[str, float]:
-    """What a missed positive costs by each metric ``cost@``, in false alarms."""
-    return {name: float(name[5:]) for name in names if name.startswith("cost@")}
 
 
 def is_custom(name: str) -> bool:

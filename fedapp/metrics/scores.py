@@ -1,7 +1,7 @@
 """Scores: from the sums of all parties, from pooled rows, at a threshold, and as curves.
 
 Scores from sums and from pooled rows agree (``fedapp.metrics``). Of two classes a threshold is
-chosen by the best F1, or the least ``cost@``, on rows that are not test rows; a row is called
+chosen by the best F1 on rows that are not test rows; a row is called
 positive where its probability is at or above it. With histograms it is the lower edge of a bin, and
 the scores at it are exact.
 """
@@ -9,13 +9,13 @@ the scores at it are exact.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES
-from fedapp.metrics.names import AT_THRESHOLD, NAMES, prices_of, scored_names
+from fedapp.metrics.names import AT_THRESHOLD, NAMES, scored_names
 from fedapp.metrics.sums import (
     N_BASE_SUMS,
     Array,
@@ -41,8 +41,6 @@ from fedapp.trees.objective import (
     is_regression,
     is_survival,
 )
-
-Calls = TypeVar("Calls", float, Array)  # weight of rows that are called positive
 
 # r2 divides by sum w y^2 - (sum w y)^2 / sum w. Below this share of its first term the difference
 # is rounding error of float64 sums (about n_rows * 2e-16 at worst).
@@ -90,10 +88,6 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
             by_name[name] = 1.0 - by_name["accuracy"]
         elif objective == BINARY and name == "aucpr":
             by_name[name] = area_under_precision_recall(histogram)
-        elif objective == BINARY and (prices := prices_of([name])):
-            hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
-            costs = _cost(hits, alarms, float(histogram[1].sum()), prices[name])
-            by_name[name] = ratio(float(costs.min(initial=np.inf)), float(histogram.sum()))
     return by_name
 
 
@@ -129,9 +123,7 @@ def binning_errors(
         }
         if "aucpr" in extra:
             errors["aucpr"] = _aucpr_error(histogram)
-        return errors | {
-            name: _cost_error(histogram, price) for name, price in prices_of(extra).items()
-        }
+        return errors
     if objective == "multi:softprob":
         return {
             "auc_ovr": _class_mean([_auc_error(of_class) for of_class in _by_class(statistics)])
@@ -150,17 +142,6 @@ def _ks_error(histogram: Array) -> float:
     fpr, tpr = roc(histogram)
     inside = np.maximum(tpr[1:] - fpr[:-1], fpr[1:] - tpr[:-1])
     return float(max(inside.max() - np.abs(tpr - fpr).max(), 0.0)) if fpr.size else np.nan
-
-
-def _cost_error(histogram: Array, price: float) -> float:
-    hits, alarms = _from_above(histogram[:, histogram.any(axis=0)])
-    n_positives = float(histogram[1].sum())
-    costs = _cost(hits, alarms, n_positives, price)
-    # All of a bin's positives are above its negatives.
-    best = _cost(hits, np.append(alarms[1:], 0.0), n_positives, price)
-    return ratio(
-        float(costs.min(initial=np.inf) - best.min(initial=np.inf)), float(histogram.sum())
-    )
 
 
 def _aucpr_error(histogram: Array) -> float:
@@ -392,44 +373,34 @@ def rarer_share(scores: Mapping[str, float]) -> float | None:
     return min(share, 1 - share) if 0 <= share <= 1 else None
 
 
-def best_bin(statistics: Statistics, extra: Sequence[str] = ()) -> int | None:
-    """The first bin called positive at the best F1, the last of ties; None without positives.
-
-    If a metric of ``extra`` is a ``cost@``, it is that of the least cost by the first of these.
-    """
+def best_bin(statistics: Statistics) -> int | None:
+    """The first bin called positive at the best F1, the last of ties; None without positives."""
     check_statistics(BINARY, statistics)
     negatives, positives = statistics.histogram
     if not positives.any():
         return None
     used, n_positives = np.flatnonzero(negatives + positives), float(positives.sum())
-    hits, alarms = _from_above(statistics.histogram[:, used])
+    alarms, hits = np.cumsum(statistics.histogram[:, used][:, ::-1], axis=1)[:, ::-1]
     values = 2.0 * hits / (hits + alarms + n_positives)
-    if prices := prices_of(extra):
-        values = -_cost(hits, alarms, n_positives, next(iter(prices.values())))
     best = values.size - 1 - np.argmax(values[::-1])
     return int(used[best]) if best else 0
 
 
-def scores_from_bin(
-    statistics: Statistics, first: int, center: float = 0.0, extra: Sequence[str] = ()
-) -> dict[str, float]:
+def scores_from_bin(statistics: Statistics, first: int, center: float = 0.0) -> dict[str, float]:
     """The threshold, and scores where the bins from ``first`` on are called positive."""
     check_statistics(BINARY, statistics)
     negatives, positives = statistics.histogram
     edges = np.concatenate(([-np.inf], margin_edges(positives.size)))
     calls = float(positives[first:].sum()), float(negatives[first:].sum())
-    of_class = float(positives.sum()), float(negatives.sum())
-    return _named(center + float(edges[first]), calls, of_class, extra)
+    return _named(center + float(edges[first]), calls, float(positives.sum()))
 
 
-def best_margin(
-    margins: Rows, labels: Rows, weights: Rows, extra: Sequence[str] = ()
-) -> float | None:
+def best_margin(margins: Rows, labels: Rows, weights: Rows) -> float | None:
     """The threshold of ``best_bin``, between the margins of two rows; None without positives.
 
     Of ties it is the highest. Arguments as for ``pooled`` of binary:logistic.
     """
-    first = best_bin(exact_statistics(BINARY, margins, labels, weights), extra)
+    first = best_bin(exact_statistics(BINARY, margins, labels, weights))
     if not first:
         return None if first is None else -np.inf
     points = np.unique(margins[weights > 0, 0].astype(np.float64))
@@ -437,46 +408,25 @@ def best_margin(
 
 
 def scores_from_margin(
-    margins: Rows, labels: Rows, weights: Rows, threshold: float, extra: Sequence[str] = ()
+    margins: Rows, labels: Rows, weights: Rows, threshold: float
 ) -> dict[str, float]:
     """Scores where rows with margins >= ``threshold`` are called positive."""
     margins64, truth, shares = checked_rows(BINARY, margins, labels, weights)
     called = shares * (margins64[:, 0] >= threshold)
     calls = float(called @ truth), float(called @ (1.0 - truth))
-    return _named(threshold, calls, (float(shares @ truth), float(shares @ (1.0 - truth))), extra)
+    return _named(threshold, calls, float(shares @ truth))
 
 
-def _from_above(histogram: Array) -> tuple[Array, Array]:
-    """Hits and false alarms where each bin and those above it are called positive."""
-    negatives, positives = np.cumsum(histogram[:, ::-1], axis=1)[:, ::-1]
-    return positives, negatives
-
-
-def _cost(hits: Calls, alarms: Calls, n_positives: float, price: float) -> Calls:
-    """Cost of all rows, in false alarms; a missed positive costs ``price``."""
-    return price * (n_positives - hits) + alarms
-
-
-def _named(
-    margin: float,
-    calls: tuple[float, float],
-    of_class: tuple[float, float],
-    extra: Sequence[str],
-) -> dict[str, float]:
-    """Scores at a threshold; ``calls`` are hits and alarms, ``of_class`` positives, negatives."""
+def _named(margin: float, calls: tuple[float, float], n_positives: float) -> dict[str, float]:
+    """Scores at a threshold; ``calls`` are hits and alarms."""
     hits, alarms = calls
-    n_positives = of_class[0]
-    costs = {
-        name: ratio(_cost(hits, alarms, n_positives, price), sum(of_class))
-        for name, price in prices_of(extra).items()
-    }
     values = (
         float(sigmoid(np.array([margin]))[0]),
         ratio(2.0 * hits, hits + alarms + n_positives),
         ratio(hits, hits + alarms),
         ratio(hits, n_positives),
     )
-    return dict(zip(AT_THRESHOLD, values, strict=True)) | costs
+    return dict(zip(AT_THRESHOLD, values, strict=True))
 
 
 def pooled_subsets(
@@ -493,10 +443,10 @@ def pooled_subsets(
     if objective != BINARY:
         return scores
     chosen = rows.get(threshold_rows(bool(scores.get("valid"))))
-    margin = best_margin(*chosen, extra) if chosen is not None else None
+    margin = best_margin(*chosen) if chosen is not None else None
     if margin is not None:
         for subset in (name for name, subset_scores in scores.items() if subset_scores):
-            scores[subset] |= scores_from_margin(*rows[subset], margin, extra)
+            scores[subset] |= scores_from_margin(*rows[subset], margin)
     return scores
 
 

@@ -50,7 +50,7 @@ _DECIMALS = 9
 _SMALLEST = 1e-16  # of a probability or a mean whose logarithm is taken
 _GAMMA_SHIFT = 1e-6  # XGBoost adds it to labels and predictions of the gamma deviance
 # Computed from the sums of every run, or from the histogram.
-DERIVED = ("aucpr", "merror", "cost")
+DERIVED = ("aucpr", "merror")
 
 # Bounds on a row's loss, keys of ``_POWERS``; all others are bounded as a deviance.
 _SIZES = {

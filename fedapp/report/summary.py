@@ -275,13 +275,12 @@ def score_notes(summary: Summary) -> list[str]:
         rows = {"valid": "validation", "train": "training"}[chosen["rows"]]
         subset = "test" if summary["metrics"].get("test") else chosen["rows"]
         scores = f"{subset} {at_threshold(summary['metrics'][subset])}"
-        best = "best F1" if (score := chosen.get("best", "f1")) == "f1" else f"least {score}"
         value = threshold_text(chosen["value"])
         lines.append(
             f"too few {rows} rows of a class to choose a threshold: use 0.5, not {value} of the "
-            f"{best}"
+            "best F1"
             if chosen.get("few")
-            else f"threshold {value}, of the {best} on the {rows} rows; scores at it: {scores}. "
+            else f"threshold {value}, of the best F1 on the {rows} rows; scores at it: {scores}. "
             "accuracy, f1, precision and recall are at 0.5"
         )
     if weight := summary.get("weight"):

@@ -199,9 +199,9 @@ class Trained:
             return {}
         scores = scores_of(objective, sums["test"], eval_metrics)
         is_binary = objective == "binary:logistic"
-        first = metrics.best_bin(sums[chosen], eval_metrics) if is_binary else None
+        first = metrics.best_bin(sums[chosen]) if is_binary else None
         if scores and first is not None:
-            scores |= metrics.scores_from_bin(sums["test"], first, self.center, eval_metrics)
+            scores |= metrics.scores_from_bin(sums["test"], first, self.center)
         return scores
 
     def curves(self) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from fedapp.metrics.intervals import paired, row_intervals, wilson
 from fedapp.metrics.names import default_metric
 from fedapp.metrics.scores import best_margin
 from fedapp.metrics.sums import _margin_bins, margin_edges
-from fedapp.runs.baselines import run_baselines
 from fedapp.runs.local import run_local
 
 BINARY, MULTI, REGRESSION = "binary:logistic", "multi:softprob", "reg:squarederror"
@@ -68,7 +67,7 @@ def test_a_margin_is_in_the_bin_whose_edges_enclose_it(n_bins, margins):
 @given(n_rows=n_rows_drawn, seed=seeds, half_bins=st.integers(1, 300))
 def test_scores_of_histograms_lie_within_their_bounds(objective, n_rows, seed, half_bins):
     arrays = rows(objective, n_rows, seed)
-    extra = ("aucpr", "cost@5", "cost@0.3") if objective == BINARY else ()
+    extra = ("aucpr",) if objective == BINARY else ()
     exact = metrics.pooled(objective, *arrays, extra)
     sums = metrics.statistics(objective, *arrays, 2 * half_bins, extra=extra)
     got = metrics.scores(objective, sums, extra)
@@ -519,36 +518,10 @@ def test_the_threshold_has_the_best_f1_and_scores_at_it_are_scikit_learns(seed, 
     assert best - 0.05 <= got <= best + 1e-12
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=seeds, n_rows=st.integers(20, 300), price=st.sampled_from([0.2, 1.0, 5.0, 40.0]))
-def test_the_threshold_has_the_least_cost_where_a_metric_names_one(seed, n_rows, price):
-    margins, labels, weights = arrays = rows(BINARY, n_rows, seed)
-    labels[0] = 1.0
-    name = f"cost@{price}"
-    shares = weights.astype(np.float64)
-
-    def cost(called):
-        missed = shares @ (labels * ~called)
-        return (price * missed + shares @ ((1 - labels) * called)) / shares.sum()
-
-    least = min(cost(margins[:, 0] >= margin) for margin in margins[shares > 0, 0])
-    margin = best_margin(*arrays, [name])
-    at_it = metrics.scores_from_margin(*arrays, margin, [name])
-    assert at_it[name] == pytest.approx(least)
-    assert at_it[name] == pytest.approx(cost(margins[:, 0] >= margin))
-    assert metrics.pooled(BINARY, *arrays, [name])[name] == pytest.approx(least)
-    sums = metrics.statistics(BINARY, *arrays, 512, extra=[name])
-    first = metrics.best_bin(sums, [name])
-    binned = metrics.scores_from_bin(sums, first, 0.0, [name])[name]
-    assert metrics.scores(BINARY, sums, [name])[name] == pytest.approx(binned)
-    assert least - 1e-9 <= binned <= least + 0.05 * (1 + price)
-
-
 def test_without_weight_or_positives_there_is_no_threshold():
     margins, labels, weights = rows(BINARY, 20, 0)
-    sums = metrics.statistics(BINARY, margins, labels, 0 * weights, 8, extra=["cost@5"])
-    assert np.isnan(metrics.scores(BINARY, sums, ["cost@5"])["cost@5"])
-    assert metrics.best_bin(sums, ["cost@5"]) is None
+    sums = metrics.statistics(BINARY, margins, labels, 0 * weights, 8)
+    assert metrics.best_bin(sums) is None
     assert best_margin(margins, 0 * labels, weights) is None
     assert metrics.best_bin(metrics.statistics(BINARY, margins, 0 * labels, weights, 8)) is None
 
@@ -581,23 +554,6 @@ def test_few_rows_of_a_class_are_warned_of():
     assert metrics.few_of_class(0.25, 100).startswith("only some 25 of 100 validation rows are of")
     assert "too few to choose a threshold" in metrics.few_of_class(0.25, 100)
     assert metrics.few_of_class(0.3, 100) == metrics.few_of_class(0.0, 0) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pax", "secureboost"])
-def test_a_run_chooses_the_threshold_of_the_least_cost_on_validation_rows(
-    settings, vertical, write_table, strategy
-):
-    make = vertical if strategy == "secureboost" else settings
-    given = {"data": str(write_table(n_rows=400)), "label": "y", "parties": 2}
-    given |= {"valid_fraction": 0.3, "strategy": strategy}
-    run = make(**given, eval_metric="auc,cost@9")
-    scores = run_local(run).summary["metrics"]
-    usual = run_local(make(**given)).summary["metrics"]
-    assert scores["valid"]["threshold"] == scores["test"]["threshold"]
-    assert scores["valid"]["threshold"] < usual["valid"]["threshold"]
-    assert scores["valid"]["recall_at_threshold"] > usual["valid"]["recall_at_threshold"]
-    assert {"threshold", "cost@9"} <= set(run_baselines(run)["pooled"])
 
 
 @pytest.mark.by_default("pax-10", "secureboost-10", "pax-3")

@@ -44,7 +44,7 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings):
     labels, value = table.labels.astype(float), summary["threshold"]["value"]
     by_party = summary["metrics"]["by_party"]
     assert list(by_party) == ["party-1", "party-2"]
-    threshold = {"value": value, "best": "f1", "rows": "valid", "few": True}
+    threshold = {"value": value, "rows": "valid", "few": True}
     assert summary["threshold"] == threshold
     assert threshold_of(Path(run.run_dir)) is None
     assert summary["rarer_class"] == pytest.approx(1 / 3, abs=0.05)
@@ -106,7 +106,7 @@ RANGE = {"residual_range": 8.0}
 # Scores from bins, which have a bound; scores with an interval; curves.
 FIGURES = {
     BINARY: (
-        {"auc", "ks", "pr_auc", "aucpr", "cost"},
+        {"auc", "ks", "pr_auc", "aucpr"},
         {"auc", "logloss", "accuracy", "f1", "precision", "recall", "pr_auc", "aucpr", "error"},
         {"roc", "pr", "calibration", "histogram", "confusion"},
     ),

@@ -150,7 +150,7 @@ def test_only_parties_warnings_are_noted(source, text):
 
 
 def test_a_summary_names_the_error_of_binning():
-    errors = {"auc": 0.0003, "ks": 0.01231, "pr_auc": 0.1, "cost@5": 0.0}
+    errors = {"auc": 0.0003, "ks": 0.01231, "pr_auc": 0.1, "aucpr": 0.0}
     (line,) = certainty_notes({"binning_errors": errors}, "auc")
     near = "auc 0.0003, ks 0.013, pr_auc 0.1"
     assert line == f"scores from bins are this near those of rows: {near}"
