@@ -197,12 +197,10 @@ def _training(run: RunFiles) -> dict[str, Drawing]:
         return {}
     name = _round_name(run.summary)
     best = run.summary.get("best_round")
-    images = {
+    return {
         f"{arrow(metric)} by {name}": plots.scores_by_round(run.rounds, metric, best, name)
         for metric in drawn_metrics(run)
     }
-    images[f"Bytes sent in each {name}"] = plots.traffic_by_round(run.rounds, name)
-    return images
 
 
 def _round_name(summary: Summary) -> str:

@@ -170,20 +170,6 @@ def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, f
     return figure
 
 
-def traffic_by_round(rounds: Rounds, round_name: str) -> Drawing:
-    """Bytes of each round, those to the server on top of those to the parties."""
-    figure, ax = new_canvas("traffic")
-    edges = _edges(rounds)
-    ways = ("to_parties", "to_server")
-    down, up = (np.array([entry["bytes"][way] for entry in rounds], np.float64) for way in ways)
-    ax.stairs(down, edges, fill=True, color=ORANGE, label="to parties")
-    ax.stairs(down + up, edges, baseline=down, fill=True, color=BLUE, label="to server")
-    ax.yaxis.set_major_formatter(EngFormatter(unit="B"))
-    label_rounds(ax, "size of messages", round_name)
-    add_legend(ax, above=True)
-    return figure
-
-
 def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     """Bytes of the whole run by party: (to the party, from the party)."""
     figure, ax = new_canvas("traffic_by_party", height=1.4 + 0.25 * len(sizes))
@@ -222,11 +208,6 @@ def label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
 
 def _percent(share: float, _: float) -> str:
     return f"{100 * share:.3g}%"
-
-
-def _edges(rounds: Rounds) -> Array:
-    trees = np.asarray([entry["round"] for entry in rounds], dtype=np.float64)
-    return np.append(trees - 0.5, trees[-1] + 0.5)
 
 
 def curves(

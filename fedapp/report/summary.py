@@ -1,7 +1,6 @@
 """A run's folder in words.
 
-The terminal's summary, the facts and scores of every page, the table of a search, and a run in a
-notebook.
+The terminal's summary, the facts and scores of every page, and the table of a search.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its 
 OURS = "federated", "test"  # the row that a table of scores stresses
 DEPLOYMENT = "deployment"  # engine whose sites bring their tables
 LONGEST = 40  # characters of a name in a sentence
-MOST_SCORES = 6  # of a run in a notebook
 COUNTED = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 PLAIN = ("auc", "accuracy", "rmse")  # scores that a sentence for everyone can state
 COST_NAMES = ("train", "exchanges", "bytes")  # names of the last columns of a table of runs
@@ -594,18 +592,6 @@ def repeat_command(search: Mapping[str, Any]) -> str:
     for name, value in search["settings"].items():
         words += ["-c", f"{name}={value_text(value)}"]
     return shlex.join(words)
-
-
-def run_html(summary: Summary, folder: str) -> str:
-    """Method, scores and folder of a run, from the content of its ``summary.json``."""
-    from fedapp.report.template import elements  # jinja2 takes a while to import
-
-    rows = [([of[1]], scores) for of, scores in score_rows(summary) if of[0] == OURS[0]]
-    names = score_names(scores for _, scores in rows)[:MOST_SCORES]
-    title = f"{summary['strategy']} on {Path(str(summary['data'])).name}"
-    facts = f"{len(summary['parties'])} parties, {summary['trees']} trees, {folder}"
-    cells = score_cells(rows, names)[1]
-    return str(elements.run(title, ["rows", *names], cells, facts))
 
 
 def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:

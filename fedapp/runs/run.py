@@ -426,7 +426,6 @@ class Run(Finished):
     )
     plot_contributions = _plot("contributions", "the columns' mean absolute SHAP values")
     plot_learning_curve = _plot("learning_curve", "the score of early stopping by round")
-    plot_traffic = _plot("traffic", "the bytes sent in each round")
     plot_roc = _plot("roc", "ROC curves on test rows, also of the baselines")
     plot_precision_recall = _plot("precision_recall", "precision by recall on test rows")
     plot_gains = _plot("gains", "positives found by the share of rows called positive")
@@ -438,12 +437,6 @@ class Run(Finished):
         "a histogram of label minus prediction on test rows",
         'fedapp.run("pax", data="diabetes", num_boost_round=2)',
     )
-
-    def _repr_html_(self) -> str:
-        """Method, scores and folder, for a notebook."""
-        from fedapp.report.summary import run_html
-
-        return run_html(self.summary, display_path(self.path))
 
     def _predicted(
         self, data: Data, id_column: str, inference: str, progress: bool | None, settings: Given

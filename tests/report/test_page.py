@@ -260,7 +260,7 @@ def test_a_run_draws_the_figures_of_its_report(binary):
     assert found.plot_learning_curve().axes[0].get_ylabel() == "auc"
     assert roc._repr_png_().startswith(b"\x89PNG")  # as a notebook shows it
     names = "importance", "contributions", "precision_recall", "gains", "lift", "calibration"
-    for name in (*names, "traffic"):
+    for name in names:
         figure = getattr(found, f"plot_{name}")()
         assert f">{figure.axes[0].get_xlabel()}</text>" in page
     rule = r"^plot_residuals must be of a run whose report has this figure, got one with .*roc"

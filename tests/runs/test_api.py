@@ -229,16 +229,6 @@ def test_names_that_xgboost_forbids_are_explained_and_encoded():
     np.testing.assert_allclose(shap, np.log(predicted / (1 - predicted)), atol=1e-5)
 
 
-def test_a_run_shows_itself_without_what_a_name_smuggles_in(write_table):
-    table = pyarrow.csv.read_csv(write_table())
-    run = fedapp.run("pax", data=table, label="y", parties=2, run_dir="a<b>", **SHORT)
-    assert repr(run) == "Run('a<b>')"
-    page = run._repr_html_()
-    assert "pax on frame" in page
-    assert "a&lt;b&gt;" in page
-    assert "<b>" not in page.replace("<b>pax on frame</b>", "")
-
-
 def test_parties_predict_together_in_the_order_of_the_active_partys_frame(write_table):
     """A model whose parts are at a bank and a shop, with tables in different orders."""
     ids = [f"p{row}" for row in range(60)]
