@@ -17,6 +17,7 @@ from fedapp.report.page import figures, folded, headed, named, page, quiet, tabl
 from fedapp.report.summary import (
     human_bytes,
     human_seconds,
+    percent_text,
     score_cells,
     times_text,
     verb,
@@ -42,7 +43,6 @@ ABOUT_LABEL = {
     "auc": "AUC",
     "correlation": "rank correlation",
 }
-MOST_DRAWN = 8  # columns whose cells are drawn
 YES_OR_NO = ["no", "yes"]  # in the order of their numbers
 OF_NUMBERS = "is_whole", "quantiles", "edges"  # fields of a column of numbers
 HALF_A_MINUTE = 0.5 / MINUTES
@@ -140,9 +140,14 @@ def _label_section(columns: Sequence[Fields]) -> str:
     caption = "Share of the label's variance that a column's bins or categories explain"
     images = {caption: plots.column_bars("explained", shares, "share explained")} if tables else {}
     (label,) = (column for column in columns if column.get("is_label"))
-    by_site = ", by site" if "by_party" in label else ""
-    images |= {f"Training rows by label{by_site}": plots.cell_shares(label, _names(label))}
-    body = figures(images)
+    cells = {site: of_site["counts"] for site, of_site in label.get("by_party", {}).items()}
+    cells = cells or {"all": [label["missing"], *label["counts"]]}
+    by_site = [
+        [named(site), *(percent_text(count / max(sum(counts), 1)) for count in counts)]
+        for site, counts in cells.items()
+    ]
+    head = ["site", "missing", *(named(name, 16) for name in _names(label))]
+    body = headed("Training rows by label", table(head, by_site)) + figures(images)
     if rows:
         every = table(["column", *(ABOUT_LABEL[key] for key in used)], rows)
         note = "An AUC or a share near 1 is a column that nearly is the label."
@@ -163,10 +168,6 @@ def _differences(columns: Sequence[Fields]) -> str:
     ]
     caption = "Population stability index: the site whose rows differ most from the others'"
     images = {caption: plots.column_bars("drift", drifts, "PSI; 0.25 is a large difference")}
-    drawn = [column for column in worst if not column.get("is_label")][:MOST_DRAWN]
-    for column in drawn:
-        title = f"{_label(column)}: share of each site's training rows"
-        images[title] = plots.cell_shares(column, _names(column))
     every = table(["column", *map(named, columns[0]["by_party"])], rows)
     return figures(images) + folded("The index of every column and site", every)
 

@@ -131,32 +131,6 @@ def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
     return figure
 
 
-def cell_shares(column: Mapping[str, Any], names: Sequence[str]) -> Drawing:
-    """Shares of the rows in each cell of a column, missing values first, by site."""
-    figure, ax = new_canvas("cells", height=_HEIGHT + 0.3)
-    cells = {name: of_site["counts"] for name, of_site in column.get("by_party", {}).items()}
-    cells = cells or {"all rows": [column["missing"], *column["counts"]]}
-    xs = np.arange(len(names) + 1)
-    width = 0.8 / len(cells)
-    pens = zip(cells.items(), new_pens(), strict=False)
-    for at, ((name, counts), (color, dash)) in enumerate(pens):
-        shares = np.array(counts) / max(sum(counts), 1)
-        if "edges" in column:
-            ax.plot(xs, shares, dash, color=color, label=plain(name), **line_style(names))
-        else:
-            shift = (at - (len(cells) - 1) / 2) * width
-            ax.bar(xs + shift, shares, width, color=color, label=plain(name))
-    step = -(-len(xs) // N_COLUMNS)  # of many categories not all are named
-    labels = [plain(name, 13) for name in ["missing", *names][::step]]
-    ax.set_xticks(xs[::step], labels, parse_math=False)
-    ax.tick_params(axis="x", rotation=60, labelsize=8)
-    ax.yaxis.set_major_formatter(_percent)
-    ax.set(ylabel="share of the training rows", ylim=(0, None))
-    if len(cells) > 1:
-        add_legend(ax, above=True)
-    return figure
-
-
 def learning_rates(rates: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> Drawing:
     """Learned rate of each tree, one line per party, labelled with the party's weight."""
     figure, ax = new_canvas("learning_rates")
