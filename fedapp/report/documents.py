@@ -28,11 +28,12 @@ from fedapp.report.card import (
     method_line,
     plain,
     rendered,
+    settings_in_force,
     shared,
     table,
+    weak_keys,
 )
 from fedapp.report.page import page
-from fedapp.report.seats import settings_in_force, weak_keys
 from fedapp.report.summary import (
     DEPLOYMENT,
     defined,

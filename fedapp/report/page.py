@@ -17,8 +17,8 @@ from fedapp.findings import TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
+from fedapp.report.card import seats, unmet
 from fedapp.report.plots import Drawing, plain
-from fedapp.report.seats import seats, unmet
 from fedapp.report.summary import (
     DEPLOYMENT,
     OURS,
