@@ -17,8 +17,7 @@ import numpy.typing as npt
 from scipy.stats import beta, t
 from sklearn.metrics import roc_auc_score
 
-from fedapp.audit import labels as guessing
-from fedapp.audit.bins import STEPS, Active, largest_bins, solved
+from fedapp.audit import vertical as guessing
 from fedapp.audit.listening import Listeners, Trained
 from fedapp.audit.membership import (
     RARE,
@@ -31,6 +30,7 @@ from fedapp.audit.membership import (
 )
 from fedapp.audit.pax_rows import CuriousPAX, senders_of, true_rows
 from fedapp.audit.timberstrike import target_of
+from fedapp.audit.vertical import STEPS, Active, largest_bins, solved
 from fedapp.errors import FedappError
 from fedapp.findings import Finding, Unmeasured
 from fedapp.messages.methods import all_methods
@@ -145,19 +145,11 @@ class Attack:
 
     def finding(self, of: Measured) -> Finding:
         """A figure of this attack, as the audit records it."""
+        name = f"{self.name}, {of.case}" if of.case else self.name
         low, high = map(float, of.span)
-        return Finding(
-            attack=f"{self.name}, {of.case}" if of.case else self.name,
-            seat=self.seat,
-            measure=of.measure,
-            success=float(of.success),
-            low=low,
-            high=high,
-            chance=of.chance,
-            interval=of.interval,
-            lowered_by=self.lowered_by,
-            cost=self.cost,
-        )
+        shares = float(of.success), low, high, of.chance
+        texts = of.interval, self.lowered_by, self.cost
+        return Finding(name, self.seat, of.measure, *shares, *texts)
 
 
 Attacks = Iterator[Attack | Unmeasured]

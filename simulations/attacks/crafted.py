@@ -21,8 +21,8 @@ from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
 from clients.vertical.ciphertexts import Cipher
-from fedapp.audit.bins import Array, Ints, largest_bins, true_bins
 from fedapp.audit.listening import Transcript, trained
+from fedapp.audit.vertical import Array, Ints, largest_bins, true_bins
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.workers import Workers, shared_workers

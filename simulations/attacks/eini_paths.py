@@ -12,8 +12,8 @@ import numpy.typing as npt
 from clients.eini import NO_RECORD, Plan, plan_of
 from clients.eini import Active as Predictor
 from clients.inference import Predicting
-from fedapp.audit.bins import Floats, Ints
 from fedapp.audit.listening import ListeningApp, Transcript, trained
+from fedapp.audit.vertical import Floats, Ints
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.paillier import decrypt
 from fedapp.crypto.workers import shared_workers

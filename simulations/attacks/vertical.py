@@ -1,4 +1,4 @@
-"""What honest parties of vertical runs find out; see ``fedapp.audit.labels`` and ``bins``."""
+"""What honest parties of vertical runs find out; see ``fedapp.audit.vertical``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from fedapp.audit.bins import Active, largest_bins, solved
-from fedapp.audit.labels import (
+from fedapp.audit.listening import Trained, trained
+from fedapp.audit.vertical import (
     KNOWN,
+    Active,
     BoostedParty,
     ForestParty,
     by_columns,
     by_nodes,
     guessed,
     label_auc,
+    largest_bins,
+    solved,
 )
-from fedapp.audit.listening import Trained, trained
 from fedapp.runs.baselines import join_tables
 from fedapp.runs.predict import model_of_text, predict
 from fedapp.settings import load_settings

@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.audit import attacks, membership
-from fedapp.audit.bins import Active
 from fedapp.audit.listening import trained
 from fedapp.audit.membership import ScoredRows
 from fedapp.audit.pax_rows import MISSING, CuriousPAX, Level, Sender, senders_of, true_rows
 from fedapp.audit.run import Auditing, at_site
 from fedapp.audit.timberstrike import Leaves
+from fedapp.audit.vertical import Active
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.findings import AUDIT, read_audit
@@ -88,8 +88,8 @@ WAYS = {
 def _few_draws(monkeypatch):
     monkeypatch.setattr("fedapp.audit.attacks.DRAWS", 40)
     monkeypatch.setattr("fedapp.audit.attacks.SHADOWS", 8)
-    monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
-    monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)
+    monkeypatch.setattr("fedapp.audit.vertical.FOLDS", 2)
+    monkeypatch.setattr("fedapp.audit.vertical.DRAWS", 2)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
+from fedapp.audit import vertical as grouped
 from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, first_counts, matched
 from fedapp.errors import ConfigError, FedappError
 from fedapp.trees.model import LEAF
@@ -77,8 +77,8 @@ ATTACKS = {
 @pytest.mark.by_default("solved_bins")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_beats_chance_and_a_remedy_lowers_its_success(name, monkeypatch):
-    monkeypatch.setattr("fedapp.audit.labels.FOLDS", 2)
-    monkeypatch.setattr("fedapp.audit.labels.DRAWS", 2)
+    monkeypatch.setattr("fedapp.audit.vertical.FOLDS", 2)
+    monkeypatch.setattr("fedapp.audit.vertical.DRAWS", 2)
     run, given, remedy = ATTACKS[name]
     found = run(given)
     assert found.success > found.chance + 0.1
