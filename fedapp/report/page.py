@@ -193,8 +193,6 @@ def drawings(run: RunFiles) -> list[Drawing]:
 
 
 def _training(run: RunFiles) -> dict[str, Drawing]:
-    if not run.rounds:
-        return {}
     name = _round_name(run.summary)
     best = run.summary.get("best_round")
     return {

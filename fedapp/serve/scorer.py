@@ -220,7 +220,8 @@ def _array(kind: str, values: Sequence[Any]) -> Any:
     if kind in ("category", "") and len(types) > 1:
         values = [None if value is None else _text(value) for value in values]
     elif kind == "boolean" and len(types) > 1:
-        values = [value if value is None else _is_yes(value) for value in values]
+        texts = (v.strip().lower() if isinstance(v, str) else v for v in values)
+        values = [v if v is None else bool(BOOLEANS.get(v, v)) for v in texts]
     elif kind in DAYS:
         spans = [None if value is None else round(value * DAY) for value in values]
         return pa.array(spans, pa.int64()).cast(DAYS[kind])
@@ -231,10 +232,6 @@ def _array(kind: str, values: Sequence[Any]) -> Any:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_yes(value: Any) -> bool:
-    return bool(BOOLEANS[value.strip().lower()] if isinstance(value, str) else value)
 
 
 def open_scorer(run_dir: Path) -> Scorer:
