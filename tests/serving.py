@@ -86,7 +86,8 @@ class Client(AppClient):
     """Asks the application of a run's model."""
 
     def __init__(self, run, **limits):
-        from fedapp.serve.scorer import make_app, open_scorer
+        from fedapp.serve.app import make_app
+        from fedapp.serve.scorer import open_scorer
 
         self.path, self.scorer = run, open_scorer(run)
         super().__init__(make_app(self.scorer, **limits))

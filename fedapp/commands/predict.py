@@ -360,7 +360,7 @@ def _export_metrics(port: int, runs: Sequence[Path]) -> None:
 
 
 def _serve_site(config: Path, listen: str, port: int) -> None:
-    for package in ("starlette", "uvicorn", "httpx", "prometheus-client"):
+    for package in ("fastapi", "uvicorn", "httpx", "prometheus-client"):
         check_package(package, "for standing scores", "serve")
     from fedapp.serve.standing import stand
 
@@ -371,12 +371,13 @@ def _serve_site(config: Path, listen: str, port: int) -> None:
 def _serve_run(
     run_dir: Path, host: str, port: int, allowed: Sequence[str], limits: tuple[int, int]
 ) -> None:
-    for package in ("starlette", "uvicorn"):
+    for package in ("fastapi", "uvicorn"):
         check_package(package, "to serve", "serve")
     import uvicorn
 
+    from fedapp.serve.app import make_app
     from fedapp.serve.http import LOOPBACK
-    from fedapp.serve.scorer import make_app, open_scorer
+    from fedapp.serve.scorer import open_scorer
 
     scorer = open_scorer(run_dir)
     listening_socket(host, port, "--port names another, and 0 a free one").close()

@@ -1,6 +1,10 @@
 """What every application over HTTP needs: refusals, hosts, requests at once, bodies within limits.
 
-An application has ``exception_handlers=HANDLERS`` and ``Middleware(HostCheck, hosts=...)``.
+It is Starlette's alone, so that FastAPI and plain routes use the same pieces::
+
+    Starlette(
+        routes=..., exception_handlers=HANDLERS, middleware=[Middleware(HostCheck, hosts=LOOPBACK)]
+    )
 """
 
 from __future__ import annotations

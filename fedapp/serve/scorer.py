@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from threading import Semaphore
@@ -17,12 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
-from starlette.routing import Route
 
 from fedapp.data.columns import Columns, in_words
 from fedapp.data.convert import BOOLEANS, EPOCH, is_date
@@ -45,16 +40,8 @@ from fedapp.runs.predict import (
     thresholds,
     warnings_on,
 )
-from fedapp.serve.http import (
-    HANDLERS,
-    LOOPBACK,
-    MOST_BYTES,
-    MOST_ROWS,
-    HostCheck,
-    RefusedError,
-    RowError,
-)
-from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor, routes
+from fedapp.serve.http import RefusedError, RowError
+from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
 from fedapp.trees.objective import Floats
 
@@ -248,37 +235,3 @@ def open_scorer(run_dir: Path) -> Scorer:
             "tables; a run with allow-export=true of every party writes the whole model"
         )
     return Scorer(run_dir)
-
-
-def make_app(
-    scorer: Scorer,
-    most_rows: int = MOST_ROWS,
-    most_bytes: int = MOST_BYTES,
-    hosts: Collection[str] = LOOPBACK,
-) -> Starlette:
-    """The application around a scorer.
-
-    It does not authenticate: it listens on this machine only unless configured otherwise, and a
-    proxy in front of it must provide authentication and TLS.
-
-    Parameters
-    ----------
-    most_rows, most_bytes : limits of one request; larger ones get status 413.
-    hosts : accepted Host headers.
-    """
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": scorer.title})
-
-    async def schema(request: Request) -> Response:
-        return JSONResponse(scorer.schema)
-
-    async def home(request: Request) -> Response:
-        return RedirectResponse("/schema")
-
-    more = [Route("/health", health), Route("/schema", schema), Route("/", home)]
-    return Starlette(
-        routes=[*routes(scorer, most_rows, most_bytes), *more],
-        exception_handlers=dict(HANDLERS),
-        middleware=[Middleware(HostCheck, hosts=hosts)],
-    )

@@ -44,7 +44,7 @@ def test_a_port_beyond_its_range_is_refused(words):
 @pytest.mark.parametrize("way", ["--metrics", "."])
 def test_a_port_in_use_names_the_way_out(monkeypatch, way):
     monkeypatch.setattr("fedapp.serve.scorer.open_scorer", lambda folder: None)
-    monkeypatch.setattr("fedapp.serve.scorer.make_app", lambda *words: None)
+    monkeypatch.setattr("fedapp.serve.app.make_app", lambda *words: None)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         done = CliRunner().invoke(cli, ["serve", way, "--port", str(port)])

@@ -22,7 +22,7 @@ from fedapp.process import versions
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import warnings_on
 
-pytest.importorskip("starlette")
+pytest.importorskip("fastapi")
 uvicorn = pytest.importorskip("uvicorn")
 
 from fedapp.serve.http import HANDLERS, Admission  # noqa: E402
@@ -71,7 +71,7 @@ def test_scores_are_those_that_predict_writes_and_far_values_are_known(strategy,
     assert [row["class"] for row in found["rows"]] == [str(one) for one in run.predict(table)]
 
 
-def test_health_and_schema_describe_the_model(client):
+def test_health_schema_and_openapi_describe_the_model(client):
     assert client.ask("GET", "/health")[1]["status"] == "ok"
     _, schema = client.ask("GET", "/schema")
     kinds = {column["name"]: column["kind"] for column in schema["columns"]}
@@ -86,6 +86,10 @@ def test_health_and_schema_describe_the_model(client):
     assert schema["columns"][-1]["categories"] == ["Bern", "Oslo", "Rome"]
     assert all(column["missing_allowed"] for column in schema["columns"])
     assert (schema["objective"], schema["classes"]) == ("binary:logistic", ["0", "1"])
+    _, described = client.ask("GET", "/openapi.json")
+    asked = described["paths"]["/score"]["post"]["requestBody"]["content"]["application/json"]
+    one, several = (each["properties"] for each in asked["schema"]["oneOf"])
+    assert one["row"]["required"] == several["rows"]["items"]["required"] == list(kinds)
     assert client.ask("GET", "/")[0] == 307  # to this document
 
 
@@ -155,7 +159,7 @@ def test_requests_for_other_hosts_pages_of_other_sites_and_forms_are_refused(
 ):
     if header == "host":
         client.host = value.encode()
-        assert client.ask("GET", "/schema")[0] == status
+        assert client.ask("GET", "/openapi.json")[0] == status
     else:
         client.headers = {header.encode(): value.encode()}
     assert client.score({"row": rows_of(table)[0]})[0] == status
