@@ -435,6 +435,20 @@ class Federated(BaseEstimator):
                 write_atomically(self._place / name, content)
         return Run(self._place)
 
+    def evals_result(self) -> dict[str, dict[str, list[float | None]]]:
+        """Scores after each round, by pair of ``eval_set`` or else of the validation rows."""
+        check_is_fitted(self)
+        if not hasattr(self, "evals_result_"):
+            rule = "must be of a fit that scored its rounds, by eval_set or valid_fraction"
+            raise ValueError(f"evals_result {rule}, got none")
+        return self.evals_result_
+
+    @property
+    def best_iteration(self) -> int:
+        """Number from 0 of the round with the best score; AttributeError without such scores."""
+        best: int = self.best_iteration_
+        return best
+
     def get_booster(self) -> Any:
         """The model as an ``xgboost.Booster``; see `Run.to_xgboost`."""
         return self.run_.to_xgboost()

@@ -268,12 +268,13 @@ def test_rounds_of_bagging_are_those_of_all_parties():
 def test_what_has_no_rounds_or_scores_refuses_them():
     pax = PAXClassifier(n_estimators=1, parties=2)
     with pytest.raises(NotFittedError):
-        pax.apply(X)
+        pax.evals_result()
     first = xgboost.XGBClassifier(n_estimators=1, **SHAPE).fit(X, Y)
     linear = FedAvgLinearClassifier(rounds=1, parties=2).fit(X, Y)
     fitted, vertical = pax.fit(X, Y), SecureBoostClassifier(parties=2)
-    assert not hasattr(fitted, "best_iteration_")
+    assert not hasattr(fitted, "best_iteration")
     for call, rule in {
+        fitted.evals_result: "evals_result must be of a fit that scored its rounds",
         partial(linear.apply, X): "apply must be of boosted trees, got another model$",
         partial(linear.predict, X, iteration_range=(0, 1)): (
             "iteration_range must be omitted for other models than"
