@@ -33,11 +33,8 @@ ATTACK_MODULES = {
     "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
     "eini_paths": "EINI_PATHS",
     "horizontal": "TIMBERSTRIKE pax_rows membership",
-    "crafted": "REVERSE_SUMS crafted_gradients",
+    "crafted": "REVERSE_SUMS crafted_sums",
     "canaries": "canaries",
-    "redraws": "label_redraws",
-    "crafted_sums": "crafted_sums held_out_sides",
-    "false_sums": "described_labels forest_sums",
 }
 TABLED = (  # in the order of their table
     *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),

@@ -1,23 +1,15 @@
-"""The harness of attacks: outcomes on data sets, parties that break the rules, and tables."""
+"""The harness of attacks: outcomes on data sets, and tables."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from flwr.app import Context
-
-from fedapp.audit.listening import Listeners, ListeningApp
-from fedapp.errors import FedappError
-from fedapp.run_folder import RunFolder
-from fedapp.runs.local import run_local
 from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
 from simulations.options import command
@@ -25,7 +17,6 @@ from simulations.paper import series
 from simulations.study import Row, check_names, mean_of, show
 
 Overrides = Mapping[str, Any]
-Change = AbstractContextManager[object]  # of the code of a party that breaks the rules
 ATTACK_OUTPUT = Path("runs/attacks")
 COLUMNS = "attack; data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
 COLUMNS += "seconds:.1f"
@@ -127,36 +118,3 @@ def attack_main(*attacks: Attack) -> None:
     function: Any = partial(run, names) if len(attacks) == 1 else run
     function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
     command(function)
-
-
-# Parties that break the rules
-
-
-@contextmanager
-def misled(
-    config: Overrides,
-    *changes: Change,
-    contexts: Sequence[Context] | None = None,
-    listeners: Listeners = (),
-) -> Iterator[tuple[RunFolder | None, FedappError | None]]:
-    """Train with changed code of a party; the run, or the error that ended it."""
-    run, ended = None, None
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(change)
-        settings = load_settings({**config, "run-dir": f"{folder}/run"})
-        app = ListeningApp(listeners) if listeners else None
-        try:
-            run = run_local(settings, contexts, client_app=app)
-        except FedappError as error:
-            ended = error
-        yield run, ended
-
-
-def tabled(heading: str, columns: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows as they are made, then print them as a table; see ``show``."""
-    results = []
-    for row in rows:
-        results.append(row)
-        yield row
-    show(heading, results, columns)

@@ -9,7 +9,7 @@ import pytest
 from fedapp.audit import labels as grouped
 from fedapp.audit import membership as scored
 from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, first_counts, matched
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ConfigError
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import find_leaves
 from fedapp.trees.xgboost import grow_trees
@@ -17,9 +17,7 @@ from simulations.attack import Attack, Outcome, attack_results
 from simulations.attacks import (
     canaries,
     crafted,
-    crafted_sums,
     eini_paths,
-    false_sums,
     horizontal,
     vertical,
 )
@@ -111,9 +109,7 @@ def test_rows_are_rebuilt_from_honest_sums_unless_bins_have_several(
 
 # Labels from false sums
 
-STUMPS = {**crafted_sums.SECUREBOOST, **crafted_sums.STUMPS, "test-fraction": 0.97}
-STUMPS |= {"num-boost-round": 5, "eta": 0.1}
-LABELS = np.random.default_rng(0).integers(0, 2, 300)
+STUMPS = {**crafted.STUMPS, "test-fraction": 0.97, "num-boost-round": 5}
 
 
 @pytest.mark.by_default("sums of other rows-16")
@@ -123,44 +119,10 @@ LABELS = np.random.default_rng(0).integers(0, 2, 300)
 def test_sums_that_are_not_checked_show_labels_and_checked_ones_end_the_run(
     real_data, lie, n_labels
 ):
-    before, after = (crafted_sums.lied(STUMPS, lie, checks) for checks in ("nothing", "all"))
+    before, after = (crafted.lied(STUMPS, lie, checks) for checks in ("nothing", "all"))
     assert before == {"rounds": 5, "labels": n_labels, "right": n_labels, "ended": ""}
     assert (after["rounds"] <= 2, after["labels"] <= 4) == (True, True)
     assert "of column" in after["ended"]
-
-
-def test_sides_that_are_held_out_show_their_labels():
-    (line, *_) = command(crafted_sums.held_out_sides, ["--rounds", "6"])
-    assert line["labels"] == line["right"] == 6
-
-
-def test_labels_are_read_from_exact_figures_fewer_from_rounded_ones_and_none_without():
-    exact, off = (false_sums.described_once(LABELS, 4, 5, how) for how in ("exact", "off"))
-    assert exact["labels"] == exact["right"] == 20
-    assert off["labels"] == 0
-    line = false_sums.described_once(np.tile(LABELS, 6), 4, 8, "rounded")
-    assert 0 < line["right"] == line["labels"] < line["tried"] < line["bound"]
-
-
-def test_false_sums_below_none_are_refused():
-    """A cell that claims more rows of a class than there are leaves the other fewer than none."""
-    few = (np.random.default_rng(1).random(300) > 0.1).astype(np.int64)
-    with pytest.raises(FedappError, match=r"^shop .* must be of at most the rows that each cell"):
-        false_sums.described_once(few, 9, 7, "exact")
-
-
-def test_a_forest_ends_whose_rows_go_elsewhere_than_their_sums():
-    config = {**vertical.FOREST, "data": "breast-cancer", "federated-forest.trees": 3}
-    false, true = (
-        false_sums.forest_once(
-            {**config, "test-fraction": 0.5}, false_sums.FalseColumns(7, *how), is_checked=True
-        )
-        for how in ((5, False), (1, True))
-    )
-    assert false["labels"] == false["right"] > 0
-    assert false["ended"].startswith("party-2 (step 9): ColumnSums.ciphertexts must be of the rows")
-    assert true["labels"] == true["right"] > 0
-    assert not true["ended"]  # of columns that a table could have nothing is false
 
 
 # Labels from nodes
