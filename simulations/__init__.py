@@ -2,7 +2,7 @@
 
 ``python -m simulations`` (``__main__.py``) runs them all; ``study.py`` is the harness they share,
 and the file to read first: repeats, JSON lines, tables. ``paper.py`` keeps the papers' results and
-prints them, ``batch.py`` lists the benches, ``options.py`` reads options, ``attack.py`` runs and
+prints them, ``options.py`` reads options, ``attack.py`` runs and
 tabulates attacks, ``deployment.py`` starts real sites on this machine, ``reference.py`` digests
 what every method computes.
 

@@ -3,7 +3,6 @@
 ::
 
     python -m simulations bench NAME ...     one bench, with its options; --help lists them
-    python -m simulations bench --quick      every bench, into one folder; --full as the README
     python -m simulations attacks NAME ...   one attack; without a name those of ``attacks --only``
     python -m simulations papers NAME ...    a paper's tables
     python -m simulations reference ...      digests of what every method computes
@@ -25,9 +24,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedapp.errors import FedappError
-from simulations.batch import BENCHES
 from simulations.options import command
 
+BENCH_MODULES = {
+    "pax": "pax_speed pax_secure pax_floor privacy",
+    "trees": "parties rows federated_forest",
+    "encryption": "secureboost",
+    "exchange": "exchange",
+    "score": "score",
+    "faults": "faults",
+    "exactness": "exactness",
+}
 # Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {
     "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
@@ -46,16 +53,15 @@ PAPERS = (
 )
 # Module and object of each study.
 PLACES = {
-    **{("bench", name): (f"bench.{bench.file}", name) for name, bench in BENCHES.items()},
     **{
-        ("attacks", name.lower()): (f"attacks.{file}", name)
-        for file, names in ATTACK_MODULES.items()
+        (room, name.lower()): (f"{room}.{file}", name)
+        for room, modules in (("bench", BENCH_MODULES), ("attacks", ATTACK_MODULES))
+        for file, names in modules.items()
         for name in names.split()
     },
     **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
     ("papers", "defaults"): ("papers.noniid", "defaults"),
     ("papers", "alternatives"): ("papers.tuned", "alternatives"),
-    ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
 }
 HELP = ("-h", "--help")

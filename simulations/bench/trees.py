@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -257,10 +257,6 @@ SPLIT = {
     "pax, equal": Table(20_000, 23, (3, 10, 50, 100), PAX | {"pax.bins": "equal"}),
     "secureboost": Table(5_000, 24, (2, 4, 8), BY_COLUMNS | {"secureboost.key-bits": 2048}),
 }
-SMALLER: dict[str, Row] = {
-    "pax": {"num-boost-round": 3, "max-depth": 4, "max-bin": 64},
-    "secureboost": {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True},
-}
 
 
 def train_parties(method: str, parties: int, tables: Mapping[str, Table]) -> Row:
@@ -275,24 +271,19 @@ def train_parties(method: str, parties: int, tables: Mapping[str, Table]) -> Row
     return {"rows": table.rows, "columns": table.columns, **table.settings, **figures}
 
 
-def parties(quick: bool = False, only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
+def parties(only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
     """How seconds, bytes and exchanges grow with the number of parties.
 
     A table of one size is split among more and more parties: its rows for PAX, its columns for
     SecureBoost. Seconds are of training; CPU is of the whole run, including processes that it
     starts. Each run is in a process of its own, after a warm-up, for its peak memory. ``growth`` is
     the exponent of the number of parties from one line of a method to the next: 1 if costs double
-    with the parties, 0 if they stay the same. ``--quick`` takes fewer rows, trees and key bits.
+    with the parties, 0 if they stay the same.
     """
     check_names("only", only, SPLIT)
-    tables = {method: SPLIT[method] for method in only}
-    if quick:
-        for method, table in tables.items():
-            settings = table.settings | SMALLER[table.settings["strategy"]]
-            tables[method] = replace(table, rows=table.rows // 5, settings=settings)
     return Bench(
-        cases=[{"method": each, "parties": n} for each in only for n in tables[each].parties],
-        measure=partial(train_parties, tables=tables),
+        cases=[{"method": each, "parties": n} for each in only for n in SPLIT[each].parties],
+        measure=partial(train_parties, tables=SPLIT),
         size="parties",
         figures=("seconds", "cpu_seconds", "bytes"),
         title="a table of one size, split among more and more parties",

@@ -20,8 +20,8 @@ from fedapp.messages.methods import all_methods
 from fedapp.runs.flower import superlink
 from fedapp.runs.local import LocalGrid
 from simulations import __main__ as every
-from simulations import batch, reference, study
-from simulations.bench import encryption, multi_output, pax, trees
+from simulations import reference, study
+from simulations.bench import encryption, pax, trees
 from simulations.options import command
 from simulations.study import pooled_forest
 
@@ -84,11 +84,6 @@ RUNS = [
         ),
     ),
     (
-        multi_output.multi_output,
-        "--quick --classes 4 --key-bits 512",
-        lambda lines: lines[-1]["strategy"] == "multi_output_tree" and lines[-1]["nodes"] > 20,
-    ),
-    (
         trees.parties,
         "--only 'pax, share'",
         lambda lines: [line.get("growth of bytes", 0) > 0.5 for line in lines] == [False, True],
@@ -128,30 +123,6 @@ def test_a_bench_compares_first_and_has_medians_and_their_ratios():
     assert calls == ["theirs", "ours"] * 4
     assert (theirs["nodes"], theirs["seconds"], "ratio of seconds" in theirs) == (0, 2, False)
     assert (ours["seconds"], ours["ratio of seconds"], ours["repeats"]) == (4, 2, 3)
-
-
-def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
-    tmp_path, monkeypatch, capsys
-):
-    asked = []
-
-    def run(words, **_):
-        asked.append(words[2:])
-        is_bad = "score" in words
-        printed = "a table\n" + json.dumps({"rows": 100}) + "\n"
-        return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    only = ("score", "pax_secure")
-    for n_runs in (3, 4):  # two of pax_secure, once; score, which fails, each time
-        with pytest.raises(SystemExit, match=r"failed: score; NAME\.txt says why"):
-            batch.bench(full=True, only=only, folder=str(tmp_path))
-        assert len(asked) == n_runs
-    assert "failed: no port" in capsys.readouterr().out
-    assert not (tmp_path / "score.jsonl").exists()
-    with pytest.raises(SystemExit):
-        batch.bench(quick=True, only=only, folder=str(tmp_path))
-    assert asked[5][2:4] == ["pax_secure", "--rows"]  # other words: run again
 
 
 @pytest.mark.parametrize(
