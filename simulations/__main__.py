@@ -49,7 +49,7 @@ TABLED = (  # in the order of their table
 )
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
-    *("noniid", "unified", "vertibench", "tuned", "forests", "timberstrike"),
+    *("noniid", "unified", "tuned"),
 )
 # Module and object of each study.
 PLACES = {
@@ -60,8 +60,6 @@ PLACES = {
         for name in names.split()
     },
     **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
-    ("papers", "defaults"): ("papers.noniid", "defaults"),
-    ("papers", "alternatives"): ("papers.tuned", "alternatives"),
     ("reference", ""): ("reference", "reference"),
 }
 HELP = ("-h", "--help")

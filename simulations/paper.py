@@ -36,7 +36,6 @@ class Paper:
     """A study whose rows are printed as tables and written as JSON, with notes."""
 
     notes: str
-    file: str = "tables.json"  # in the option ``output``; may name options
     tables: dict[str, list[Callable[[list[Row], Row], None]]] = field(default_factory=dict)
 
     def table(self, name: str, heading: str, columns: str, n_texts: int = 1) -> Callable[[M], M]:
@@ -69,18 +68,17 @@ class Paper:
                     print_table(rows, bound.arguments)
             if written:
                 output = bound.arguments["output"]
-                self._write(written, output, self.file.format(**bound.arguments))
+                self._write(written, output)
 
         return main
 
-    def _write(self, tables: Row, output: Path, name: str) -> None:
+    def _write(self, tables: Row, output: Path) -> None:
         """Print the notes; write the rows with the command, ``provenance`` and versions."""
         how = {"command": " ".join(sys.argv), **provenance(), "versions": versions(PACKAGES)}
         console.print(self.notes, soft_wrap=True)
-        path = output / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        RunFolder(path.parent).write_json(path.name, {**tables, "notes": self.notes, **how})
-        console.print(f"written to {path}", soft_wrap=True)
+        output.mkdir(parents=True, exist_ok=True)
+        RunFolder(output).write_json("tables.json", {**tables, "notes": self.notes, **how})
+        console.print(f"written to {output}/tables.json", soft_wrap=True)
         if warning := other_code(output):
             console.print(warning, soft_wrap=True)
 
