@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedapp.errors import FedappError
-from simulations.options import command
 
 BENCH_MODULES = {
     "pax": "pax_speed pax_secure pax_floor privacy",
@@ -37,16 +36,14 @@ BENCH_MODULES = {
 }
 # Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {
-    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
+    "vertical": "SHARED_NODES LABEL_PRIVACY SOLVED_BINS",
     "eini_paths": "EINI_PATHS",
     "horizontal": "TIMBERSTRIKE pax_rows membership",
     "crafted": "REVERSE_SUMS crafted_sums",
     "canaries": "canaries",
 }
-TABLED = (  # in the order of their table
-    *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),
-    *("forest_nodes", "timberstrike"),
-)
+# In the order of their table.
+TABLED = ("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "timberstrike")
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
     *("noniid", "unified", "tuned"),
@@ -114,7 +111,7 @@ def carry_out(study: Callable[[], None]) -> None:
 def run(name: str, study: Any, *others: Any) -> None:
     """Call a study and print the lines that it returns, or carry out attacks."""
     from simulations.attack import Attack, attack_main
-    from simulations.study import Bench, print_line
+    from simulations.study import Bench, command, print_line
 
     if isinstance(study, Attack):
         attack_main(study, *others)

@@ -12,9 +12,8 @@ from typing import Any
 
 from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
-from simulations.options import command
 from simulations.paper import series
-from simulations.study import Row, check_names, mean_of, show
+from simulations.study import Row, check_names, command, mean_of, show
 
 Overrides = Mapping[str, Any]
 ATTACK_OUTPUT = Path("runs/attacks")

@@ -35,8 +35,7 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings, load_settings
 from simulations.attack import Attack, Outcome, Overrides
-from simulations.passing import Scored, run_and_load, score
-from simulations.study import check_names, mean_of
+from simulations.study import Scored, check_names, mean_of, run_and_load, score
 
 # pax_rows
 

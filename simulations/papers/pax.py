@@ -20,8 +20,7 @@ from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
 from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
-from simulations.passing import run_and_load
-from simulations.study import Row, averaged, costs, grouped, write_rows
+from simulations.study import Row, averaged, costs, grouped, run_and_load, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)

@@ -21,18 +21,10 @@ from simulations.attacks import (
     horizontal,
     vertical,
 )
-from simulations.options import command
-from simulations.passing import Scored
+from simulations.study import Scored, command
 
 SMALL = {"data": "breast-cancer", "columns": "sizes:25,5", "test-fraction": 0.8, "max-bin": 8}
 SMALL |= {"secureboost.key-bits": 384, "num-boost-round": 2, "max-depth": 3, "seed": 1}
-FOREST = {"data": "breast-cancer", "columns": "sizes:15,15", "federated-forest.key-bits": 256}
-FOREST |= {"test-fraction": 0.85, "federated-forest.trees": 4, "seed": 1}
-DEEP_FOREST = {
-    "columns": "sizes:28,2",
-    "federated-forest.max-depth": 2,
-    "federated-forest.trees": 10,
-}
 ALONE = {"secureboost.first-trees": 2}
 
 
@@ -63,8 +55,6 @@ def test_runs_that_the_attack_is_not_for_are_refused(settings):
 
 # Small runs of every attack: settings, and what lowers its success, if anything.
 ATTACKS = {
-    "label_groups": (vertical.attack_label_groups, FOREST, {"federated-forest.max-depth": 1}),
-    "forest_nodes": (vertical.attack_forest_nodes, {**FOREST, **DEEP_FOREST}, None),
     "shared_nodes": (vertical.attack_shared_nodes, {**SMALL, "columns": "sizes:28,2"}, ALONE),
     "solved_bins": (vertical.attack_solved_bins, SMALL, ALONE),
     "reverse_sums": (crafted.attack_reverse_sums, SMALL, {"num-boost-round": 1}),

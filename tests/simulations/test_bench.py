@@ -22,8 +22,7 @@ from fedapp.runs.local import LocalGrid
 from simulations import __main__ as every
 from simulations import reference, study
 from simulations.bench import encryption, pax, trees
-from simulations.options import command
-from simulations.study import pooled_forest
+from simulations.study import command, pooled_forest
 
 
 @pytest.fixture
