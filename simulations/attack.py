@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
 from simulations.paper import series
-from simulations.study import Row, check_names, command, mean_of, show
+from simulations.study import Row, check_names, mean_of, show
 
 Overrides = Mapping[str, Any]
 ATTACK_OUTPUT = Path("runs/attacks")
-COLUMNS = "attack; data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
+COLUMNS = "data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
 COLUMNS += "seconds:.1f"
 PLAIN = "default"  # the setting that changes nothing
 UNKNOWN = -1  # a bin that an attack did not find
@@ -46,12 +45,9 @@ class Attack:
 
 
 def attack_results(
-    attack: Attack,
-    seeds: int,
-    data: Sequence[str] = (),
-    output: Path = ATTACK_OUTPUT,
+    attack: Attack, seeds: int = 1, data: tuple[str, ...] = (), output: Path = ATTACK_OUTPUT
 ) -> Iterator[Row]:
-    """Run an attack on each data set with each setting.
+    """Run an attack on each data set with each setting, then print a table.
 
     Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
 
@@ -61,15 +57,20 @@ def attack_results(
     data : names of the sets; empty: all.
     output : folder of the results, a file for each run.
     """
-    for name in data or attack.data:
-        for way in attack.ways:
-            outcomes = []
-            for seed in range(seeds):
-                overrides = {**attack.data[name], **attack.ways[way], "seed": seed}
-                path = output / attack.name / f"{name}, {way}, seed {seed}.json"
-                outcomes.append(_outcome(attack, overrides, path))
-            means = {part: mean_of(outcomes, part) for part in outcomes[0]}
-            yield {"attack": attack.name, "data": name, "setting": way, **means}
+    check_names("data", data, attack.data)
+    results = []
+    for name, way in product(data or attack.data, attack.ways):
+        outcomes = []
+        for seed in range(seeds):
+            overrides = {**attack.data[name], **attack.ways[way], "seed": seed}
+            path = output / attack.name / f"{name}, {way}, seed {seed}.json"
+            outcomes.append(_outcome(attack, overrides, path))
+        means = {part: mean_of(outcomes, part) for part in outcomes[0]}
+        results.append({"data": name, "setting": way, **means})
+        yield results[-1]
+    show(f"{attack.name}: {attack.holder}. Success: {attack.measure}.", results, COLUMNS, 2)
+    if warning := other_code(output / attack.name):
+        print(warning)
 
 
 def _outcome(attack: Attack, overrides: Overrides, path: Path) -> Row:
@@ -84,36 +85,3 @@ def _outcome(attack: Attack, overrides: Overrides, path: Path) -> Row:
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
     (outcome,) = series(path.parent).rows(path.stem, settings, run)
     return outcome
-
-
-def attack_main(*attacks: Attack) -> None:
-    """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    names = tuple(attack.name for attack in attacks)
-
-    def run(
-        only: tuple[str, ...] = names,
-        data: tuple[str, ...] = (),
-        seeds: int = 1,
-    ) -> None:
-        check_names("only", only, names)
-        chosen, results = [attack for attack in attacks if attack.name in only], []
-        for attack in chosen:
-            check_names("data", data, attack.data)
-        for attack in chosen:
-            for result in attack_results(attack, seeds, data):
-                print(json.dumps(result), flush=True)
-                results.append(result)
-        meanings = [
-            f"{attack.name}: {attack.holder}. Success: {attack.measure}." for attack in chosen
-        ]
-        show("\n".join(meanings), results, COLUMNS, 3)
-        folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
-        where = ", ".join(map(str, folders))
-        print(f"each run is kept in {where}")
-        for warning in filter(None, map(other_code, folders)):
-            print(warning)
-
-    # A single attack has no ``--only``.
-    function: Any = partial(run, names) if len(attacks) == 1 else run
-    function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
-    command(function)

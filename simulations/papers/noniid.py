@@ -12,16 +12,16 @@ ones. So that steps do not decide, all methods take small ones here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.paper import Paper, Tables, run_and_tidy, series
 from simulations.study import Row, averaged, check_names, costs, grouped
 
 POOLED, ALONE = "pooled", "alone"
@@ -141,20 +141,19 @@ def main(
     seeds: int = 1,
     data: tuple[str, ...] = ("default-credit",),
     most: int = 100,
-    on: str = "",
     output: Path = OUTPUT,
 ) -> Tables:
     """Run all, print scores and costs, and write them as JSON.
 
     ``--seeds`` are draws to average over; ``--most`` limits the parties. Finished runs in
-    ``--output`` are not run again; ``--on ray`` runs them in the cluster of RAY_ADDRESS.
+    ``--output`` are not run again.
     """
     check_names("data", data, NATURAL)
-    parts: list[Callable[[], list[Row]]] = []
+    rows = list[Row]()
     ways = dict.fromkeys(scenario for name in data for scenario in scenarios(name, most))
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        # The outer loop, so that an interrupted command has complete seeds.
-        for scenario in ways:
-            parts.append(partial(run_beside, scenario, seed, output))
-            parts += [partial(run_cell, scenario, method, seed, output) for method in METHODS]
-    yield "rows", all_made(parts, on, output)
+    # Seeds are the outer loop, so that an interrupted command has complete ones.
+    for seed, scenario in product(range(FIRST_SEED, FIRST_SEED + seeds), ways):
+        rows += run_beside(scenario, seed, output)
+        for method in METHODS:
+            rows += run_cell(scenario, method, seed, output)
+    yield "rows", rows

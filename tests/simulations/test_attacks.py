@@ -270,12 +270,8 @@ def test_rows_are_matched_so_that_most_values_agree():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "knows_values"), [("bagging", False), ("cyclic", True)])
-def test_runs_are_attacked(strategy, knows_values):
+@pytest.mark.parametrize("strategy", ["bagging", "cyclic"])
+def test_runs_are_attacked(strategy):
     short = {"data": "breast-cancer", "test-fraction": 0.8, "num-boost-round": 6, "max-depth": 3}
-    found = horizontal.attack_trees(
-        {**short, "strategy": strategy, "seed": 1, horizontal.VALUES: knows_values}
-    )
-    assert 0.2 < found.chance < 0.8
-    assert 0.2 < found.success < 0.8
-    assert (found.success > found.chance) or knows_values
+    found = horizontal.attack_trees({**short, "strategy": strategy, "seed": 1})
+    assert 0.2 < found.chance < found.success < 0.8
