@@ -28,8 +28,7 @@ from fedapp.errors import FedappError
 
 BENCH_MODULES = {
     "pax": "pax_speed pax_secure pax_floor privacy",
-    "trees": "parties rows federated_forest",
-    "encryption": "secureboost",
+    "trees": "parties rows federated_forest secureboost",
     "exchange": "exchange",
     "score": "score",
     "faults": "faults",

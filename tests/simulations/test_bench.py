@@ -21,7 +21,7 @@ from fedapp.runs.flower import superlink
 from fedapp.runs.local import LocalGrid
 from simulations import __main__ as every
 from simulations import reference, study
-from simulations.bench import encryption, pax, trees
+from simulations.bench import pax, trees
 from simulations.study import command, pooled_forest
 
 
@@ -32,8 +32,8 @@ def _short(monkeypatch):
     for name, value in small.items():
         monkeypatch.setattr(trees, f"FOREST_{name}", value)
     monkeypatch.setattr(pax, "PRIVATE_DATA", {"breast-cancer": {}})
-    for name, value in {"DATA": "breast-cancer", "COLUMNS": (15, 15), "N_TREES": 3}.items():
-        monkeypatch.setattr(encryption, name, value)
+    for name, value in {"DATA": "breast-cancer", "COLUMNS": (15, 15), "TREES": 3}.items():
+        monkeypatch.setattr(trees, f"BOOSTED_{name}", value)
     settings = {"strategy": "pax", "num-boost-round": 1, "max-depth": 2, "max-bin": 16}
     for name, value in {"DATA": "breast-cancer", "DEPTHS": (2,), "REPEATS": 1}.items():
         monkeypatch.setattr(pax, f"SPEED_{name}", value)
@@ -76,7 +76,7 @@ RUNS = [
         lambda lines: lines[-1]["nodes_as_pooled"] > 50 and lines[-1]["rows"] == 2 * 569,
     ),
     (
-        encryption.secureboost,
+        trees.secureboost,
         "--key-bits 512 --checked-trees 1",
         lambda lines: (
             lines[-1]["nodes_as_xgboost"]["3 trees of depth 3"] > 20 and lines[-1]["repeats"] == 1
