@@ -1,10 +1,9 @@
 """Studies of fedapp: how fast, how good, how safe, beside the papers and XGBoost.
 
 ``python -m simulations`` (``__main__.py``) runs them all; ``study.py`` is the harness they share,
-and the file to read first: repeats, JSON lines, tables. ``paper.py`` keeps the papers' results and
-prints them, ``batch.py`` lists the benches, ``options.py`` reads options, ``attack.py`` runs and
-tabulates attacks, ``deployment.py`` starts real sites on this machine, ``reference.py`` digests
-what every method computes.
+and the file to read first: options, repeats, JSON lines, tables. ``paper.py`` keeps the papers'
+results and prints them, ``attack.py`` runs and tabulates attacks, ``deployment.py`` starts real
+sites on this machine, ``reference.py`` digests what every method computes.
 
 - ``bench/``: seconds, memory and bytes, each after a comparison with a reference.
 - ``attacks/``: what parties and coordinators can find out from runs of honest parties.

@@ -3,8 +3,7 @@
 ::
 
     python -m simulations bench NAME ...     one bench, with its options; --help lists them
-    python -m simulations bench --quick      every bench, into one folder; --full as the README
-    python -m simulations attacks NAME ...   one attack; without a name those of ``attacks --only``
+    python -m simulations attacks NAME ...   one attack
     python -m simulations papers NAME ...    a paper's tables
     python -m simulations reference ...      digests of what every method computes
 
@@ -22,43 +21,40 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from fedapp.errors import FedappError
-from simulations.batch import BENCHES
-from simulations.options import command
 
+BENCH_MODULES = {
+    "pax": "pax_speed pax_secure pax_floor privacy",
+    "trees": "parties rows federated_forest secureboost",
+    "exchange": "exchange",
+    "score": "score",
+    "faults": "faults",
+    "exactness": "exactness",
+}
 # Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {
-    "vertical": "SHARED_NODES LABEL_PRIVACY LABEL_GROUPS FOREST_NODES SOLVED_BINS",
+    "vertical": "SHARED_NODES LABEL_PRIVACY SOLVED_BINS",
     "eini_paths": "EINI_PATHS",
     "horizontal": "TIMBERSTRIKE pax_rows membership",
-    "crafted": "REVERSE_SUMS crafted_gradients",
+    "crafted": "REVERSE_SUMS crafted_sums",
     "canaries": "canaries",
-    "redraws": "label_redraws",
-    "crafted_sums": "crafted_sums held_out_sides",
-    "false_sums": "described_labels forest_sums",
 }
-TABLED = (  # in the order of their table
-    *("shared_nodes", "reverse_sums", "solved_bins", "eini_paths", "label_groups"),
-    *("forest_nodes", "timberstrike"),
-)
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
-    *("noniid", "unified", "vertibench", "tuned", "forests", "timberstrike"),
+    *("noniid", "unified", "vertibench", "tuned"),
 )
 # Module and object of each study.
 PLACES = {
-    **{("bench", name): (f"bench.{bench.file}", name) for name, bench in BENCHES.items()},
     **{
-        ("attacks", name.lower()): (f"attacks.{file}", name)
-        for file, names in ATTACK_MODULES.items()
+        (room, name.lower()): (f"{room}.{file}", name)
+        for room, modules in (("bench", BENCH_MODULES), ("attacks", ATTACK_MODULES))
+        for file, names in modules.items()
         for name in names.split()
     },
     **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
-    ("papers", "defaults"): ("papers.noniid", "defaults"),
-    ("papers", "alternatives"): ("papers.tuned", "alternatives"),
-    ("bench", ""): ("batch", "bench"),
     ("reference", ""): ("reference", "reference"),
 }
 HELP = ("-h", "--help")
@@ -69,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     room, name = (*words, "", "")[:2]
     name = "" if name.startswith("-") else name
-    if (room, name) not in {*PLACES, ("attacks", "")}:
+    if (room, name) not in PLACES:
         names: dict[str, list[str]] = {"bench": [], "attacks": [], "papers": [], "reference": []}
         for of, listed in PLACES:
             names[of].append(listed)
@@ -81,15 +77,9 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit("\n".join(["python -m simulations must be called with one of", *lines]))
     n_names = 2 if name else 1
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
-    called = [name] if (room, name) in PLACES else TABLED
-    studies = [study_of(room, each) for each in called]
-    carry_out(lambda: run(name, *studies))
-
-
-def study_of(room: str, name: str) -> Any:
-    """The function of a study, or an ``Attack``."""
     module, attribute = PLACES[room, name]
-    return getattr(importlib.import_module(f"simulations.{module}"), attribute)
+    study = getattr(importlib.import_module(f"simulations.{module}"), attribute)
+    carry_out(partial(run, name, study))
 
 
 def carry_out(study: Callable[[], None]) -> None:
@@ -110,14 +100,14 @@ def carry_out(study: Callable[[], None]) -> None:
     print(made(before, time.monotonic() - start), file=sys.stderr)
 
 
-def run(name: str, study: Any, *others: Any) -> None:
-    """Call a study and print the lines that it returns, or carry out attacks."""
-    from simulations.attack import Attack, attack_main
-    from simulations.study import Bench, print_line
+def run(name: str, study: Any) -> None:
+    """Call the function of a study, or carry out an ``Attack``; print the lines that it returns."""
+    from simulations.attack import Attack, attack_results
+    from simulations.study import Bench, command, print_line
 
     if isinstance(study, Attack):
-        attack_main(study, *others)
-        return
+        text, study = study.run.__doc__, partial(attack_results, study)
+        study.__doc__ = text
     lines = command(study)
     lines = lines.lines() if isinstance(lines, Bench) else lines
     for line in lines if isinstance(lines, Iterator) else [lines] if lines else []:

@@ -1,33 +1,22 @@
-"""The harness of attacks: outcomes on data sets, parties that break the rules, and tables."""
+"""The harness of attacks: outcomes on data sets, and tables."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from flwr.app import Context
-
-from fedapp.audit.listening import Listeners, ListeningApp
-from fedapp.errors import FedappError
-from fedapp.run_folder import RunFolder
-from fedapp.runs.local import run_local
 from fedapp.runs.series import other_code
 from fedapp.settings import defaults, load_settings
-from simulations.options import command
 from simulations.paper import series
 from simulations.study import Row, check_names, mean_of, show
 
 Overrides = Mapping[str, Any]
-Change = AbstractContextManager[object]  # of the code of a party that breaks the rules
 ATTACK_OUTPUT = Path("runs/attacks")
-COLUMNS = "attack; data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
+COLUMNS = "data; setting; success:.3f; unfinished:.3f; chance:.3f; test AUC=score:.3f; "
 COLUMNS += "seconds:.1f"
 PLAIN = "default"  # the setting that changes nothing
 UNKNOWN = -1  # a bin that an attack did not find
@@ -56,12 +45,9 @@ class Attack:
 
 
 def attack_results(
-    attack: Attack,
-    seeds: int,
-    data: Sequence[str] = (),
-    output: Path = ATTACK_OUTPUT,
+    attack: Attack, seeds: int = 1, data: tuple[str, ...] = (), output: Path = ATTACK_OUTPUT
 ) -> Iterator[Row]:
-    """Run an attack on each data set with each setting.
+    """Run an attack on each data set with each setting, then print a table.
 
     Yields the means over the seeds of each ``Outcome`` and of the seconds of a run and its attack.
 
@@ -71,15 +57,20 @@ def attack_results(
     data : names of the sets; empty: all.
     output : folder of the results, a file for each run.
     """
-    for name in data or attack.data:
-        for way in attack.ways:
-            outcomes = []
-            for seed in range(seeds):
-                overrides = {**attack.data[name], **attack.ways[way], "seed": seed}
-                path = output / attack.name / f"{name}, {way}, seed {seed}.json"
-                outcomes.append(_outcome(attack, overrides, path))
-            means = {part: mean_of(outcomes, part) for part in outcomes[0]}
-            yield {"attack": attack.name, "data": name, "setting": way, **means}
+    check_names("data", data, attack.data)
+    results = []
+    for name, way in product(data or attack.data, attack.ways):
+        outcomes = []
+        for seed in range(seeds):
+            overrides = {**attack.data[name], **attack.ways[way], "seed": seed}
+            path = output / attack.name / f"{name}, {way}, seed {seed}.json"
+            outcomes.append(_outcome(attack, overrides, path))
+        means = {part: mean_of(outcomes, part) for part in outcomes[0]}
+        results.append({"data": name, "setting": way, **means})
+        yield results[-1]
+    show(f"{attack.name}: {attack.holder}. Success: {attack.measure}.", results, COLUMNS, 2)
+    if warning := other_code(output / attack.name):
+        print(warning)
 
 
 def _outcome(attack: Attack, overrides: Overrides, path: Path) -> Row:
@@ -94,69 +85,3 @@ def _outcome(attack: Attack, overrides: Overrides, path: Path) -> Row:
     settings = load_settings({key: overrides[key] for key in overrides if key in defaults()})
     (outcome,) = series(path.parent).rows(path.stem, settings, run)
     return outcome
-
-
-def attack_main(*attacks: Attack) -> None:
-    """Attacks on runs of honest parties: a line of JSON for each result, then the table."""
-    names = tuple(attack.name for attack in attacks)
-
-    def run(
-        only: tuple[str, ...] = names,
-        data: tuple[str, ...] = (),
-        seeds: int = 1,
-    ) -> None:
-        check_names("only", only, names)
-        chosen, results = [attack for attack in attacks if attack.name in only], []
-        for attack in chosen:
-            check_names("data", data, attack.data)
-        for attack in chosen:
-            for result in attack_results(attack, seeds, data):
-                print(json.dumps(result), flush=True)
-                results.append(result)
-        meanings = [
-            f"{attack.name}: {attack.holder}. Success: {attack.measure}." for attack in chosen
-        ]
-        show("\n".join(meanings), results, COLUMNS, 3)
-        folders = [ATTACK_OUTPUT / attack.name for attack in chosen]
-        where = ", ".join(map(str, folders))
-        print(f"each run is kept in {where}")
-        for warning in filter(None, map(other_code, folders)):
-            print(warning)
-
-    # A single attack has no ``--only``.
-    function: Any = partial(run, names) if len(attacks) == 1 else run
-    function.__doc__ = (attacks[0].run if len(attacks) == 1 else attack_main).__doc__
-    command(function)
-
-
-# Parties that break the rules
-
-
-@contextmanager
-def misled(
-    config: Overrides,
-    *changes: Change,
-    contexts: Sequence[Context] | None = None,
-    listeners: Listeners = (),
-) -> Iterator[tuple[RunFolder | None, FedappError | None]]:
-    """Train with changed code of a party; the run, or the error that ended it."""
-    run, ended = None, None
-    with TemporaryDirectory() as folder, ExitStack() as stack:
-        for change in changes:
-            stack.enter_context(change)
-        settings = load_settings({**config, "run-dir": f"{folder}/run"})
-        app = ListeningApp(listeners) if listeners else None
-        try:
-            run = run_local(settings, contexts, client_app=app)
-        except FedappError as error:
-            ended = error
-        yield run, ended
-
-
-def tabled(heading: str, columns: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows as they are made, then print them as a table; see ``show``."""
-    results = []
-    for row in rows:
-        results.append(row)
-        yield row
-    show(heading, results, columns)

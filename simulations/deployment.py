@@ -194,17 +194,6 @@ class Deployment:
             time.sleep(0.02)
         return process
 
-    def wait_for(self, name: str, text: str, since: int) -> None:
-        """Wait until a script's log has a text after byte ``since``."""
-        log, deadline = self.log(name), time.monotonic() + START_SECONDS
-        while text.encode() not in log.read_bytes()[since:]:
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.1)
-
-    def size_of_log(self, name: str) -> int:
-        """Current size of a script's log in bytes."""
-        return self.log(name).stat().st_size
-
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
@@ -224,13 +213,6 @@ class Deployment:
     def fedapp(self, *words: str) -> str:
         """Run a ``fedapp`` command at the coordinator to its end."""
         return wait_for_output(self.begin(*words))
-
-    def coordinators_files(self) -> Iterator[tuple[Path, bytes]]:
-        """Files at the coordinator: logs, state of the SuperLink, runs; without its keys."""
-        keys = {"ca.key", "server.key", "superexec.secret"}
-        for path in [self.log("coordinator"), *self.coordinator.rglob("*")]:
-            if path.is_file() and path.name not in keys and "apps" not in path.parts:
-                yield path, path.read_bytes()
 
 
 class Proxy(ThreadingTCPServer):

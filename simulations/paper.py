@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -16,11 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from fedapp.home import home
 from fedapp.process import versions
-from fedapp.report.progress import Follower
 from fedapp.run_files import read_run
 from fedapp.run_folder import RunFolder
 from fedapp.runs.clean import forget_model
-from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine, Series, other_code
 from fedapp.settings import Settings
@@ -36,7 +34,6 @@ class Paper:
     """A study whose rows are printed as tables and written as JSON, with notes."""
 
     notes: str
-    file: str = "tables.json"  # in the option ``output``; may name options
     tables: dict[str, list[Callable[[list[Row], Row], None]]] = field(default_factory=dict)
 
     def table(self, name: str, heading: str, columns: str, n_texts: int = 1) -> Callable[[M], M]:
@@ -69,18 +66,17 @@ class Paper:
                     print_table(rows, bound.arguments)
             if written:
                 output = bound.arguments["output"]
-                self._write(written, output, self.file.format(**bound.arguments))
+                self._write(written, output)
 
         return main
 
-    def _write(self, tables: Row, output: Path, name: str) -> None:
+    def _write(self, tables: Row, output: Path) -> None:
         """Print the notes; write the rows with the command, ``provenance`` and versions."""
         how = {"command": " ".join(sys.argv), **provenance(), "versions": versions(PACKAGES)}
         console.print(self.notes, soft_wrap=True)
-        path = output / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        RunFolder(path.parent).write_json(path.name, {**tables, "notes": self.notes, **how})
-        console.print(f"written to {path}", soft_wrap=True)
+        output.mkdir(parents=True, exist_ok=True)
+        RunFolder(output).write_json("tables.json", {**tables, "notes": self.notes, **how})
+        console.print(f"written to {output}/tables.json", soft_wrap=True)
         if warning := other_code(output):
             console.print(warning, soft_wrap=True)
 
@@ -95,21 +91,6 @@ def series(folder: Path, what: str = "") -> Series:
 
 def _say(what: str, text: str) -> None:  # by name, so that a Series can be sent to another process
     console.print(f"{what}: {text}" if what else text)
-
-
-def all_made(parts: Sequence[Callable[[], Sequence[Row]]], on: str, folder: Path) -> list[Row]:
-    """The rows of a study's parts, in order.
-
-    Where ``on`` is ray, the parts are made as Ray tasks before; each keeps its results in the
-    ``folder``, and finds them there.
-    """
-    check_on(on, "local")
-    if on:
-        tasks = {f"part {n} of {len(parts)}": part for n, part in enumerate(parts, 1)}
-        with Follower(console).alive() as follower:
-            for _ in carried_out(tasks, folder, [], follower):
-                pass
-    return [row for part in parts for row in part()]
 
 
 def run_and_tidy(settings: Settings) -> RunFolder:

@@ -6,21 +6,25 @@ have more, in ``paper.py``.
 
 from __future__ import annotations
 
-import functools
+import argparse
+import inspect
 import json
 import math
 import multiprocessing
 import os
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,26 +37,31 @@ from rich.table import Table as Grid
 
 from fedapp import metrics
 from fedapp.crypto.workers import shared_workers
+from fedapp.data.labels import class_ids
+from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.process import versions
-from fedapp.run_files import RunFiles
+from fedapp.records.document import load
+from fedapp.run_files import RunFiles, Summary
 from fedapp.run_folder import RunFolder
 from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import Pooled, baseline_rows, train_boosted
-from fedapp.runs.tables import resolve_objective
-from fedapp.settings import Settings
-from fedapp.trees.categories import Categories
+from fedapp.runs.baselines import Floats, Pooled, baseline_rows, train_boosted
+from fedapp.runs.clean import forget_model
+from fedapp.runs.local import run_local
+from fedapp.runs.tables import resolve_objective, stacked_tables
+from fedapp.settings import Settings, load_settings
+from fedapp.trees.categories import Categories, recoded
 from fedapp.trees.forest import levels
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.forest.label_codes import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION
+from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import n_outputs
-from fedapp.trees.predict import Nodes
+from fedapp.trees.predict import Nodes, predict_margins
 from fedapp.trees.sets import category_counts
-from simulations.passing import temporary_run
 from strategies.run import load_strategy
 
 STATUS = "/proc/{process}/status"
@@ -137,7 +146,7 @@ class Bench:
         doubles with the size; ``ratio of X`` is to the line of ``base``.
         """
         fields, lines = self.reference(), list[Row]()
-        turns = [functools.partial(self.measure, **case) for case in self.cases]
+        turns = [partial(self.measure, **case) for case in self.cases]
         if self.repeats:
             fields |= {"repeats": self.repeats}
             measured: Iterable[Row] = map(medians, repeated(turns, self.repeats))
@@ -288,7 +297,7 @@ def made(before: Mapping[str, Any], seconds: float) -> str:
     return f"Date: {before['date']}. Commit: {before['commit']}. Machine: {machine} ({took})."
 
 
-@functools.cache
+@cache
 def commit() -> str:
     """The commit of the code that this process began with."""
     git = ["git", "-C", str(app_folder()), "describe", "--always", "--dirty", "--exclude=*"]
@@ -452,3 +461,81 @@ def compare_with_xgboost(settings: Settings, run_dir: Path) -> int:
     if n_same < n_nodes:
         raise ValueError(f"nodes must be the same, got {n_same} of {n_nodes} equal")
     return n_nodes
+
+
+# Runs whose files are deleted once a study has read them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """Margins and labels of one subset."""
+
+    margins: Floats  # (n_rows, n_outputs)
+    labels: Floats  # (n_rows,): class ids, or numbers
+
+
+@contextmanager
+def temporary_run(settings: Settings) -> Iterator[RunFolder]:
+    """A finished run in this process; its files are deleted after the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_local(settings.model_copy(update={"run_dir": f"{folder}/run"}))
+        try:
+            yield run
+        finally:
+            forget_model(run.summary["model_id"])
+
+
+def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, Summary]:
+    """Run in this process and delete the files; returns settings, model and summary."""
+    settings = load_settings(dict(overrides))
+    with temporary_run(settings) as run:
+        return settings, load(run.path / "model.json", Ensemble), run.summary
+
+
+def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
+    """Apply a model to the rows of a run, by subset."""
+    table, rows = stacked_tables(settings)
+    assert table.labels is not None
+    values = recoded(table.values, table.categories, model.categories, table.columns)[0]
+    labels = class_ids(table.labels, model.classes)
+    scored = {}
+    for subset in SUBSETS:
+        row_ids = np.concatenate([by_subset[subset] for by_subset in rows.values()])
+        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
+    return scored
+
+
+# Options of a study's command
+
+
+def command(function: Callable[..., Any], words: Sequence[str] | None = None) -> Any:
+    """Call a study's function with the options of a command line, which its signature declares.
+
+    A default gives an option its type: False is a switch, a tuple takes several values, a whole
+    number must be >= 1 (or >= 0 if the default is 0). ``*names`` are words without an option.
+    """
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=inspect.getdoc(function), formatter_class=raw)
+    words_of = ""
+    for name, parameter in inspect.signature(function).parameters.items():
+        flag, default = f"--{name.replace('_', '-')}", parameter.default
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            parser.add_argument(words_of := name, nargs="*")
+        elif isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            values = default if isinstance(default, tuple) else (default,)
+            value, nargs = next(iter(values), ""), "+" if values is default else None
+            kind = partial(whole, int(value != 0)) if isinstance(value, int) else type(value)
+            shown = f"by default {shlex.join(map(str, values))}" if default else None
+            parser.add_argument(flag, type=kind, nargs=nargs, default=default, help=shown)
+    parsed = vars(parser.parse_args(words)).items()
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in parsed}
+    return function(*options.pop(words_of, ()), **options)
+
+
+def whole(least: int, text: str) -> int:
+    """Parse a whole number."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= {least}, got {text}")
+    return int(text)

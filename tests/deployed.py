@@ -4,12 +4,13 @@ import os
 import secrets
 import signal
 import subprocess
+import time
 from contextlib import contextmanager, suppress
 
 import numpy as np
 
 from fedapp.home import app_folder
-from simulations.deployment import DRAWS, Deployment
+from simulations.deployment import DRAWS, START_SECONDS, Deployment
 from tests.pages import blocks, commands_in
 from tests.tables import write_rows
 from tests.unpacked import unpack_compiled
@@ -84,6 +85,14 @@ def local_pax(deployment, run_dir):
     return model_in(deployment.locally(run_dir, PAX).path)
 
 
+def wait_for_line(deployment, name, text, since=0):
+    """Wait until a script's log has a text after byte ``since``."""
+    log, deadline = deployment.log(name), time.monotonic() + START_SECONDS
+    while text.encode() not in log.read_bytes()[since:]:
+        assert time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.1)
+
+
 def model_in(run_dir):
     return (run_dir / "model.json").read_bytes()
 
@@ -100,7 +109,13 @@ def no_secret_is_at_the_coordinator(deployment, *run_dirs):
         secret_texts += (folder / "supernode.key").read_bytes().splitlines()[1:-1]
         for key in folder.rglob("identity.key"):
             secret_texts += [key.read_bytes(), key.read_bytes().hex().encode()]
-    files = [*deployment.coordinators_files()]
+    keys = {"ca.key", "server.key", "superexec.secret"}
+    paths = [deployment.log("coordinator"), *deployment.coordinator.rglob("*")]
+    files = [
+        (path, path.read_bytes())
+        for path in paths
+        if path.is_file() and path.name not in keys and "apps" not in path.parts
+    ]
     files += [(path, path.read_bytes()) for run_dir in run_dirs for path in run_dir.iterdir()]
     assert any(b"fleet" in content for _, content in files)
     for secret in secret_texts:

@@ -49,7 +49,6 @@ ANSWERING = sorted(
 STUDIES = (
     "fedapp/audit/",
     "simulations/__main__.py",
-    "simulations/batch.py",
     "simulations/paper.py",
     "simulations/attacks/",
     "simulations/papers/",

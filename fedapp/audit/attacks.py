@@ -1,7 +1,7 @@
 """The attacks of an audit: which runs they fit, what they measure, and what lowers it.
 
 Attackers keep to the protocol: they read what their seat gets, and compute. Attacks that break it
-(``reverse_sums``, ``crafted_gradients``) or that need predictions (``eini_paths``) are studies, in
+(``reverse_sums``, ``crafted_sums``) or that need predictions (``eini_paths``) are studies, in
 ``simulations/attacks``. Costs of settings are those that its ``results.md`` has measured.
 """
 

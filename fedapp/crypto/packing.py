@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 PAIR = 2  # gradient and hessian
 # float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums. Fewer
-# would shorten slots, but change splits of late rounds (``simulations attacks crafted_gradients``).
+# would shorten slots, but change splits of late rounds.
 PRECISION = 53
 MAX_PRECISION = 62  # fixed-point values are int64
 

@@ -59,10 +59,10 @@ rows that all have:
 - A passive party learns the objective, and half the number of classes, rounded up.
 - A passive party that breaks the rules sends sums of rows that it chooses, and reads their labels
   in the figures of its columns: of exact figures several a column, and no check of counts and sums
-  detects it (``simulations attacks described_labels``). So figures leave only if those of all
-  passive parties' columns have a bit for 10 rows at most: in a run the labels of up to a tenth of
-  the rows can be read, in another run those of others. Sums that rows cannot have end the run by
-  their sender's name, which discloses one label more.
+  detects it. So figures leave only if those of all passive parties' columns have a bit for 10 rows
+  at most: in a run the labels of up to a tenth of the rows can be read, in another run those of
+  others. Sums that rows cannot have end the run by their sender's name, which discloses one label
+  more.
 - Cells have ``min-rows`` rows at least. An active party that breaks the rules encrypts other
   numbers: as powers of two of single rows, the sums list in which cell of every column each of some
   dozens of rows is (as many as a slot has bits). No minimum prevents it, so a site with

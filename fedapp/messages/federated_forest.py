@@ -91,8 +91,8 @@ In full:
   label, and the other if it has another. Sums of no rows show it a label for each of its splits of
   a level, and the run ends. Columns that send the row left and right are refused by no check: of
   those that a table could have, it learns from each of its splits which is the best. With as many
-  columns as 2^k a split shows k labels (``simulations attacks forest_sums``). Sums that are not
-  chosen are not compared with rows.
+  columns as 2^k a split shows k labels. Sums that are not chosen are not
+  compared with rows.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ In full: scores to the server, the structure of trees to passive parties, sums t
 - A passive party that breaks the rules sends validation and test rows where it likes: there is
   nothing to compare their sides with. So scores become equations of labels that it chooses, and
   show it at most as many labels as they have bits: after each round of validation rows, at the end
-  of test rows. In trees of one split, which it makes, each round shows a label (``simulations
-  attacks held_out_sides``). With ``valid-fraction=0`` only the scores at the end show any.
+  of test rows. In trees of one split, which it makes, each round shows a label. With
+  ``valid-fraction=0`` only the scores at the end show any.
 - [objective=reg:absoluteerror|reg:quantileerror] With ``reg:absoluteerror`` and
   ``reg:quantileerror`` a leaf value over ``eta`` is the residual of one row, or between those of
   two, and the first prediction is a label. Only the active party computes them. Whoever gets the
@@ -79,13 +79,13 @@ In full: scores to the server, the structure of trees to passive parties, sums t
   rows that it then sends left have those that the split was chosen by. A lie that is chosen ends
   the run by the party's name, the round and the column's number, after the choices of one level;
   another is not seen. Where rows move as the sums say nothing is false: a table may have any
-  columns, and nobody sees that they are others in each round. A choice among n cuts answers about
-  log2(n) questions about labels, so a round shows up to
-  ``fedapp.histograms.claimed.disclosed_labels`` of them: 1,260 at depth 6 with as many bins as a
-  site allows; ``fedapp site check`` and ``fedapp site approve`` show the figure. A category shows a
-  label where those of few rows have weights, as with a ``min-child-weight`` of 0
-  (``simulations attacks crafted_sums``). So a run can show every label; only ``label-epsilon``
-  bounds that. Training rows that a round does not draw are in no sum, so they may go either way.
+  columns, and nobody sees that they are others in each round (``simulations attacks
+  crafted_sums``). A choice among n cuts answers about log2(n) questions about labels, so a round
+  shows up to ``fedapp.histograms.claimed.disclosed_labels`` of them: 1,260 at depth 6 with as many
+  bins as a site allows; ``fedapp site check`` and ``fedapp site approve`` show the figure. A
+  category shows a label where those of few rows have weights, as with a ``min-child-weight`` of 0.
+  So a run can show every label; only ``label-epsilon`` bounds that. Training rows that a round does
+  not draw are in no sum, so they may go either way.
 - [label-epsilon!=0] With ``label-epsilon`` at the active party's site, all this is of labels that
   it has randomised once for all runs. Whoever sees them, all other parties together, tells two
   labels of a row apart with an advantage of tanh(epsilon / 2) at most, also if the label was

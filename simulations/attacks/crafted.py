@@ -1,16 +1,16 @@
-"""What a dishonest active party of SecureBoost reads, as nobody sees what it encrypts.
+"""What a dishonest party of SecureBoost reads by numbers that it makes up.
 
-``reverse_sums`` writes rows beside gradients, ``crafted_gradients`` in place of them;
-``readable_rows`` has the figure that sites see.
+``reverse_sums``: an active party writes rows beside gradients, as nobody sees what it encrypts.
+``crafted_sums``: a passive party sends sums that are not of its rows.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import product
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -18,26 +18,43 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost import active as secureboost_active
-from clients.secureboost import passive as secureboost_passive
 from clients.secureboost import round as secureboost_round
-from clients.vertical.ciphertexts import Cipher
+from clients.secureboost.passive import Passive
+from clients.secureboost.round import Chosen, Claims
+from clients.vertical import ciphertexts
 from fedapp.audit.listening import Transcript, trained
-from fedapp.audit.vertical import Array, Ints, largest_bins, true_bins
-from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts, readable_rows
-from fedapp.crypto.paillier import decrypt, encrypt
-from fedapp.crypto.workers import Workers, shared_workers
-from fedapp.messages.secureboost import EncryptedSums, SplitReply, SplitRequest, Splits
-from fedapp.messages.vertical import Partition
-from fedapp.runs.agreement import same_nodes
+from fedapp.audit.vertical import largest_bins, true_bins
+from fedapp.crypto.lanes import ring_of
+from fedapp.crypto.packing import PRECISION, FixedPoint, Layout
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.paillier_keys import PublicKey
+from fedapp.crypto.rings import Residues
+from fedapp.crypto.sums import pack_sums
+from fedapp.crypto.workers import Workers
+from fedapp.errors import FedappError
+from fedapp.messages.secureboost import EncryptedGradients, EncryptedSums, SplitRequest, Splits
+from fedapp.runs.baselines import join_tables
+from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site.mail import Letters, Mail
-from fedapp.trees.model import Ensemble
-from fedapp.trees.xgboost import to_xgboost_json
-from simulations.attack import PLAIN, UNKNOWN, Outcome, Overrides, misled, tabled
-from simulations.attacks.crafted_sums import unchecked
+from fedapp.site.mail import Letters
+from simulations.attack import PLAIN, UNKNOWN, Outcome, Overrides
 from simulations.attacks.vertical import ACTIVE, PASSIVE, SECUREBOOST, SOLVED_BINS
-from simulations.passing import run_and_load
 from simulations.study import Row
+
+Ints = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@contextmanager
+def unchecked(but: Collection[str] = ()) -> Iterator[None]:
+    """An active party does not check sums, except by methods of these names."""
+    with ExitStack() as stack:
+        for kind, name in ((Claims, "check_sums"), (Chosen, "check_sides")):
+            if name not in but:
+                stack.enter_context(patch.object(kind, name, lambda *given: None))
+        yield
+
 
 # reverse_sums
 
@@ -82,7 +99,7 @@ class Writer:
                 writer.first, writer.fresh = writer.first + 2 * DIGITS, True
                 return integers
 
-            def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Array:
+            def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Doubles:
                 if writer.fresh:  # the first sums are of the root, which has all rows
                     # The lowest digits of each pair of numbers, shape (n_bins, 2 * DIGITS)
                     digits = [
@@ -120,12 +137,11 @@ def attack_reverse_sums(overrides: Overrides) -> Outcome:
 
     Nobody sees what it encrypts. It gives up the lowest digits of a gradient, which a tree does not
     miss, and writes one digit for one row there: in a sum, that digit shows whether the bin holds
-    the row. Two numbers of 44 digits read 88 rows a round, in every column of
-    every other party, and the trees stay as good as they were. This is a lower bound: nodes of a
-    level share no row, so below the root the same digits can serve other rows, as they do in
-    ``crafted_gradients``, which gives up the trees. (Weng et al. 2020,
-    "Practical Privacy Attacks on Vertical Federated Learning", arXiv:2011.09290, call it the
-    reverse sum attack; theirs reads the order of the bins that rows are in.)
+    the row. Two numbers of 44 digits read 88 rows a round, in every column of every other party,
+    and the trees stay as good as they were. This is a lower bound: nodes of a level share no row,
+    so below the root the same digits can serve other rows; an attacker who gives up the trees can
+    use all digits. (Weng et al. 2020, "Practical Privacy Attacks on Vertical Federated Learning",
+    arXiv:2011.09290, call it the reverse sum attack; theirs reads the order of rows' bins.)
 
     Success is the share of values (rows times columns) whose bin is read, or guessed right as the
     largest bin for rows that were not written; chance is that of guessing only.
@@ -155,180 +171,188 @@ REVERSE_SUMS = replace(
 )
 
 
-# crafted_gradients
+# crafted_sums
+
+# All trees are stumps, so a round has one split.
+STUMPS: dict[str, Any] = {**SECUREBOOST, "data": "default-credit", "columns": "sizes:5,18"}
+STUMPS |= {"max-depth": 1, "eta": 0.1}
+SHARE = 16  # of the rows: what a made-up sum adds, and how often it has the target
 
 
-class Crafter:
-    """An active party that encrypts powers of 2 and splits rows by their number."""
+@dataclass(slots=True)
+class Liar:
+    """A passive party that makes up columns, or only their sums, so that the choice shows labels.
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.n_nodes = 1 << (depth - 1)  # of the last level
-        self.read, self.truth = np.empty((0, 0), np.int64), np.empty((0, 0), np.int64)
-
-    def note(self, transcript: Transcript) -> None:
-        if (codes := true_bins(transcript, PASSIVE)) is not None:
-            self.truth = codes
-
-    def encrypted(
-        self, cipher: Cipher, fields: Ints, start: int, stop: int
-    ) -> npt.NDArray[np.uint8]:
-        """Row ``r`` of node ``r % n_nodes`` has a bit of its sums; where none is left, 0."""
-        turns = [row // self.n_nodes for row in range(start, stop)]
-        powers = [1 << turn if turn < cipher.layouts[0].slot_bits else 0 for turn in turns]
-        return encrypt(cipher.private_key, powers, shared_workers())
-
-    def split(self, party: secureboost_active.Active, mail: Mail) -> tuple[SplitReply, Letters]:
-        """Split by the rows' numbers; read the sums of the last level that is summed."""
-        letter = mail.one(EncryptedSums, PASSIVE)
-        below = self.depth - 2 - letter.level  # levels between the children and the last
-        if below < 0:
-            self._read(party, letter)
-            return SplitReply(growing=False, passive_splits=False), []
-        nodes = np.arange(1 << letter.level, dtype=np.int32)
-        rows = np.arange(len(party.values)) % self.n_nodes >> below
-        sides = np.concatenate([rows[rows >> 1 == node] % 2 == 0 for node in nodes])
-        lefts, n = 2 * (nodes + len(nodes)) - 1, len(nodes)
-        children, nothing = np.sort(np.concatenate((lefts, lefts + 1))), np.empty(0, np.int64)
-        zeros = np.zeros(2 * n, np.int32)
-        splits = Splits(
-            level=letter.level + 1,
-            trees=zeros[:n],
-            nodes=nodes + n - 1,
-            owners=np.full(n, party.trees.number),
-            columns=nothing,
-            first_rights=nothing,
-            defaults=nothing.astype(np.uint8),
-            set_bits=nothing.astype(np.uint8),
-            wanted_trees=zeros,
-            wanted_nodes=children.astype(np.int32),
-        )
-        partition = Partition(letter.level, np.packbits(sides))
-        letters = [(PASSIVE, splits), (PASSIVE, partition)]
-        return SplitReply(growing=True, passive_splits=False), letters
-
-    def _read(self, party: secureboost_active.Active, letter: EncryptedSums) -> None:
-        """Bins of rows: the bits of each bin's sum."""
-        layout, widths = party.cipher.layouts[0], party.joint.widths[PASSIVE]
-        self.read = np.tile(widths, (party.n_train, 1))  # no bit in any bin: the value is missing
-        self.read[layout.slot_bits * self.n_nodes :] = UNKNOWN
-        bins = [(column, code) for column, width in enumerate(widths) for code in range(width)]
-        plaintexts = decrypt(party.cipher.private_key, letter.ciphertexts, Workers(1))
-        for index, plaintext in enumerate(plaintexts):
-            for position in range(plaintext.bit_length()):
-                slot, turn = divmod(position, layout.slot_bits)
-                node, cell = divmod(index * layout.n_slots + slot, len(bins))
-                if plaintext >> position & 1:
-                    column, code = bins[cell]
-                    self.read[turn * self.n_nodes + node, column] = code
-
-
-@contextmanager
-def with_precision(bits: int, hessian_bits: int = 0) -> Iterator[None]:
-    """Gradients of fewer bits; ``hessian_bits`` rounds the hessians further."""
-    honest = FixedPoint.encode
-
-    def encode(scale: FixedPoint, gradients: npt.NDArray[np.float32]) -> Ints:
-        integers = honest(scale, gradients)
-        if hessian_bits:
-            dropped = bits - hessian_bits
-            integers[..., 1] = (integers[..., 1] + (1 << dropped >> 1)) >> dropped << dropped
-        return integers
-
-    with ExitStack() as stack:
-        for function in (grouped_layouts, FixedPoint.covering, FixedPoint.__init__):
-            stack.enter_context(patch.object(function, "__defaults__", (bits,)))
-        for module in (secureboost_active, secureboost_passive):
-            stack.enter_context(patch.object(module, "PRECISION", bits))
-        stack.enter_context(patch.object(FixedPoint, "encode", encode))
-        yield
-
-
-REMEDIES: dict[str, tuple[int, int]] = {  # bits of gradients, and of hessians
-    "none": (PRECISION, 0),
-    **{f"precision {bits}": (bits, 0) for bits in (45, 40, 36, 32, 28)},
-    "hessians 32": (PRECISION, 32),
-}
-
-
-def crafted_gradients(
-    remedies: tuple[str, ...] = tuple(REMEDIES),
-    rows: int = 4000,
-    rounds: int = 20,
-    depth: int = 6,
-    max_bin: int = 32,
-    key_bits: int = 2048,
-) -> Iterator[Row]:
-    """Rows that a dishonest active party of SecureBoost reads in one round, by bits of gradients.
-
-    Nobody sees what it encrypts. It encrypts a power of 2 for each row, so that a sum of 0s and 1s
-    lists the rows of a bin. Nodes of a level share no row and use the same powers again: it sends
-    rows to the nodes of the last level by their number. The passive party is honest and cannot
-    detect any of this.
-
-    ``python -m simulations attacks crafted_gradients`` does so once in ``--rows`` training rows of
-    default-credit, without and with each of ``--remedies``: fewer bits of precision, or of
-    hessians. ``cells`` of ``all_cells`` values (rows times columns) are read right; ``readable``
-    rows have a bit. Then two honest parties train ``--rounds`` rounds with the remedy, under a
-    small key: nodes that differ from the model without it, gains to the last bit, and its CPU
-    seconds by those without.
+    ``labels`` are the truth, of which it knows on which side of a true split more are positive.
     """
-    config = {**SECUREBOOST, "data": "default-credit", "columns": "sizes:12,11"}
-    config |= {"test-fraction": 1 - rows / 30_000, "allow-export": True, "max-bin": max_bin}
-    config |= {"max-depth": depth, "num-boost-round": rounds}
-    columns = "remedy; bits a slot=bits; readable; cells; of=all_cells; seconds:.1f; "
-    columns += "nodes that differ=differ; of nodes=nodes; AUC=auc:.4f; CPU, ratio=ratio:.2f"
-    heading = f"default-credit, {rows} rows, depth {depth}, one round"
-    with patch("fedapp.kernels.n_cores", lambda: 1):  # all work in this process
-        lines = compared(config, ("none", *remedies), key_bits)
-        yield from tabled(heading, columns, lines)
+
+    labels: Bools
+    read: dict[int, bool] = field(default_factory=dict)  # labels by row
+    asked: list[int] = field(default_factory=list)  # in this round
+    lefts: Bools = field(default_factory=lambda: np.empty(0, bool))  # rows by a true split
+    invented: Ints = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # columns that it makes up
+    is_positive: bool = False  # whether more of these are than of others
+    codes: Any = None  # its true columns
+    values: Any = None
+
+    def begin(self, party: Passive) -> None:
+        """Make up what the round needs, before its first sums."""
+
+    def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: Layout) -> Residues:
+        """Sums by bin in place of those of its columns."""
+        return sums
+
+    def learn(self, party: Passive, letter: Splits) -> None:
+        """Read labels from a split of its columns."""
+
+    def next(self, most: int) -> list[int]:
+        """Rows to ask for in this round."""
+        self.asked = [row for row in range(len(self.labels)) if row not in self.read][:most]
+        return self.asked
 
 
-def compared(config: dict[str, Any], remedies: Sequence[str], key_bits: int) -> Iterator[Row]:
-    """A line for each remedy: an attack under it, and a model beside that of the first."""
-    reference, first = xgboosts(run_and_load(config)[1]), 0.0  # also a warm-up
-    for remedy in dict.fromkeys(remedies):
-        line = attack_once(config | {"secureboost.key-bits": key_bits}, remedy)
-        start = time.process_time()
-        with with_precision(*REMEDIES[remedy]):
-            _, model, summary = run_and_load(config)
-        seconds, auc = time.process_time() - start, summary["metrics"]["test"]["auc"]
-        first = first or seconds
-        same, nodes = same_nodes(xgboosts(model), reference)
-        line |= {"cpu_seconds": seconds, "ratio": seconds / first}
-        yield {"remedy": remedy, **line, "nodes": nodes, "differ": nodes - same, "auc": auc}
+class Numbers(Liar):
+    """Two columns whose sums in a bin are (B, H) and (-B, H), plus K times those of a row.
+
+    No rows have such sums. Which gains more is the sign of the row's gradient.
+    """
+
+    def sums(self, party: Passive, key: PublicKey, sums: Residues, layout: Layout) -> Residues:
+        ring, target, n_rows = ring_of(key.n_squared), self.next(1), len(party.gradients.rows)
+        place = int(np.searchsorted(party.gradients.rows, target[0]))
+        (row,) = party._encrypted.between(place, place + 1)
+        added = (n_rows // SHARE) << PRECISION
+        pairs = [(sign * added << layout.field_bits) + added // 2 for sign in (1, -1)]
+        times = ring.power(ring.read(row), n_rows // SHARE)
+        changed_bins = ring.multiply(
+            ring.read(encrypt(key, pairs, Workers(1))), np.repeat(times, 2, 0)
+        )
+        ends = np.cumsum(party.table.cuts.widths[party.gradients.columns])
+        changed = ring.ones(len(sums))
+        changed[ends[1] :], changed[[0, ends[0]]] = sums[ends[1] :], changed_bins
+        return changed
+
+    def learn(self, party: Passive, letter: Splits) -> None:
+        if letter.columns[0] < 2:
+            self.read[self.asked[0]] = bool(letter.columns[0])
 
 
-def xgboosts(model: Ensemble) -> Row:
-    """A model in XGBoost's JSON."""
-    document: Row = json.loads(to_xgboost_json(model))
-    return document
+class Rows(Liar):
+    """Sums of made-up columns: a true split, with each subset of the targets on the left.
+
+    Other targets are on the right. The one that gains most has the targets of one label. The split
+    is the last that was chosen of its true columns, so the first round is honest.
+    """
+
+    moves = False  # whether its rows move by these columns, too
+
+    def begin(self, party: Passive) -> None:
+        if self.values is None:
+            self.codes, self.values = party.table.codes, party.values
+        if not len(self.lefts):
+            return
+        numeric = np.flatnonzero(~party.table.cuts.by_category & (party.table.cuts.widths > 1))
+        self.invented = numeric[: 1 << (len(numeric).bit_length() - 1)]
+        asked = self.next(len(self.invented).bit_length() - 1)
+        codes, values = self.codes.copy(), self.values.copy()
+        for subset, column in enumerate(self.invented):
+            lefts = self.lefts.copy()
+            lefts[asked] = [bool(subset >> number & 1) for number in range(len(asked))]
+            codes[:, column] = ~lefts
+            edge = party.table.cuts.edges[party.table.cuts.offsets[column]]
+            values[: len(lefts), column] = np.where(lefts, edge - 1, edge)
+        party.table = replace(party.table, codes=codes)
+        if self.moves:
+            party.values = values
+
+    def learn(self, party: Passive, letter: Splits) -> None:
+        if letter.columns[0] in self.invented:
+            subset = int(np.flatnonzero(self.invented == letter.columns[0])[0])
+            for number, row in enumerate(self.asked):
+                self.read[row] = bool(subset >> number & 1) == self.is_positive
+        else:
+            bits = np.unpackbits(party.trees.sides[party.name])
+            self.lefts = bits[: party.n_train].astype(bool)
+            shares = (self.labels[self.lefts].mean(), self.labels[~self.lefts].mean())
+            self.is_positive = shares[0] > shares[1]
 
 
-def attack_once(config: dict[str, Any], remedy: str) -> Row:
-    """Attack one round; the run ends by an error of the active party after it has read."""
-    crafter, start = Crafter(config["max-depth"]), time.perf_counter()
+class Columns(Rows):
+    """The same, and its rows move by the made-up columns: no sum is false."""
 
-    def split(
-        party: secureboost_active.Active, request: SplitRequest, mail: Mail
-    ) -> tuple[SplitReply, Letters]:
-        return crafter.split(party, mail)
+    moves = True
 
-    with misled(
-        config,
-        with_precision(*REMEDIES[remedy]),
-        patch.object(Cipher, "encrypted", lambda *given: crafter.encrypted(*given)),
-        patch.object(secureboost_active.Active, "split", split),
-        listeners=[(PASSIVE, crafter.note)],
+
+LIES: dict[str, type[Liar]] = {
+    "sums of no rows": Numbers,
+    "sums of other rows": Rows,
+    "made-up columns": Columns,
+}
+# What the active party checks: that rows of the node can have the sums, and that those have them
+# that are sent to a side.
+CHECKS = {"nothing": (), "possible": ("check_sums",), "all": ("check_sums", "check_sides")}
+
+
+def crafted_sums(
+    lies: tuple[str, ...] = tuple(LIES), rows: int = 2000, rounds: int = 30, key_bits: int = 512
+) -> Iterator[Row]:
+    """Labels that a dishonest passive party of SecureBoost reads from what is chosen of its sums.
+
+    The active party chooses the split of the largest gain, and its owner learns which of its
+    columns that is. So a party makes up sums of which one or the other gains most, by the label of
+    a row. ``python -m simulations attacks crafted_sums`` trains on ``--rows`` rows for ``--rounds``
+    rounds, first without checks, then with each of ``CHECKS``. ``labels`` are read before the
+    run ends, of which ``right`` are true; the party knows on which side of a true split positive
+    labels are more frequent. No sum of columns that are made up with their rows is false, so
+    ``fedapp.histograms.claimed.disclosed_labels`` is all that bounds them.
+    """
+    config = {**STUMPS, "num-boost-round": rounds, "secureboost.key-bits": key_bits}
+    config |= {"test-fraction": 1 - rows / 30_000}
+    for lie, checks in product(lies, CHECKS):
+        yield {"lie": lie, "checked": checks, **lied(config, lie, checks)}
+
+
+def lied(config: Row, lie: str, checks: str) -> Row:
+    """Train with a liar; without those of the active party's checks that are not named."""
+    table, _, _ = join_tables(load_settings(config))
+    labels = table.labels[table.split.train] == 1
+    liar, n_rounds = LIES[lie](labels), 0
+    honest_begin, honest_sums = Passive._begin, Passive.encrypted_sums
+    honest_take = Passive._take_splits
+
+    def begin(party: Passive, letter: EncryptedGradients) -> None:
+        nonlocal n_rounds
+        n_rounds += 1
+        honest_begin(party, letter)
+        liar.begin(party)
+
+    def sums(party: Passive, *wanted: Any) -> EncryptedSums:
+        def packed(key: Any, of_bins: Any, layout: Any, workers: Workers) -> Any:
+            return pack_sums(key, liar.sums(party, key, of_bins, layout), layout, workers)
+
+        with patch.object(ciphertexts, "pack_sums", packed):
+            return honest_sums(party, *wanted)
+
+    def take(party: Passive, letter: Splits) -> Letters:
+        letters = honest_take(party, letter)
+        if len(letter.columns):
+            liar.learn(party, letter)
+        return letters
+
+    ended = ""
+    with (
+        TemporaryDirectory() as folder,
+        patch("fedapp.kernels.n_cores", lambda: 1),
+        patch.object(Passive, "_begin", begin),
+        patch.object(Passive, "encrypted_sums", sums),
+        patch.object(Passive, "_take_splits", take),
+        unchecked(CHECKS[checks]),
     ):
-        truth = crafter.truth
-    precision, _ = REMEDIES[remedy]
-    layouts = grouped_layouts(config["secureboost.key-bits"], len(truth), 1, precision)
-    return {
-        "rows": len(truth),
-        "bits": layouts[0].slot_bits,
-        "readable": readable_rows(layouts, crafter.depth),
-        "cells": int((crafter.read == truth).sum()),
-        "all_cells": truth.size,
-        "seconds": time.perf_counter() - start,
-    }
+        try:
+            run_local(load_settings({**config, "run-dir": f"{folder}/run"}))
+        except FedappError as error:
+            ended = str(error)
+    right = sum(labels[row] == label for row, label in liar.read.items())
+    return {"rounds": n_rounds, "labels": len(liar.read), "right": int(right), "ended": ended}

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from fedapp.audit.listening import trained
 from fedapp.audit.membership import SHADOWS, Doubles, ScoredRows, above_usual, caught
@@ -27,7 +26,7 @@ from fedapp.audit.pax_rows import (
     senders_of,
     true_rows,
 )
-from fedapp.audit.timberstrike import TOLERANCE, Array, Rows, Target, matched, target_of
+from fedapp.audit.timberstrike import target_of
 from fedapp.errors import ConfigError
 from fedapp.histograms.build import add_histograms
 from fedapp.histograms.sketch import Sketch
@@ -35,8 +34,7 @@ from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings, load_settings
 from simulations.attack import Attack, Outcome, Overrides
-from simulations.passing import Scored, run_and_load, score
-from simulations.study import check_names, mean_of
+from simulations.study import Scored, check_names, mean_of, run_and_load, score
 
 # pax_rows
 
@@ -256,7 +254,7 @@ def membership(
 
 # timberstrike
 
-HESSIANS, VALUES = "hessians sent", "values known"  # options of the attack, not of a run
+HESSIANS = "hessians sent"  # an option of the attack, not of a run
 
 
 def attack_trees(overrides: Overrides) -> Outcome:
@@ -283,43 +281,16 @@ def attack_trees(overrides: Overrides) -> Outcome:
 
     Success is the paper's measure: the share of values, including labels, within 0.319 standard
     deviations of the true ones, when rebuilt and true rows are matched to maximise it. Chance
-    is a guess without trees with the same background knowledge, in the same measure: the bounds of
-    each column or, with ``VALUES``, as many similar rows.
+    is a guess without trees with the same background knowledge, the bounds of each column, in the
+    same measure.
     """
     options = {**HORIZONTAL, **overrides}
-    has_hessians, knows_values = bool(options.pop(HESSIANS, True)), options.pop(VALUES, False)
+    has_hessians = bool(options.pop(HESSIANS, True))
     with trained(load_settings(options)) as run:
-        target, reg_lambda = target_of(run, has_hessians), run.settings.reg_lambda
-        if knows_values:
-            shares = shares_by_values(target, reg_lambda)
-        else:
-            shares = target.shares(reg_lambda, np.random.default_rng(run.settings.seed))
+        rng, reg_lambda = np.random.default_rng(run.settings.seed), run.settings.reg_lambda
+        shares = target_of(run, has_hessians).shares(reg_lambda, rng)
         success, chance = (float(share.mean()) for share in shares)
         return Outcome(success, chance, run.score)
-
-
-def shares_by_values(target: Target, reg_lambda: float) -> tuple[Array, Array]:
-    """As ``Target.shares``, of an attacker with similar rows, which a guess takes unchanged."""
-    tolerances = TOLERANCE * target.truth.std(axis=0)
-    rows = (moved(target.rebuilt(reg_lambda), target.known), target.known)
-    rebuilt, guess = (matched(guessed, target.truth, tolerances) for guessed in rows)
-    return rebuilt, guess
-
-
-def moved(rows: Rows, known_rows: Array) -> Array:
-    """Move the nearest known row into each box; each known row is used once.
-
-    Rows of the same label are preferred.
-    """
-    deviations = known_rows.std(axis=0)
-    # A wrong label costs as much as 10 deviations in every column.
-    distances = len(deviations) * 10.0 * (rows.labels[:, None] != known_rows[:, -1])
-    for column, deviation in enumerate(deviations[:-1]):
-        values = known_rows[:, column]
-        gaps = np.maximum(rows.lows[:, [column]] - values, values - rows.highs[:, [column]])
-        distances += np.maximum(0, gaps) / max(deviation, 1e-300)
-    values_of_nearest = known_rows[linear_sum_assignment(distances)[1], :-1]
-    return np.column_stack([np.clip(values_of_nearest, rows.lows, rows.highs), rows.labels])
 
 
 HORIZONTAL = {"objective": "binary:logistic", "strategy": "bagging", "parties": 3}
@@ -338,20 +309,16 @@ TIMBERSTRIKE = Attack(
     },
     ways={
         "bagging": {},
-        "bagging, values known": {VALUES: True},
         "bagging, no hessians": {HESSIANS: False},
         "bagging, max-depth=2": {"max-depth": 2},
         "bagging, min-child-weight=5": {"min-child-weight": 5.0},
         "bagging, gamma=2": {"gamma": 2.0},
         "bagging, 10 rounds": {"num-boost-round": 10},
         "cyclic": CYCLIC,
-        "cyclic, values known": {**CYCLIC, VALUES: True},
         "cyclic, max-depth=2": {**CYCLIC, "max-depth": 2},
         "fedxgbllr": FEDXGBLLR,
-        "fedxgbllr, values known": {**FEDXGBLLR, VALUES: True},
         "fedxgbllr, max-depth=2": {**FEDXGBLLR, "fedxgbllr.max-depth": 2},
         "pax": PAX_RUN,
-        "pax, values known": {**PAX_RUN, VALUES: True},
         "pax under masks": {**PAX_RUN, "pax.aggregation": "secure"},
         "pax, least-bin-rows=5": {**PAX_RUN, "least-bin-rows": 5},
     },

@@ -27,8 +27,7 @@ from fedapp.runs.agreement import same_nodes
 from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.c_math import exp32
-from simulations.passing import temporary_run
-from simulations.study import SEED, Row, check_names, same_as_xgboost
+from simulations.study import SEED, Row, check_names, same_as_xgboost, temporary_run
 
 METHODS: dict[str, Row] = {
     "pax": {"parties": 1},

@@ -20,15 +20,17 @@ import numpy as np
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import Pooled, baseline_rows, train_boosted, xgboost_parameters
 from fedapp.settings import Settings, load_settings
-from simulations.passing import Scored, run_and_load, score
 from simulations.study import (
     BINARY,
     Bench,
     Row,
+    Scored,
     check_names,
     compare_with_xgboost,
     measured,
+    run_and_load,
     run_once,
+    score,
     show,
     write_numbers,
 )

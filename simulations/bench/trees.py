@@ -13,10 +13,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +27,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet
 
+from clients.vertical import ciphertexts
+from fedapp.crypto.lanes import has_lanes
 from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
+from fedapp.kernels import n_cores
 from fedapp.records.document import load
 from fedapp.run_files import RunFiles
 from fedapp.run_folder import RunFolder
@@ -40,9 +46,11 @@ from simulations.study import (
     Bench,
     Row,
     check_names,
+    compare_with_xgboost,
     figures_of,
     looking,
     measured,
+    medians,
     peak_bytes,
     pooled_forest,
     random_table,
@@ -257,10 +265,6 @@ SPLIT = {
     "pax, equal": Table(20_000, 23, (3, 10, 50, 100), PAX | {"pax.bins": "equal"}),
     "secureboost": Table(5_000, 24, (2, 4, 8), BY_COLUMNS | {"secureboost.key-bits": 2048}),
 }
-SMALLER: dict[str, Row] = {
-    "pax": {"num-boost-round": 3, "max-depth": 4, "max-bin": 64},
-    "secureboost": {"secureboost.key-bits": 512, "secureboost.insecure-small-key": True},
-}
 
 
 def train_parties(method: str, parties: int, tables: Mapping[str, Table]) -> Row:
@@ -275,24 +279,19 @@ def train_parties(method: str, parties: int, tables: Mapping[str, Table]) -> Row
     return {"rows": table.rows, "columns": table.columns, **table.settings, **figures}
 
 
-def parties(quick: bool = False, only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
+def parties(only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
     """How seconds, bytes and exchanges grow with the number of parties.
 
     A table of one size is split among more and more parties: its rows for PAX, its columns for
     SecureBoost. Seconds are of training; CPU is of the whole run, including processes that it
     starts. Each run is in a process of its own, after a warm-up, for its peak memory. ``growth`` is
     the exponent of the number of parties from one line of a method to the next: 1 if costs double
-    with the parties, 0 if they stay the same. ``--quick`` takes fewer rows, trees and key bits.
+    with the parties, 0 if they stay the same.
     """
     check_names("only", only, SPLIT)
-    tables = {method: SPLIT[method] for method in only}
-    if quick:
-        for method, table in tables.items():
-            settings = table.settings | SMALLER[table.settings["strategy"]]
-            tables[method] = replace(table, rows=table.rows // 5, settings=settings)
     return Bench(
-        cases=[{"method": each, "parties": n} for each in only for n in tables[each].parties],
-        measure=partial(train_parties, tables=tables),
+        cases=[{"method": each, "parties": n} for each in only for n in SPLIT[each].parties],
+        measure=partial(train_parties, tables=SPLIT),
         size="parties",
         figures=("seconds", "cpu_seconds", "bytes"),
         title="a table of one size, split among more and more parties",
@@ -428,3 +427,108 @@ def federated_forest(max_bin: int = EXACT, align: str = ALIGNMENTS[0]) -> Iterat
     difference = ours["accuracy"] - theirs["accuracy"]
     if abs(difference) > (limit := WORST_ACCURACY_DIFFERENCE):
         raise ValueError(f"accuracy must be within {limit} of theirs, got {difference:+.4f}")
+
+
+# secureboost
+
+BOOSTED_DATA, BOOSTED_COLUMNS = "default-credit", (12, 11)  # active, passive
+BOOSTED_TEST, BOOSTED_BINS = 1 / 3, 32
+CHECK_TREES, CHECK_DEPTH = 10, 4
+# Excluded: the first tree, in which tables of masks are computed, and the last one, which no
+# encryption follows.
+BOOSTED_TREES, BOOSTED_DEPTH = 7, 3
+# Functions of ``fedapp.crypto`` that ``ciphertexts`` calls
+PARTS = "encrypt", "check_ciphertexts", "sum_rows", "pack_sums", "read_jobs"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stopwatch:
+    """Times every call of the arithmetic that the two parties make: part, start and end."""
+
+    calls: list[tuple[str, float, float]] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in PARTS:
+                timed = partial(self._call, name, getattr(ciphertexts, name))
+                stack.enter_context(patch.object(ciphertexts, name, timed))
+            yield
+
+    def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments)
+        self.calls.append((part, start, time.perf_counter()))
+        return result
+
+    @property
+    def trees(self) -> list[dict[str, float]]:
+        """Seconds of all trees by part, but of the last tree, which no encryption follows."""
+        starts = [index for index, (part, _, _) in enumerate(self.calls) if part == "encrypt"]
+        trees = []
+        for first, last in pairwise(starts):
+            spent = dict.fromkeys(PARTS, 0.0)
+            for part, start, end in self.calls[first:last]:
+                spent[part] += end - start
+            tree = self.calls[last][1] - self.calls[first][1]
+            trees.append({"tree": tree, **spent, "rest": tree - sum(spent.values())})
+        return trees
+
+
+def boosted_settings(key_bits: int, n_trees: int, depth: int) -> Settings:
+    config: dict[str, Any] = {
+        "strategy": "secureboost",
+        **BINARY,
+        "data": BOOSTED_DATA,
+        "parties": 2,
+    }
+    config |= {"columns": "sizes:" + ",".join(map(str, BOOSTED_COLUMNS)), "align": "ordered"}
+    config |= {"allow-export": True, "test-fraction": BOOSTED_TEST, "num-boost-round": n_trees}
+    config |= {"max-depth": depth, "max-bin": BOOSTED_BINS, "secureboost.key-bits": key_bits}
+    return load_settings({**config, "secureboost.insecure-small-key": True})
+
+
+def train_boosted(settings: Settings) -> Row:
+    """Train, and compare with XGBoost on the joined table."""
+    with measured(settings) as (run, figures):
+        figures |= {"rows": run.summary["matched_rows"]["train"]}
+        return figures | {"same_nodes": compare_with_xgboost(settings, run.path)}
+
+
+def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
+    """How long a tree of SecureBoost takes, and where the time goes.
+
+    A run in this process of two parties with columns of default-credit: messages are encoded,
+    sealed, checked and kept on the disk by both. First a run of deeper trees, and then the timed
+    one itself, are compared with XGBoost on the joined table, node for node. A tree is timed from
+    the encryption of its gradients to that of the next; its parts are the calls of
+    ``fedapp.crypto`` that both parties make, never at the same time.
+
+    ``side_by_side``: the processor multiplies eight numbers at a time, which ``NUMBA_ENABLE_AVX=0``
+    in the environment disables.
+    """
+    checked, watch = (
+        train_boosted(boosted_settings(key_bits, checked_trees, CHECK_DEPTH)),
+        Stopwatch(),
+    )
+    with watch.running():
+        start = time.perf_counter()
+        figures = train_boosted(boosted_settings(key_bits, BOOSTED_TREES, BOOSTED_DEPTH))
+    same = {
+        f"{checked_trees} trees of depth {CHECK_DEPTH}": checked["same_nodes"],
+        f"{BOOSTED_TREES} trees of depth {BOOSTED_DEPTH}": figures.pop("same_nodes"),
+    }
+    first, *trees = watch.trees
+    seconds = medians(trees)
+    record: Row = {"data": BOOSTED_DATA, "key_bits": key_bits, "side_by_side": has_lanes()}
+    record |= {
+        "cores": n_cores(),
+        "columns": BOOSTED_COLUMNS,
+        "max_bin": BOOSTED_BINS,
+        "depth": BOOSTED_DEPTH,
+    }
+    record |= {"seed": SEED, "nodes_as_xgboost": same, "repeats": len(trees), **figures}
+    record |= {"seconds_a_tree": seconds.pop("tree"), "parts": seconds}
+    record |= {"seconds_of_first_tree": first["tree"], "seconds_before": watch.calls[0][1] - start}
+    # The peak is of this process; each other worker holds tables of the same size.
+    return {**record, "peak_bytes": peak_bytes()}

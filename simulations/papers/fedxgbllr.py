@@ -16,7 +16,6 @@ setting reproduced all four figures. hfedxgboost reports 5.5, 6.9, 7.5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.stacked import HeadShape, Kind
-from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
+from simulations.paper import Paper, Tables, run_and_tidy, series
 from simulations.study import OBJECTIVES, Row, averaged, boosted_scores, grouped
 
 Cell = tuple[str, int, str, int]
@@ -217,20 +216,18 @@ def main(
     seeds: int = 1,
     sets: tuple[str, ...] = tuple(PAPER),
     clients: tuple[int, ...] = (2, 5, 10),
-    on: str = "",
     output: Path = OUTPUT,
 ) -> Tables:
     """Compute the tables, print them, and write every run as JSON.
 
     ``--seeds`` are draws to average over; ``--clients`` are those of Tables 2 and 3. Finished runs
-    in ``--output`` are not run again. ``--on ray`` runs them in the cluster of RAY_ADDRESS.
+    in ``--output`` are not run again.
     """
     seeds_run = range(FIRST_SEED, FIRST_SEED + seeds)
     for name in sets:  # so that a missing file is noticed before the first run
         read_source(name)
     second, fourth = planned(sets, clients, seeds_run)
-    cells = [partial(run_cell, *cell, output) for cell in (*second, *fourth)]
-    lines = all_made(cells, on, output)
+    lines = [row for cell in (*second, *fourth) for row in run_cell(*cell, output)]
     pooled = [run_pooled(name, seed, output) for name in sets for seed in seeds_run]
     beside = {
         (row["data"], row["seed"]): {f"pooled {name}": row[name] for name in ("test", "all")}

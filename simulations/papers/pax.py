@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Paper, Tables, all_made, run_and_tidy, series
-from simulations.passing import run_and_load
-from simulations.study import Row, averaged, costs, grouped, write_rows
+from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.study import Row, averaged, costs, grouped, run_and_load, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
@@ -185,33 +185,25 @@ def of_methods(rows: Sequence[Row]) -> list[Row]:
 def main(
     seeds: int = 1,
     airline_only: bool = False,
-    on: str = "",
     output: Path = OUTPUT,
 ) -> Tables:
     """Compute the tables, print them, and write every run as JSON.
 
     ``--seeds`` are draws to average over; ``--airline-only`` leaves out other sets than the
-    paper's. Finished rows in ``--output`` are not made again. ``--on ray`` makes them in the
-    cluster of RAY_ADDRESS.
+    paper's. Finished rows in ``--output`` are not made again.
     """
     cells = series(output / "rows")
     seeds_run = [{"seed": seed} for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
-    configs = [
-        {**QUALITY, "num-boost-round": TREES, "data": data, **seed}
-        for data in (() if airline_only else DATA)
-        for seed in seeds_run
-    ]
-    names = [f"quality-{config['data']}-{config['seed']}-{TREES}" for config in configs]
-    parts = [
-        partial(cells.rows, name, load_settings(config), partial(quality, config))
-        for name, config in zip(names, configs, strict=True)
-    ]
-    yield "quality", all_made(parts, on, output)
-    table, parts = read_source(AIRLINE), []
-    for draw in DRAWS:
-        for seed in seeds_run:
-            config = {**PAPER, "num-boost-round": PAPER_TREES, "data": AIRLINE, **seed}
-            name = f"partitions-{draw}-{config['seed']}-{PAPER_TREES}"
-            make = partial(partitions, table, draw, config)
-            parts.append(partial(cells.rows, name, load_settings(config), make))
-    yield "partitions", all_made(parts, on, output)
+    of_sets = list[Row]()
+    for data, seed in product(() if airline_only else DATA, seeds_run):
+        config = {**QUALITY, "num-boost-round": TREES, "data": data, **seed}
+        name = f"quality-{data}-{config['seed']}-{TREES}"
+        of_sets += cells.rows(name, load_settings(config), partial(quality, config))
+    yield "quality", of_sets
+    table, of_draws = read_source(AIRLINE), list[Row]()
+    for draw, seed in product(DRAWS, seeds_run):
+        config = {**PAPER, "num-boost-round": PAPER_TREES, "data": AIRLINE, **seed}
+        name = f"partitions-{draw}-{config['seed']}-{PAPER_TREES}"
+        make = partial(partitions, table, draw, config)
+        of_draws += cells.rows(name, load_settings(config), make)
+    yield "partitions", of_draws

@@ -41,6 +41,7 @@ from tests.deployed import (
     same_rows,
     started,
     use_tables,
+    wait_for_line,
 )
 from tests.forests import without_salt
 from tests.tables import write_rows
@@ -151,7 +152,7 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
         wait_for_output(run)
         assert model_in(tmp_path / "across") == model_in(local.path)
         assert presented() == (folder / "server.crt").read_text() != before
-        deployment.wait_for("late", "SuperNode ID:", 0)
+        wait_for_line(deployment, "late", "SuperNode ID:")
         assert shown_sites(deployment)["late"]["status"] == "online"
 
         # The fourth site leaves, whose key stays out, and another one has a new key.
@@ -169,9 +170,9 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
         shutil.copy(deployment.folder / "bank" / "bank.pub", folder / "sites")
         invoke(federation_app, "add", str(folder), "bank")
         deployment.stop("bank", "late")
-        size = deployment.size_of_log("late")
+        size = deployment.log("late").stat().st_size
         deployment.start("bank", "late")
-        deployment.wait_for("late", "Failed to activate SuperNode", size)
+        wait_for_line(deployment, "late", "Failed to activate SuperNode", size)
         again = begun(deployment, "pax", tmp_path / "again", settings)
         wait_for_output(again)
         assert model_in(tmp_path / "again") == model_in(local.path)
@@ -186,7 +187,7 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
     deployment, tmp_path
 ):
     expected = local_pax(deployment, tmp_path / "local")
-    before = {name: deployment.size_of_log(name) for name in ("coordinator", *SITES)}
+    before = {name: deployment.log(name).stat().st_size for name in ("coordinator", *SITES)}
     wait_for_output(begun(deployment, "pax", tmp_path / "across", PAX))
     assert model_in(tmp_path / "across") == expected
     assert not any(deployment.process(name, WORKER) for name in SITES)
@@ -350,19 +351,19 @@ def test_a_site_refuses_a_wrong_certificate_and_the_run_names_it(deployment, tmp
     own = path.read_bytes()
     deployment.stop("shop")
     path.write_bytes(new_authority("other").files().public)
-    before = deployment.size_of_log("shop")
+    before = deployment.log("shop").stat().st_size
     given = {**PAX, "start-deadline": 10}
     try:
         deployment.start("shop")
-        deployment.wait_for("shop", "CERTIFICATE_VERIFY_FAILED", before)
+        wait_for_line(deployment, "shop", "CERTIFICATE_VERIFY_FAILED", before)
         run = begun(deployment, "pax", tmp_path / "across", given)
         shown, _ = run.communicate(timeout=RUN_SECONDS)
         deployment.stop("shop")
     finally:
         path.write_bytes(own)
-        before = deployment.size_of_log("shop")
+        before = deployment.log("shop").stat().st_size
         deployment.start("shop")
-        deployment.wait_for("shop", "SuperNode ID:", before)
+        wait_for_line(deployment, "shop", "SuperNode ID:", before)
     rule = "parties must be 3, got 2 within 10 s (start-deadline); not connected: shop"
     assert run.returncode == 1
     assert shown.splitlines()[-1].endswith(f"{rule}, whose own log says why; {RULE}")

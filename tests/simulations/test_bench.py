@@ -20,10 +20,9 @@ from fedapp.messages.methods import all_methods
 from fedapp.runs.flower import superlink
 from fedapp.runs.local import LocalGrid
 from simulations import __main__ as every
-from simulations import batch, reference, study
-from simulations.bench import encryption, multi_output, pax, trees
-from simulations.options import command
-from simulations.study import pooled_forest
+from simulations import reference, study
+from simulations.bench import pax, trees
+from simulations.study import command, pooled_forest
 
 
 @pytest.fixture
@@ -33,8 +32,8 @@ def _short(monkeypatch):
     for name, value in small.items():
         monkeypatch.setattr(trees, f"FOREST_{name}", value)
     monkeypatch.setattr(pax, "PRIVATE_DATA", {"breast-cancer": {}})
-    for name, value in {"DATA": "breast-cancer", "COLUMNS": (15, 15), "N_TREES": 3}.items():
-        monkeypatch.setattr(encryption, name, value)
+    for name, value in {"DATA": "breast-cancer", "COLUMNS": (15, 15), "TREES": 3}.items():
+        monkeypatch.setattr(trees, f"BOOSTED_{name}", value)
     settings = {"strategy": "pax", "num-boost-round": 1, "max-depth": 2, "max-bin": 16}
     for name, value in {"DATA": "breast-cancer", "DEPTHS": (2,), "REPEATS": 1}.items():
         monkeypatch.setattr(pax, f"SPEED_{name}", value)
@@ -77,16 +76,11 @@ RUNS = [
         lambda lines: lines[-1]["nodes_as_pooled"] > 50 and lines[-1]["rows"] == 2 * 569,
     ),
     (
-        encryption.secureboost,
+        trees.secureboost,
         "--key-bits 512 --checked-trees 1",
         lambda lines: (
             lines[-1]["nodes_as_xgboost"]["3 trees of depth 3"] > 20 and lines[-1]["repeats"] == 1
         ),
-    ),
-    (
-        multi_output.multi_output,
-        "--quick --classes 4 --key-bits 512",
-        lambda lines: lines[-1]["strategy"] == "multi_output_tree" and lines[-1]["nodes"] > 20,
     ),
     (
         trees.parties,
@@ -128,30 +122,6 @@ def test_a_bench_compares_first_and_has_medians_and_their_ratios():
     assert calls == ["theirs", "ours"] * 4
     assert (theirs["nodes"], theirs["seconds"], "ratio of seconds" in theirs) == (0, 2, False)
     assert (ours["seconds"], ours["ratio of seconds"], ours["repeats"]) == (4, 2, 3)
-
-
-def test_what_has_finished_is_not_run_again_and_a_failure_ends_in_status_1(
-    tmp_path, monkeypatch, capsys
-):
-    asked = []
-
-    def run(words, **_):
-        asked.append(words[2:])
-        is_bad = "score" in words
-        printed = "a table\n" + json.dumps({"rows": 100}) + "\n"
-        return subprocess.CompletedProcess(words, is_bad, printed, "no port\n" if is_bad else "")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    only = ("score", "pax_secure")
-    for n_runs in (3, 4):  # two of pax_secure, once; score, which fails, each time
-        with pytest.raises(SystemExit, match=r"failed: score; NAME\.txt says why"):
-            batch.bench(full=True, only=only, folder=str(tmp_path))
-        assert len(asked) == n_runs
-    assert "failed: no port" in capsys.readouterr().out
-    assert not (tmp_path / "score.jsonl").exists()
-    with pytest.raises(SystemExit):
-        batch.bench(quick=True, only=only, folder=str(tmp_path))
-    assert asked[5][2:4] == ["pax_secure", "--rows"]  # other words: run again
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,8 @@ from simulations.__main__ import PAPERS
 from simulations.papers import (
     fed_eini,
     federated_forest,
-    forests,
     noniid,
     secureboost,
-    timberstrike,
     unified,
     vertibench,
 )
@@ -31,13 +29,12 @@ from tests.tables import write_rows
 # Every paper
 
 
-def small(holds, options=None, prepare=None, file="tables.json", keeps=True, **names):
+def small(holds, options=None, prepare=None, **names):
     """A paper's smallest run: what its tables must say, the command's options, what the module's
-    names are; ``prepare`` writes what the paper reads, and returns further options; it may
-    ``keep`` no runs."""
+    names are; ``prepare`` writes what the paper reads, and returns further options."""
     prepare = prepare or (lambda folder, patch: {})
-    given = {"holds": holds, "options": options or {}, "prepare": prepare, "file": file}
-    return SimpleNamespace(**given, keeps=keeps, names=names)
+    given = {"holds": holds, "options": options or {}, "prepare": prepare}
+    return SimpleNamespace(**given, names=names)
 
 
 def two_tables(folder, patch):
@@ -52,24 +49,6 @@ def two_tables(folder, patch):
     scenario = unified.Scenario("small", unified.BINARY, 0.9, files=("guest.csv", "host.csv"))
     patch.setattr(unified, "SCENARIOS", {"small": scenario})
     return {"scenarios": ("small",)}
-
-
-def three_clients(folder, patch):
-    """A folder like that of TimberStrike's authors: three clients' rows, and accuracies."""
-    rng = np.random.default_rng(5)
-    for client in range(timberstrike.CLIENTS):
-        place = folder / timberstrike.ROWS / f"client_{client}" / "train"
-        place.mkdir(parents=True)
-        values = rng.normal(size=(60, 4))
-        np.save(place / "x_train.npy", values)
-        np.save(place / "y_train.npy", (values[:, :1] > 0).astype(int))
-    figures = folder / timberstrike.FIGURES
-    figures.parent.mkdir(parents=True)
-    names = [name for _, names in timberstrike.SYSTEMS.values() for name in names]
-    lines = [f"3,{name},{70 + place},,,60" for place, name in enumerate(names)]
-    head = "Depth,System,Accuracy,Train F1,Train AUC,Baseline Accuracy"
-    figures.write_text("\n".join([head, *lines]))
-    return {"code": str(folder)}
 
 
 def eini_holds(tables):
@@ -105,16 +84,6 @@ def heads_hold(tables):
     assert all(50 < row["score"] <= 100 for row in tables["table_2"] + tables["table_4"])
 
 
-def every_method_has_a_score(tables):
-    names = [*forests.METHODS, forests.POOLED, forests.ALONE]
-    assert [row["method"] for row in tables["rows"]] == 2 * names
-    assert {row["data"]: row["score"] for row in tables["rows"]} == {
-        "breast-cancer": "auc",
-        "diabetes": "rmse",
-    }
-    assert all(row["value"] > 0.9 for row in tables["rows"] if row["score"] == "auc")
-
-
 def noniid_holds(tables):
     methods = {"pax", "bagging", noniid.POOLED, noniid.ALONE}
     assert {row["method"] for row in tables["rows"]} == methods
@@ -128,13 +97,6 @@ def secureboost_holds(tables):
         assert row["seen"][0] == pytest.approx(row["larger_class"])
         assert row["purity"][0] > row["larger_class"]
     assert completely
-
-
-def beside_the_authors(tables):
-    bagging, pax = tables["rows"]
-    assert (bagging["theirs"], bagging["their baseline"]) == ("70.0", 60)
-    assert pax["theirs"] == "71.0 / 72.0"
-    assert min(row["bounds"] - row["bounds, a guess"] for row in (bagging, pax)) > 0
 
 
 def tuned_holds(tables):
@@ -156,8 +118,6 @@ def splits_do_not_matter(tables):
         assert row["method"] != "SecureBoost" or abs(row["score"] - row["pooled"]) < 1e-6
 
 
-FEW = {"horizontal-forest.trees": 5, "horizontal-forest.max-depth": 3}
-FEW |= {"num-boost-round": 3, "fedavg-linear.rounds": 2}
 EINI = {"secureboost.key-bits": 256, "max-bin": 8, "max-depth": 2, "federated-forest.max-depth": 2}
 HEAD = {"trees": 4, "max-depth": 3, "rounds": 2, "epochs": 2, "channels": 8}
 
@@ -204,20 +164,11 @@ SMALL = {
         POOLED={"num-boost-round": 4, "max-depth": 3},
         HEADS=("cnn", "fcnn"),
     ),
-    "forests": small(
-        every_method_has_a_score,
-        {"seeds": 1, "data": ("breast-cancer", "diabetes")},
-        keeps=False,
-        METHODS={name: {**how, **FEW} for name, how in forests.METHODS.items()},
-        FOREST={**forests.FOREST, **FEW},
-    ),
     "noniid": small(
         noniid_holds,
         {"most": 3, "data": ("breast-cancer",)},
-        file="steps-small/tables.json",
         NATURAL={"breast-cancer": "mean radius"},
-        METHODS={"pax": {"strategy": "pax"}, "bagging": {"strategy": "bagging"}},
-        BOOSTED={size: {"preset": "xgboost", "num-boost-round": 5} for size in noniid.BOOSTED},
+        METHODS={name: {"strategy": name, "num-boost-round": 5} for name in ("pax", "bagging")},
         ALPHAS=(0.3,),
         N_PARTIES=3,
     ),
@@ -231,13 +182,6 @@ SMALL = {
         N_ROWS=(100, 0),
         TREES=3,
         STAGES=3,
-    ),
-    "timberstrike": small(
-        beside_the_authors,
-        prepare=three_clients,
-        SYSTEMS={name: timberstrike.SYSTEMS[name] for name in ("bagging", "pax")},
-        DEPTHS=(3,),
-        ROUNDS=10,
     ),
     "tuned": small(tuned_holds, {"data": ("breast-cancer",), "rows": 300, "draws": 1, "seeds": 1}),
     "unified": small(
@@ -268,15 +212,13 @@ def test_a_paper_fills_its_tables_and_runs_nothing_again(name, tmp_path, monkeyp
         monkeypatch.setattr(module, what, value)
     options = {**run.options, **run.prepare(tmp_path, monkeypatch), "output": tmp_path / "out"}
     module.main(**options)
-    path = tmp_path / "out" / run.file
+    path = tmp_path / "out" / "tables.json"
     first = json.loads(path.read_text())
     run.holds(first)
     assert first["versions"].keys() >= {"fedapp", "xgboost"}
     left = [*(tmp_path / "out").rglob("*.parquet")]
     assert [one for one in left if one.name != "predictions.parquet"] == []
 
-    if not run.keeps:
-        return
     kept, rows = Series.run, Series.rows
     again = partial(pytest.fail, "a finished run is made again")
     monkeypatch.setattr(Series, "run", lambda own, how, _: kept(own, how, lambda _: again()))
@@ -319,8 +261,7 @@ def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path):
     [
         (fed_eini, {"key_bits": (512, 64)}, r"eini.key-bits must be >= 256, got 64"),
         (federated_forest, {"repeats": 1}, r"^repeats must be >= 2, got 1$"),
-        (noniid, {"steps": "tiny"}, r"^steps must be of large, small, got 'tiny'$"),
-        (timberstrike, {"code": "nothing"}, "must be a checkout"),
+        (noniid, {"data": ("wine",)}, r"^data must be of default-credit, adult, got 'wine'$"),
         (
             unified,
             {"scenarios": ("breast_vertical",)},

@@ -14,6 +14,9 @@ from sklearn.metrics import roc_auc_score
 
 from clients import describe as clients_describe
 from clients.vertical import ciphertexts
+from fedapp.crypto.lanes import ring_of
+from fedapp.crypto.paillier import encrypt
+from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, FedappError, PartyError
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.home import home
@@ -580,6 +583,25 @@ def test_sums_that_leave_out_a_row_are_refused(by_columns, monkeypatch):
 
     monkeypatch.setattr(ciphertexts, "sum_rows", without_first)
     refused = r"^party-2 .*CellSums.ciphertexts sums must add up to all labels in every column"
+    with pytest.raises(FedappError, match=refused):
+        run_local(by_columns(parties=2))
+
+
+def test_false_sums_below_none_are_refused(by_columns, monkeypatch):
+    """Sums that add up, of which one cell has fewer labels of a class than none."""
+    honest = ciphertexts.pack_sums
+
+    def moved(key, sums, layout, workers):
+        numbers = np.zeros(len(sums), dtype=object)
+        # Five of three rows of a class change in the second cell, and change back in the fourth.
+        numbers[1] = 5 - (5 << layout.field_bits)
+        numbers[3] = -numbers[1]
+        changes = encrypt(key, numbers.tolist(), Workers(1))
+        ring = ring_of(key.n_squared)
+        return honest(key, ring.multiply(sums, ring.read(changes)), layout, workers)
+
+    monkeypatch.setattr(ciphertexts, "pack_sums", moved)
+    refused = r"^party-2 .*CellSums.ciphertexts sums must be of at most the rows that each cell has"
     with pytest.raises(FedappError, match=refused):
         run_local(by_columns(parties=2))
 
