@@ -21,8 +21,8 @@ from fedapp.errors import DataError, FedappError, without_folders
 from fedapp.home import home
 from fedapp.serve.http import RefusedError
 from fedapp.site.certificates import WARNED_DAYS, days_left
-from fedapp.site.features import Features, features_of, source_of
 from fedapp.site.log import LogError, append, drop_old
+from fedapp.site.rows_to_predict import Features, features_of, source_of
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,

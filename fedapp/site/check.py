@@ -20,6 +20,7 @@ from fedapp.home import home
 from fedapp.messages.methods import Method, missing_extra
 from fedapp.metrics.tables import readable_labels
 from fedapp.site.policy import check_policy
+from fedapp.site.rows_to_predict import read_to_predict
 from fedapp.site.settings import (
     BINS_A_COLUMN,
     MOST_COLUMNS,
@@ -29,7 +30,7 @@ from fedapp.site.settings import (
     SiteConfig,
 )
 from fedapp.site.store import PART_FILE
-from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, row_ids, split_table
+from fedapp.site.table import notes_on_classes, read_columns, row_ids, split_table
 from fedapp.trees.cells import open_cells, share_open
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows", "label-epsilon"))

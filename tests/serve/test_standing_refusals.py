@@ -528,7 +528,7 @@ def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
         status, reply = threads.score(sent_ahead, way="live")
         assert status == 504
         assert re.match(r"(insurer|shop) must answer at 127\.0\.0\.1:\d+ within 0", reply["error"])
-        patch.setattr("fedapp.site.features.InTable.is_in_memory", False)
+        patch.setattr("fedapp.site.rows_to_predict.InTable.is_in_memory", False)
         rule = "database of bank must answer within 0 s, got nothing"
         assert threads.score(sent_ahead, way="nightly") == (504, {"error": rule})
     configure("insurer", allow="secureboost")
