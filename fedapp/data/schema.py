@@ -101,7 +101,7 @@ class Declared:
     categories: tuple[str, ...] = ()
     # pairs of a value in the file and the name it stands for
     codes: tuple[tuple[str, str], ...] = ()
-    aggregate: str = ""  # how values of rows that share an id become one; see ``data.aggregate``
+    aggregate: str = ""  # how values of rows that share an id become one; see ``data.columns``
 
     @property
     def aggregates_numbers(self) -> bool:

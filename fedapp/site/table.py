@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.aggregate import RULE_WAY
+from fedapp.data.columns import RULE_WAY
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import Labels, is_few, numbers_of
 from fedapp.data.notes import Note
