@@ -39,7 +39,7 @@ CHUNK_BYTES = 1 << 20
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
-FINITE = re.compile(r"([-+]?)(?=\.?\d)(\d*)\.?(\d*)(?:e([-+]?\d{1,9}))?", re.IGNORECASE | re.ASCII)
+FINITE = re.compile(r"[-+]?(?=\.?\d)\d*\.?\d*(e[-+]?\d{1,9})?", re.IGNORECASE | re.ASCII)
 # The same with a decimal comma.
 COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
 # A number with commas or points as thousands separators, which no reader accepts.
