@@ -371,8 +371,7 @@ class DataFile:
     """One file of a data set."""
 
     name: str  # with .gz if it is stored packed
-    stored_sha256: str
-    content_sha256: str = ""  # of the unpacked content; empty if the file is not packed
+    sha256: str  # of the content, unpacked
     url: str = ""  # of the content, packed or not; empty if it is not public
 
     @property
