@@ -571,7 +571,7 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     from fedapp.deploy.certificates import validity
     from fedapp.deploy.members import members
     from fedapp.report.summary import print_warning
-    from fedapp.site.certificates import days_left
+    from fedapp.site.trust import days_left
 
     sites, fault = members(folder)
     users = [line.partition(":")[0] for line in (folder / "nginx.users").read_text().splitlines()]
