@@ -396,12 +396,12 @@ REFUSED = {
     ),
     "bytes": (
         b"a,city\n1,Rome\n2,K\xf6ln\n",
-        "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3, column 'city' .byte 17 of "
+        "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3 .byte 17 of "
         "the text.: save it as UTF-8, or name its encoding, as in encoding=latin-1$",
     ),
     "bytes past the first chunk": (
         b"a,y\n" + "1,\N{EURO SIGN}\n".encode() * 200_000 + b"2,\xff\n",
-        "byte 0xff in line 200,002, column 'y' .byte 1,200,006 of",
+        "byte 0xff in line 200,002 .byte 1,200,006 of",
         LABEL,
     ),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "save it as UTF-8, or set encoding=utf-16$"),
