@@ -53,11 +53,10 @@ class Roles:
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
-        of_rows = self.id_column, self.weight, self.partition, self.base_margin
-        names = (self.label, self.event, self.qid, *of_rows, self.group, self.time)
-        of_labels, of_each = ("label", "event", "qid"), ("id", "weight", "partition", "base-margin")
-        roles = (*of_labels, *of_each, "group", "test-from")
-        return {role: name for role, name in zip(roles, names, strict=True) if name}
+        roles = {"label": self.label, "event": self.event, "qid": self.qid, "id": self.id_column}
+        roles |= {"weight": self.weight, "partition": self.partition}
+        roles |= {"base-margin": self.base_margin, "group": self.group, "test-from": self.time}
+        return {role: name for role, name in roles.items() if name}
 
     def columns(self) -> list[tuple[str, str]]:
         """The same as pairs; an id of several columns has one for each."""
