@@ -63,26 +63,28 @@ from fedapp.site.mail import (
 from fedapp.site.policy import check_subsets
 from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
+from fedapp.site.rows_to_predict import (
+    check_range,
+    quantiles,
+    read_to_predict,
+    unlike_columns,
+)
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import new_rows
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
 from fedapp.site.table import (
-    check_range,
     common_order,
     drawn_subsets,
     fingerprint,
     notes_on_classes,
     order_digest,
-    quantiles,
     read_columns,
-    read_to_predict,
     row_ids,
     secret_order,
     split_common,
     split_ordered,
     texts_for_others,
     together,
-    unlike_columns,
     with_present_times,
 )
 from fedapp.trees.divided import ActivePart

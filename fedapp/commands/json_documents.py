@@ -267,12 +267,6 @@ class AuditDocument(TypedDict):
     unmeasured: list[Unmeasured]  # what the run's records do not allow
 
 
-class SiteColumn(TypedDict):
-    name: str  # as in the table
-    type: str  # `0/1`, `whole numbers`, `numbers`, `one value` or `empty`
-    missing: int  # rows without a value
-
-
 class SiteMethod(TypedDict):
     method: str  # its name
     takes_part: str  # `yes`, or why not
@@ -285,7 +279,7 @@ class SiteDocument(TypedDict):
 
     site: str  # its name
     rows: int  # rows of its table
-    columns: list[SiteColumn]  # features
+    columns: list[str]  # names of the features
     label: str  # the label in words, or what is wrong
     ids: str  # the ids in words, or what is wrong
     versions: list[str]  # of packages that runs compare

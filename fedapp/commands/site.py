@@ -310,10 +310,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
             "site check",
             site=config.name,
             rows=checked.n_rows,
-            columns=[
-                {"name": column.name, "type": column.kind, "missing": column.n_missing}
-                for column in checked.columns
-            ],
+            columns=list(checked.columns),
             **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
             total_epsilon=config.total_epsilon,
             spent_epsilon=spent(charged)[0],
@@ -330,10 +327,6 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
         )
         return
     terminal = Terminal()
-    table = Grid("column", "type", "missing")
-    for column in checked.columns:
-        table.add_row(escape(column.name), column.kind, str(column.n_missing))
-    terminal.print(table)
     grid = Grid.grid(padding=(0, 2))
     for fact, text in {
         "site": config.name,
@@ -578,7 +571,7 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     from fedapp.deploy.certificates import validity
     from fedapp.deploy.members import members
     from fedapp.report.summary import print_warning
-    from fedapp.site.certificates import days_left
+    from fedapp.site.trust import days_left
 
     sites, fault = members(folder)
     users = [line.partition(":")[0] for line in (folder / "nginx.users").read_text().splitlines()]

@@ -39,7 +39,7 @@ CHUNK_BYTES = 1 << 20
 NUMBER = re.compile(
     r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE | re.ASCII
 )
-FINITE = re.compile(r"([-+]?)(?=\.?\d)(\d*)\.?(\d*)(?:e([-+]?\d{1,9}))?", re.IGNORECASE | re.ASCII)
+FINITE = re.compile(r"[-+]?(?=\.?\d)\d*\.?\d*(e[-+]?\d{1,9})?", re.IGNORECASE | re.ASCII)
 # The same with a decimal comma.
 COMMA_NUMBER = re.compile(NUMBER.pattern.replace(r"\.", ","), re.IGNORECASE | re.ASCII)
 # A number with commas or points as thousands separators, which no reader accepts.
@@ -176,18 +176,10 @@ class TextFile:
                 offset, line = offset + len(content), line + 1
             else:
                 return ""
-        names = self.header()
-        columns = (
-            name.encode("utf-8", "replace").decode()
-            for _, fields in self._records()
-            for name, field in zip(names, fields, strict=False)
-            if any("\udc80" <= letter <= "\udcff" for letter in field)  # see _records
-        )
-        column = f", column '{name}'" if (name := next(columns, "")) else ""
         way = "save it as UTF-8, or name its encoding, as in encoding=latin-1"
         if not offset and value in (0xFE, 0xFF):
             way = "it looks like UTF-16: save it as UTF-8, or set encoding=utf-16"
-        where = f"byte 0x{value:02x} in line {line:,}{column} (byte {offset:,} of the text)"
+        where = f"byte 0x{value:02x} in line {line:,} (byte {offset:,} of the text)"
         return f"data file '{self.path}' must be UTF-8, got {where}: {way}"
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:

@@ -11,7 +11,6 @@ their owner only, and stay until the run has finished, so that it can be resumed
 from __future__ import annotations
 
 import bz2
-import difflib
 import functools
 import hashlib
 import io
@@ -23,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +44,7 @@ from fedapp.data.schema import (
     listed,
 )
 from fedapp.data.table import Table, build_table
-from fedapp.errors import ConfigError, DataError, did_you_mean_path
+from fedapp.errors import ConfigError, DataError, did_you_mean, did_you_mean_path
 from fedapp.home import home, open_private
 
 Progress = Callable[[int, int], None]
@@ -71,7 +70,7 @@ def find_dataset(name: str) -> DataSet:
     """Return the data set of this name; raises ConfigError if there is none."""
     if name not in dataset_names():
         rule = "data set must be a built-in name or a registry name"
-        raise ConfigError(f"{rule}, got '{name}'{_close_to(name)}")
+        raise ConfigError(f"{rule}, got '{name}'{did_you_mean(name, dataset_names())}")
     return BUILT_IN[name] if name in BUILT_IN else REGISTRY[name]
 
 
@@ -116,7 +115,7 @@ def _check_file(data: str) -> None:
         raise ConfigError(f"data must be a file, got the folder '{data}'")
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
-        raise ConfigError(f"{rule}, got '{data}'{_close_to(data)}")
+        raise ConfigError(f"{rule}, got '{data}'{did_you_mean(data, dataset_names())}")
 
 
 def cache_folder() -> Path:
@@ -180,29 +179,15 @@ def _set_frame(name: str, asked: Roles) -> tuple[Any, Roles, TextFile | None, Re
     return frame, roles, text_file(path, dataset.reader), dataset.reader
 
 
-def _close_to(name: str) -> str:
-    matches = difflib.get_close_matches(name, dataset_names())
-    return f"; close matches: {', '.join(matches)}" if matches else ""
-
-
 def _check(path: Path, file: DataFile) -> None:
-    """Check the SHA-256 of the file or, for another packing, of its content."""
-    stored = _sha256(path.open("rb"))
-    if stored == file.stored_sha256:
-        return
-    # Another compressor gives other bytes of the same content.
-    content = file.content_sha256 or file.stored_sha256
+    """Check the SHA-256 of a file's content: another compressor gives other bytes of it."""
     try:
-        digest = _sha256(opened(path))
+        with opened(path) as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
     except (OSError, EOFError) as error:
         raise DataError(f"'{path}' must unpack, got {type(error).__name__}") from None
-    if digest != content:
-        raise DataError(f"'{path}' must have content of sha256 {content}, got {digest}")
-
-
-def _sha256(stream: IO[bytes]) -> str:
-    with stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
+    if digest != file.sha256:
+        raise DataError(f"'{path}' must have content of sha256 {file.sha256}, got {digest}")
 
 
 def _download(name: str, file: DataFile, progress: Progress) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from itertools import combinations
 from typing import Any, Final
 
@@ -18,7 +19,6 @@ from fedapp.data.convert import (
 )
 from fedapp.data.csv_errors import (
     CODE,
-    FINITE,
     THOUSANDS_WAY,
     WITH_THOUSANDS,
     is_finite,
@@ -235,17 +235,10 @@ def _sense(name: str) -> object:
     return " ".join(name.casefold().split()) if number is None else number
 
 
-def number_written(name: str) -> tuple[str, str, int] | None:
-    """Sign, digits and exponent of the number that a name is, however it is written, or None."""
+def number_written(name: str) -> Decimal | None:
+    """The number that a name is, exactly and however it is written, or None."""
     plain = name.replace(",", "") if WITH_THOUSANDS.fullmatch(name) else name
-    if (parts := FINITE.fullmatch(plain)) is None:
-        return None
-    sign, whole, fraction, exponent = parts.groups()
-    digits = (whole + fraction).lstrip("0")
-    if not (significant := digits.rstrip("0")):
-        return "", "0", 0
-    shift = int(exponent or 0) - len(fraction) + len(digits) - len(significant)
-    return sign.strip("+"), significant, shift
+    return Decimal(plain) if is_finite(plain) else None
 
 
 def format_classes(classes: Mapping[str, Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from fedapp.data.aggregate import Groups
+from fedapp.data.columns import Groups
 from fedapp.data.convert import DAYS, SECONDS, Column, Converted, as_numbers
 from fedapp.data.csv_errors import CHUNK_BYTES, DELIMITERS, TextFile, is_number, opened
 from fedapp.data.schema import MISSING, MISSING_ELSEWHERE, Reader, first, listed

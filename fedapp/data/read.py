@@ -348,7 +348,7 @@ def _check_commas(path: Path, roles: Roles, reader: Reader, frame: Any) -> None:
 
 
 def _check_header(path: Path, frame: Any) -> None:
-    """Check that the first line has names: neither values of the columns nor other numbers."""
+    """Check that the first line has names, not numbers."""
     names = with_names(frame.column_names)
     numbers = [name for name in names if name and is_number(name)]
     first = int(numbers[0]) if numbers and numbers[0] in ("0", "1") else 0
@@ -356,24 +356,9 @@ def _check_header(path: Path, frame: Any) -> None:
     are_consecutive = numbers == [str(first + offset) for offset in range(len(numbers))]
     repeat = 2 * len(numbers) > len(names) and len(set(numbers)) < len(numbers)
     if numbers and not are_consecutive and (len(numbers) == len(names) or repeat):
-        content = "a row of numbers"
-    elif numbers and not are_consecutive and _repeats_values(frame, names):
-        content = "a row of values"
-    else:
-        return
-    rule = f"data file '{path}' must name its columns in the first line"
-    way = f"put a line of {len(names)} names before it, as in a,b,y, or set header=false"
-    raise DataError(f"{rule}, got {content} there: {way}")
-
-
-def _repeats_values(frame: Any, names: Sequence[str]) -> bool:
-    """Whether most text columns contain their name as a value."""
-    texts = [index for index, type in enumerate(frame.schema.types) if pa.types.is_string(type)]
-    occurs = [
-        pc.any(pc.equal(pc.utf8_trim_whitespace(frame.column(index)), names[index])).as_py()
-        for index in texts
-    ]
-    return 2 * sum(map(bool, occurs)) > len(texts) > 0
+        rule = f"data file '{path}' must name its columns in the first line"
+        way = f"put a line of {len(names)} names before it, as in a,b,y, or set header=false"
+        raise DataError(f"{rule}, got a row of numbers there: {way}")
 
 
 def _check_closed(path: Path) -> None:

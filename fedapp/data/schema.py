@@ -53,11 +53,10 @@ class Roles:
 
     def named(self) -> dict[str, str]:
         """Role and name of each column that has a role, except the dropped ones."""
-        of_rows = self.id_column, self.weight, self.partition, self.base_margin
-        names = (self.label, self.event, self.qid, *of_rows, self.group, self.time)
-        of_labels, of_each = ("label", "event", "qid"), ("id", "weight", "partition", "base-margin")
-        roles = (*of_labels, *of_each, "group", "test-from")
-        return {role: name for role, name in zip(roles, names, strict=True) if name}
+        roles = {"label": self.label, "event": self.event, "qid": self.qid, "id": self.id_column}
+        roles |= {"weight": self.weight, "partition": self.partition}
+        roles |= {"base-margin": self.base_margin, "group": self.group, "test-from": self.time}
+        return {role: name for role, name in roles.items() if name}
 
     def columns(self) -> list[tuple[str, str]]:
         """The same as pairs; an id of several columns has one for each."""
@@ -101,7 +100,7 @@ class Declared:
     categories: tuple[str, ...] = ()
     # pairs of a value in the file and the name it stands for
     codes: tuple[tuple[str, str], ...] = ()
-    aggregate: str = ""  # how values of rows that share an id become one; see ``data.aggregate``
+    aggregate: str = ""  # how values of rows that share an id become one; see ``data.columns``
 
     @property
     def aggregates_numbers(self) -> bool:
@@ -371,8 +370,7 @@ class DataFile:
     """One file of a data set."""
 
     name: str  # with .gz if it is stored packed
-    stored_sha256: str
-    content_sha256: str = ""  # of the unpacked content; empty if the file is not packed
+    sha256: str  # of the content, unpacked
     url: str = ""  # of the content, packed or not; empty if it is not public
 
     @property

@@ -15,8 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedapp.data.aggregate import Groups, check_rules
-from fedapp.data.columns import WAYS, Columns, convert_columns, in_words, kinds_of
+from fedapp.data.columns import (
+    WAYS,
+    Columns,
+    Groups,
+    check_rules,
+    convert_columns,
+    in_words,
+    kinds_of,
+)
 from fedapp.data.convert import (
     DAYS,
     Column,

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedapp.errors import ConfigError
-from fedapp.site.certificates import WARNED_DAYS, KeyPair, builder, days_left, named, pem
+from fedapp.site.trust import WARNED_DAYS, KeyPair, builder, days_left, named, pem
 
 log = logging.getLogger("fedapp")
 

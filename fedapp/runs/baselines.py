@@ -37,7 +37,7 @@ from fedapp.runs.tables import (
     stacked_tables,
 )
 from fedapp.settings import Settings
-from fedapp.site.joined import taken_by_id
+from fedapp.site.rows_to_predict import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
 from fedapp.trees.constraints import constraints_of, weights_of

@@ -39,7 +39,7 @@ from fedapp.records.document import from_text, kind_of, model_text
 from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
 from fedapp.run_folder import schema_copy
 from fedapp.settings import flatten
-from fedapp.site.joined import read_joined
+from fedapp.site.rows_to_predict import read_joined
 from fedapp.site.settings import table_settings
 from fedapp.site.store import read_part
 from fedapp.trees.divided import PARTS, ActivePart, DividedModel, joint_names, whole_model

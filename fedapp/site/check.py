@@ -9,7 +9,6 @@ from pathlib import Path
 from stat import S_IMODE
 
 import numpy as np
-import numpy.typing as npt
 
 from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.data.partition import SUBSETS, Holdout
@@ -20,6 +19,7 @@ from fedapp.home import home
 from fedapp.messages.methods import Method, missing_extra
 from fedapp.metrics.tables import readable_labels
 from fedapp.site.policy import check_policy
+from fedapp.site.rows_to_predict import read_to_predict
 from fedapp.site.settings import (
     BINS_A_COLUMN,
     MOST_COLUMNS,
@@ -29,7 +29,7 @@ from fedapp.site.settings import (
     SiteConfig,
 )
 from fedapp.site.store import PART_FILE
-from fedapp.site.table import notes_on_classes, read_columns, read_to_predict, row_ids, split_table
+from fedapp.site.table import notes_on_classes, read_columns, row_ids, split_table
 from fedapp.trees.cells import open_cells, share_open
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows", "label-epsilon"))
@@ -39,20 +39,11 @@ MOST_MODELS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One feature, without its values."""
-
-    name: str
-    kind: str  # ``0/1``, ``whole numbers``, ``numbers``, ``one value`` or ``empty``
-    n_missing: int
-
-
-@dataclass(frozen=True, slots=True)
 class Findings:
     """Facts about a site's table that contain no rows."""
 
     n_rows: int
-    columns: tuple[Column, ...]
+    columns: tuple[str, ...]  # features
     label: str  # description, or what is wrong
     ids: str  # the same
     # by name: ``yes`` or why not, and what the coordinator gets
@@ -107,15 +98,11 @@ def check_site(
         for name, method in possible.items()
         if shares and method.shows_label_figures
     }
-    columns = tuple(
-        Column(name, kind_of(values), int(np.isnan(values).sum()))
-        for name, values in zip(table.columns, table.values.T, strict=True)
-    )
     every = (*table.notes, *notes_on_classes(config, table.labels))
     notes = tuple(note.text(shares_names=True) for note in every)
     shown = _shown(config) if table.labels is None else {}
     figures = (readable, disclosed, labels, shown, notes)
-    return Findings(table.n_rows, columns, _label(table), ids, answers, *figures)
+    return Findings(table.n_rows, table.columns, _label(table), ids, answers, *figures)
 
 
 def _shown(config: SiteConfig) -> dict[str, float]:
@@ -184,18 +171,6 @@ def who_may_read_keys(folders: Iterable[Path]) -> str:
     if exposed:
         return f"chmod 600: others may read {', '.join(exposed)}"
     return "readable by the owner only"
-
-
-def kind_of(values: npt.NDArray[np.float32]) -> str:
-    """Kind of numbers in a column, as in ``Column``."""
-    present = values[~np.isnan(values)]
-    if not len(present):
-        return "empty"
-    if (present == present[0]).all():
-        return "one value"
-    if np.isin(present, (0, 1)).all():
-        return "0/1"
-    return "whole numbers" if (present == np.floor(present)).all() else "numbers"
 
 
 def _label(table: Table) -> str:

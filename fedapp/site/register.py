@@ -64,9 +64,10 @@ from fedapp.site.database import (
 )
 from fedapp.site.log import append, line_digest, public_hex
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
+from fedapp.site.rows_to_predict import read_to_predict
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
-from fedapp.site.table import file_version, held_tables, read_table, read_to_predict
+from fedapp.site.table import file_version, held_tables, read_table
 from fedapp.site.trust import IDENTITY, UNUSED, signing_key, trusted_keys
 
 IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table

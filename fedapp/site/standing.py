@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from fedapp.errors import DataError
 from fedapp.home import PRIVATE, home, private_folder, sync_folder, write_atomically
-from fedapp.site.certificates import WARNED_DAYS, days_left, own_certificate
 from fedapp.site.table import keyed_order
+from fedapp.site.trust import WARNED_DAYS, days_left, own_certificate
 
 METHOD = FOLDER = "standing"
 TLS, NEXT_TLS = "tls.pem", "tls.next.pem"

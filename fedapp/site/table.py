@@ -1,22 +1,8 @@
-"""A party's table in a run: its rows by use, its columns, tables joined by id, and rows to predict.
+"""A party's table in a run: its rows by use, and its columns.
 
 Horizontal parties have different rows of the same columns (``read_subsets``), vertical ones
 different columns of the same rows (``read_columns``). A simulated party may have a share of one
 table.
-
-Rows to predict are compared with quantiles of the training columns, which a party stores with its
-part of a model, as column names alone do not distinguish tables. The two rules were measured on
-default-credit, give-me-some-credit and the breast-hetero tables, each randomly cut in two (60 cuts,
-5 to 1,000 rows to predict): no cut comes near either rule, and the other party's file of
-default-credit is detected from 100 rows on. Tables whose columns are all distributed alike
-(breast-hetero) cannot be distinguished; hence files are named after parties.
-
-    warning     half of the columns have a Kolmogorov distance (largest difference of the
-                distribution functions) above 0.15 + 1.5 / sqrt(n_rows), or most values outside
-                the training range, widened by a tenth; the largest median of matching rows was
-                0.36 at 20 rows, 0.13 at 300 to 1,000
-    error       in most rows, most values and at least three are outside that range: one column
-                that drifts, such as days since a date, does not make another table
 """
 
 from __future__ import annotations
@@ -29,17 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data.aggregate import RULE_WAY
-from fedapp.data.columns import Columns
-from fedapp.data.datasets import NAME, read_source
+from fedapp.data.columns import RULE_WAY
+from fedapp.data.datasets import read_source
 from fedapp.data.labels import Labels, is_few, numbers_of
 from fedapp.data.notes import Note
 from fedapp.data.partition import (
@@ -54,28 +39,17 @@ from fedapp.data.partition import (
     split_queries,
     value_names,
 )
-from fedapp.data.predictions import columns_of_frame, read_columns_of
-from fedapp.data.query import Query, is_database
 from fedapp.data.read import column_names, table_of_frame
-from fedapp.data.schema import Roles, listed
+from fedapp.data.schema import listed
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import home
 from fedapp.messages.methods import Method
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, in_secret_order, recoded, without_rare
-from fedapp.trees.divided import PARTS, ActivePart, Part
 from fedapp.trees.queries import queries_of
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
-# Of the comparison with training columns; see the module.
-N_QUANTILES = 65
-MOST_ROWS = 100_000  # of which quantiles are taken
-MARGIN = 0.1  # of a column's range, beyond it
-LEAST_DISTANCE, OF_FEW_ROWS = 0.15, 1.5
-FEWEST_OUTSIDE = 3  # columns of a row
 
 
 def read_columns(config: SiteConfig, seed: int) -> Table:
@@ -150,62 +124,6 @@ def _shuffled(table: Table, seed: int) -> Table:
     """Put category codes into an order that other parties cannot compute."""
     values, categories = in_secret_order(table.values, table.categories, seed)
     return replace(table, values=values, categories=categories)
-
-
-def read_rows_to_predict(
-    config: SiteConfig,
-    columns: Sequence[str],
-    categories: Categories,
-    kinds: Sequence[str],
-    with_labels: bool,
-    base_margin: str = "",
-) -> Table:
-    """Read the table to predict: columns, categories and kinds of the site's part of a model.
-
-    `base_margin` is empty if the model has none. Labels and weights are read only `with_labels`,
-    and if the table has them in every row.
-    """
-    data = config.predict_data or config.data
-    roles, foreign = Roles(id_column=config.id_column), ""
-    if with_labels:
-        roles = replace(roles, label=config.label, weight=config.weight, base_margin=base_margin)
-        roles = replace(roles, event=config.event, qid=config.qid)
-    elif config.simulated and not config.is_share:
-        # Among simulated parties with one table each, only the active one has the label.
-        foreign = config.label
-    model = Columns.of_model(columns, categories, config.reader, kinds)
-    if config.frame is not None:
-        table = columns_of_frame(config.frame(), model, roles)
-    elif is_database(data):
-        query = query_of(config)
-        frame = query.rows(list(query.bound_ids(config.id_column, config.reader).values()))
-        table = columns_of_frame(frame, model, roles)
-    else:
-        read = partial(read_once, n_parties=config.n_shares) if config.simulated else _read_held
-        names, kinds = tuple(columns), tuple(kinds)
-        table = read(read_columns_of, data, names, roles, foreign, config.reader, categories, kinds)
-    return table if with_labels else replace(table, labels=None, weights=None)
-
-
-def query_of(config: SiteConfig) -> Query:
-    """Queries of the database that has the rows to predict."""
-    return Query(config.predict_data, config.predict_query, config.predict_ids)
-
-
-def read_to_predict(config: SiteConfig, model: str) -> tuple[Part, Table]:
-    """Read the site's part of a model, by its id, and the rows to predict with it."""
-    if not NAME.fullmatch(model):
-        raise DataError("model must have a part at this party, got no id of a model")
-    part = read_part(home() / "sites" / config.name / model, *PARTS)
-    return part, rows_of_part(config, part)
-
-
-def rows_of_part(config: SiteConfig, part: Part) -> Table:
-    """The rows to predict, with the columns of the site's part of a model."""
-    with_labels = isinstance(part, ActivePart)
-    return read_rows_to_predict(
-        config, part.columns, part.categories, part.kinds, with_labels, part.margin_column
-    )
 
 
 def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np.str_]:
@@ -477,7 +395,7 @@ def read_table(config: SiteConfig) -> Table:
     data, roles, reader = config.data, config.roles, config.reader
     if config.simulated:
         return read_once(_read_to_train, data, roles, reader, n_parties=config.n_shares)
-    return _read_held(read_source, data, roles, reader)
+    return read_held(read_source, data, roles, reader)
 
 
 def named_by_value(config: SiteConfig, method: Method | None) -> SiteConfig:
@@ -544,7 +462,8 @@ def held_tables() -> Iterator[None]:
         _HELD.reset(token)
 
 
-def _read_held(read: Callable[..., Table], data: str, *how: Any) -> Table:
+def read_held(read: Callable[..., Table], data: str, *how: Any) -> Table:
+    """Read a table; one that was read before within ``held_tables`` is not read again."""
     held = _HELD.get()
     if held is None:
         return read(data, *how)
@@ -553,62 +472,3 @@ def _read_held(read: Callable[..., Table], data: str, *how: Any) -> Table:
         held[key] = read(data, *how)
         return held[key]
     return held.pop(key)
-
-
-def quantiles(values: Values) -> Values:
-    """Quantiles of each column, float32, shape (n_columns, 65); NaN for a column without values."""
-    out = np.full((values.shape[1], N_QUANTILES), np.nan, dtype=np.float32)
-    shares = np.linspace(0, 1, N_QUANTILES)
-    for points, column in zip(out, values[:: 1 + len(values) // MOST_ROWS].T, strict=True):
-        present = column[~np.isnan(column)]
-        if present.size:
-            points[:] = np.quantile(present, shares, method="inverted_cdf")
-    return out
-
-
-def unlike_columns(trained: Values, values: Values) -> list[int]:
-    """Columns with another distribution than in training, if they are half of all; else none."""
-    beyond = 2 * _outside(trained, values).sum(axis=0) > len(values)
-    far = [
-        column_id
-        for column_id, (points, column) in enumerate(zip(trained, values.T, strict=True))
-        if beyond[column_id] or _is_far(points, column)
-    ]
-    return far if 2 * len(far) >= len(trained) else []
-
-
-def check_range(trained: Values, values: Values) -> None:
-    """Check that most rows are in the training range; raises DataError."""
-    n_ranged = int((trained[:, 0] < trained[:, -1]).sum())
-    n_outside = _outside(trained, values).sum(axis=1)
-    n_rows = int(((2 * n_outside > n_ranged) & (n_outside >= FEWEST_OUTSIDE)).sum())
-    if 2 * n_rows > len(values):
-        rule = "table must have values in the range that the model was trained on"
-        raise DataError(
-            f"{rule}, got {n_rows:,} of {len(values):,} rows with most columns outside of it; "
-            "is it the table of another party, or in other units?"
-        )
-
-
-def _outside(trained: Values, values: Values) -> npt.NDArray[np.bool_]:
-    """Values outside their column's training range; none of a constant column."""
-    lows, highs = trained[:, 0], trained[:, -1]
-    margins = MARGIN * (highs - lows)
-    beyond = (values < lows - margins) | (values > highs + margins)
-    return np.asarray(beyond & (lows < highs))
-
-
-def _is_far(points: Values, column: Values) -> bool:
-    """Whether the Kolmogorov distance of a column exceeds what rows of the same table reach."""
-    present: Any = np.sort(column[~np.isnan(column)])
-    if np.isnan(points).any() or not present.size:
-        return False
-    # Both distribution functions jump: compare them on both sides of every stored quantile.
-    at = np.unique(points)
-    sides: tuple[Literal["left", "right"], ...] = ("left", "right")
-    distances = [
-        np.searchsorted(present, at, side) / present.size
-        - np.searchsorted(points, at, side) / points.size
-        for side in sides
-    ]
-    return bool(np.abs(distances).max() > LEAST_DISTANCE + OF_FEW_ROWS / np.sqrt(present.size))

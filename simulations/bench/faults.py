@@ -30,7 +30,7 @@ from fedapp.deploy.folders import renew_certificates
 from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
-from fedapp.site import certificates
+from fedapp.site import trust
 from simulations.deployment import (
     RUN_SECONDS,
     SUPEREXEC,
@@ -271,7 +271,7 @@ def expired(scene: Scene, undo: ExitStack) -> None:
     """The coordinator's certificates have expired, and then are renewed."""
     undo.callback(scene.kill, COORDINATOR, SUPERLINK)
     undo.callback(renew_certificates, scene.coordinator)
-    with patch.object(certificates, "YEARS", 0):
+    with patch.object(trust, "YEARS", 0):
         renew_certificates(scene.coordinator)
     restart_superlink(scene)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fedapp.data.query import Query
 from fedapp.data.read import load_table, read_ids, table_of_frame
 from fedapp.data.schema import PLAIN, Roles, joined_id, read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.runs.local import run_local
+from fedapp.site.rows_to_predict import Query
 from fedapp.site.settings import site_config
 from fedapp.site.table import row_ids
 from tests.federated import summary_of

@@ -371,16 +371,12 @@ REFUSED = {
         LABEL,
     ),
     **{
-        f"a first line of {what} {text[:9]}": (
+        f"a first line of numbers {text[:9]}": (
             text,
-            f"^data file 'rows.csv' must name its columns in the first line, got a row of {what} "
+            f"^data file 'rows.csv' must name its columns in the first line, got a row of numbers "
             f"there: put a line of {text.split(chr(10))[0].count(',') + 1} .* set header=false$",
         )
-        for what, text in (
-            ("numbers", "5.1,3.5,0\n4.9,3,1\n"),
-            ("numbers", "2019,2021\n1,2\n"),
-            ("values", "1,red,7\n2,red,8\n3,blue,9\n"),
-        )
+        for text in ("5.1,3.5,0\n4.9,3,1\n", "2019,2021\n1,2\n")
     },
     "an open quote": ('a,b\n1,"x\n2,y\n3,z\n', "'rows.csv' must close every .* odd number of quot"),
     "NUL bytes": (b"a,b\n1,2\n2,\0\n", "got NUL bytes in line 3: is it"),
@@ -400,12 +396,12 @@ REFUSED = {
     ),
     "bytes": (
         b"a,city\n1,Rome\n2,K\xf6ln\n",
-        "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3, column 'city' .byte 17 of "
+        "^data file 'rows.csv' must be UTF-8, got byte 0xf6 in line 3 .byte 17 of "
         "the text.: save it as UTF-8, or name its encoding, as in encoding=latin-1$",
     ),
     "bytes past the first chunk": (
         b"a,y\n" + "1,\N{EURO SIGN}\n".encode() * 200_000 + b"2,\xff\n",
-        "byte 0xff in line 200,002, column 'y' .byte 1,200,006 of",
+        "byte 0xff in line 200,002 .byte 1,200,006 of",
         LABEL,
     ),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), "save it as UTF-8, or set encoding=utf-16$"),

@@ -25,8 +25,8 @@ from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import LocalGrid, run_local, site_contexts
-from fedapp.site.certificates import YEARS, days_left
 from fedapp.site.log import LOG, append, drop_old
+from fedapp.site.trust import YEARS, days_left
 from tests.deploy_folders import init_federation
 
 

@@ -21,8 +21,12 @@ from fedapp.home import home
 from fedapp.runs.baselines import table_facts
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.site.joined import read_joined
-from fedapp.site.table import check_range, quantiles, unlike_columns
+from fedapp.site.rows_to_predict import (
+    check_range,
+    quantiles,
+    read_joined,
+    unlike_columns,
+)
 from fedapp.trees.divided import joint_names
 from tests.federated import summary_of
 from tests.tables import csv_columns, write_rows
@@ -159,7 +163,7 @@ def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables, mo
         read.append(data)
         return read_columns_of(data, *how)
 
-    monkeypatch.setattr("fedapp.site.table.read_columns_of", counted)
+    monkeypatch.setattr("fedapp.site.rows_to_predict.read_columns_of", counted)
     text = predict(folder, named(tables))
     assert sorted(read) == sorted(map(str, tables.values()))  # once, though they are checked before
     sizes = "(200 rows, 2 columns)"

@@ -15,10 +15,10 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 sqlalchemy = pytest.importorskip("sqlalchemy")
 
-from fedapp.data.query import Query, _engine  # noqa: E402
 from fedapp.data.schema import Reader  # noqa: E402
 from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
 from fedapp.runs.flower import free_ports  # noqa: E402
+from fedapp.site.rows_to_predict import Query, _engine  # noqa: E402
 from fedapp.site.standing import current, ids_of  # noqa: E402
 from simulations.bench.sites import Sites  # noqa: E402
 from tests.serve.standing import FEW, Threads, tables, until  # noqa: E402

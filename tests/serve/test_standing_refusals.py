@@ -26,10 +26,10 @@ from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint, peers  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
-from fedapp.site.certificates import own_certificate  # noqa: E402
 from fedapp.site.log import LOG  # noqa: E402
 from fedapp.site.settings import parse_node_config  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402
+from fedapp.site.trust import own_certificate  # noqa: E402
 from fedapp.trees import cells as cells_of_trees  # noqa: E402
 from simulations.bench.sites import SERVICE  # noqa: E402
 from tests.serve.standing import (  # noqa: E402
@@ -528,7 +528,7 @@ def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
         status, reply = threads.score(sent_ahead, way="live")
         assert status == 504
         assert re.match(r"(insurer|shop) must answer at 127\.0\.0\.1:\d+ within 0", reply["error"])
-        patch.setattr("fedapp.site.features.InTable.is_in_memory", False)
+        patch.setattr("fedapp.site.rows_to_predict.InTable.is_in_memory", False)
         rule = "database of bank must answer within 0 s, got nothing"
         assert threads.score(sent_ahead, way="nightly") == (504, {"error": rule})
     configure("insurer", allow="secureboost")

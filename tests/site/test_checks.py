@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -11,7 +10,6 @@ from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
-from fedapp.site.check import kind_of
 
 
 def refused(settings, match):
@@ -128,14 +126,3 @@ def test_a_column_may_be_called_by_a_number(tmp_path):
     found = CliRunner().invoke(cli, ["run", "pax", "--engine", "local", *given])
     assert found.exception is None
     assert (tmp_path / "run" / "model.json").exists()
-
-
-def test_the_kind_of_a_column_is_that_of_its_numbers():
-    columns = {
-        "empty": [np.nan, np.nan],
-        "one value": [2, np.nan, 2],
-        "0/1": [0, 1],
-        "whole numbers": [1, 2],
-        "numbers": [0.5, 1],
-    }
-    assert [kind_of(np.float32(values)) for values in columns.values()] == [*columns]

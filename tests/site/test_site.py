@@ -391,8 +391,7 @@ def test_a_check_shows_the_table_from_the_outside_and_no_value_or_path(write_tab
     )
     lines = [line.replace("│", " ").split() for line in shown.splitlines()]
     for words in (
-        ["a", "numbers", "0"],
-        ["b", "one", "value", "3"],
+        ["rows,", "columns", "200,", "2"],
         ["ids", "unique", "in", "every", "row"],
         ["min-bin-rows", "9"],
         ["allow", "pax,", "secureboost"],
