@@ -24,8 +24,16 @@ import numpy.typing as npt
 
 from clients.inference import Traversal
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.secureboost.joint import ConfiguredConstraints, Joint, check_bins
-from clients.secureboost.model import Boosted, joined, trimmed
+from clients.secureboost.columns import (
+    ConfiguredConstraints,
+    Joint,
+    Table,
+    check_bins,
+    check_setup,
+    column_bins,
+    initial_part,
+)
+from clients.secureboost.model import Boosted, Scores, Target, joined, margin_column, trimmed
 from clients.secureboost.round import (
     NO_ROUND,
     Claim,
@@ -35,8 +43,6 @@ from clients.secureboost.round import (
     by_tree,
     drawn_pairs,
 )
-from clients.secureboost.table import Table, check_setup, column_bins, initial_part
-from clients.secureboost.target import Scores, Target, margin_column
 from clients.vertical.ciphertexts import Cipher
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.inference import answers
-from clients.secureboost.table import Table, check_setup, column_bins, initial_part
+from clients.secureboost.columns import Table, check_setup, column_bins, initial_part
 from clients.vertical.ciphertexts import EncryptedRows
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
 from clients.vertical.party import Aligned, Ints

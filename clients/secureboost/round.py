@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.joint import Joint
+from clients.secureboost.columns import Joint
 from clients.vertical.ciphertexts import Cipher
 from clients.vertical.party import Aligned, Bytes, Floats, Ints
 from fedapp.crypto.packing import FixedPoint

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 
+from clients.secureboost.model import Target
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Chosen, Claims
-from clients.secureboost.target import Target
 from clients.vertical import ciphertexts
 from clients.vertical.growing import SplitList, Trees
 from fedapp.crypto.lanes import ring_of
