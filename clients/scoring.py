@@ -315,8 +315,7 @@ def warn_if_worse(
 
 
 def prediction_scores(
-    objective: Objective,
-    classes: Sequence[str],
+    model: Described,
     predictions: Array,
     labels: Array,
     weights: Array | None,
@@ -327,6 +326,7 @@ def prediction_scores(
     `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
     or None if none was chosen.
     """
+    objective, classes = model.objective, model.classes
     if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
     if not classes and numbers_of(labels) is None:

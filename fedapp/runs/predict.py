@@ -96,9 +96,8 @@ def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = threshold_of(run_dir)
-        scores, note = prediction_scores(
-            model.objective, model.classes, predictions, table.labels, table.weights, threshold
-        )
+        labels = table.labels, table.weights
+        scores, note = prediction_scores(model, predictions, *labels, threshold)
     tables = {
         party: {"source": source, "rows": party_table.n_rows, "columns": len(party_table.columns)}
         for party, (source, party_table) in rows.tables.items()
