@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.party import Aligned, Bytes, Ints
+from clients.vertical.party import Aligned, Bytes, Ints, numbered
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.histograms.bins import (
     Codes,
@@ -269,8 +269,7 @@ class Joint:
         """Names of all columns, with numbers where a party does not share its names."""
         return joint_names(
             {
-                party: self.names[party]
-                or [f"{party} column {column + 1}" for column in range(len(widths))]
+                party: self.names[party] or numbered(party, len(widths))
                 for party, widths in self.widths.items()
             }
         )

@@ -36,6 +36,11 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
+def numbered(party: str, n_columns: int) -> list[str]:
+    """Names of columns where a party does not share its own."""
+    return [f"{party} column {column + 1}" for column in range(n_columns)]
+
+
 class Subsets(NamedTuple):
     """How many rows each subset has; in the common order one comes after the other."""
 
