@@ -15,7 +15,7 @@ and missing values are XGBoost's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -48,11 +48,11 @@ from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active
 from clients.vertical.party import Aligned, Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError
 from fedapp.histograms.build import Histogram, build_all_histograms, sum_jobs
 from fedapp.histograms.claimed import words_of
 from fedapp.histograms.vector_splits import build_vector_histograms
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array, Request, check_fields
 from fedapp.messages.secureboost import (
     MOST_PAIRS,
     BeginReply,
@@ -212,8 +212,8 @@ class Active(Aligned):
             n_trees=len(trees),
             n_leaves=n_leaves(map(without_padding, trees[-self.target.width :])),
             score_names=tuple(done[0]["train"]) if done else (),
-            train_scores=_rows([list(scores["train"].values()) for scores in done]),
-            valid_scores=_rows([list(scores["valid"].values()) for scores in done]),
+            train_scores=_rows(done, "train"),
+            valid_scores=_rows(done, "valid"),
         )
         return reply, letters
 
@@ -298,11 +298,14 @@ class Active(Aligned):
         cipher, joint = self.cipher, self.joint
         wanted, columns = growth.wanted, self.round.drawn(joint, party)
         firsts, has_one_tree = cipher.firsts, self.target.has_one_tree
-        if (letter.round_id, letter.level) != (self.round.number, growth.level):
-            raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
-        if letter.missing.shape != (len(wanted), len(columns)):
-            rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
-            raise ProtocolError(party, "EncryptedSums", "missing", rule)
+        is_due = (letter.round_id, letter.level) == (self.round.number, growth.level)
+        due, got = (len(wanted), len(columns)), letter.missing.shape
+        check_fields(
+            party,
+            letter,
+            ("level", is_due, "must be the one being split"),
+            ("missing", got == due, f"must be of shape {due}, got {got}"),
+        )
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.round.exponents)
         trees, nodes = wanted.T
         ordered = sum_jobs(cipher.layouts, growth.level, trees, nodes, has_one_tree)
@@ -475,11 +478,10 @@ class Active(Aligned):
 
 def check_due(party: str, request: Request, is_due: bool) -> None:
     """Check that a request is due now, beyond what the order says."""
-    if not is_due:
-        rule = "must be due: blocks of gradients and levels of trees come one after the other"
-        raise ProtocolError(party, type(request).__name__, "step", rule)
+    rule = "must be due: blocks of gradients and levels of trees come one after the other"
+    check_fields(party, request, ("step", is_due, rule))
 
 
-def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
-    width = len(lists[0]) if lists else 0  # all lists have one length
-    return np.array(lists, dtype=np.float64).reshape(len(lists), width)
+def _rows(rounds: Sequence[Scores], subset: str) -> npt.NDArray[np.float64]:
+    rows = [[*scores[subset].values()] for scores in rounds]  # all of one length
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0)

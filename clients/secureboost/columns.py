@@ -226,10 +226,8 @@ class Joint:
         if has_one_tree and self.cuts.by_category.any():
             owners = [name for name, flags in self.categorical.items() if flags.any()]
             way = "drop-columns excludes them; one_output_per_tree splits them"
-            raise ConfigError(
-                f"columns must be numbers with multi-strategy={ONE_TREE}, as in XGBoost, got "
-                f"categories at {', '.join(owners)}: {way}"
-            )
+            rule = f"columns must be numbers with multi-strategy={ONE_TREE}, as in XGBoost, got "
+            raise ConfigError(f"{rule}categories at {', '.join(owners)}: {way}")
 
     @property
     def cuts(self) -> Cuts:
@@ -267,11 +265,9 @@ class Joint:
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of all columns, with numbers where a party does not share its names."""
+        widths = self.widths.items()
         return joint_names(
-            {
-                party: self.names[party] or numbered(party, len(widths))
-                for party, widths in self.widths.items()
-            }
+            {party: self.names[party] or numbered(party, len(each)) for party, each in widths}
         )
 
 
@@ -294,6 +290,8 @@ def check_bins(
     is_named = len(letter.named) == n_names and bool((named < n_columns).all())
     is_named = is_named and len(np.unique(named)) == len(named)
     names, n_directions, in_groups = letter.names, len(letter.directions), letter.group_sizes.sum()
+    one_each = f"must be one a column of {n_columns}, or none"
+    divides = f"must divide {len(members)} columns among the groups"
     check_fields(
         *(party, letter),
         ("names", len(names) in (0, n_columns), f"must be {n_columns} or none, got {len(names)}"),
@@ -301,17 +299,9 @@ def check_bins(
         ("widths", n_bins <= most_bins, total),
         ("categorical", len(flags) == n_columns, f"must be {n_columns}, got {len(flags)}"),
         ("named", is_named, f"must be {n_names} columns below {n_columns}, each once"),
-        (
-            "directions",
-            n_directions in (0, n_columns),
-            f"must be one a column of {n_columns}, or none",
-        ),
+        ("directions", n_directions in (0, n_columns), one_each),
         ("group_columns", (members < n_columns).all(), f"must be < {n_columns}"),
-        (
-            "group_sizes",
-            int(in_groups) == len(members),
-            f"must divide {len(members)} columns among the groups",
-        ),
+        ("group_sizes", int(in_groups) == len(members), divides),
     )
 
 
@@ -327,11 +317,9 @@ def joint_constraints(
         owners = [party for party, column in columns.items() if column >= 0]
         if len(owners) != 1:
             got = ", ".join(owners) if owners else "no party that shares its names"
-            raise ConfigError(
-                f"{BOTH} must name columns of one party that shares its names "
-                f"(share-column-names), got {name} of {got}; an owner that does not can "
-                "constrain its columns in its node config"
-            )
+            rule = f"{BOTH} must name columns of one party that shares its names "
+            rule += f"(share-column-names), got {name} of {got}; an owner that does not can "
+            raise ConfigError(f"{rule}constrain its columns in its node config")
         joint_ids[name] = firsts[owners[0]] + columns[owners[0]]
     directions, groups = np.zeros(sum(counts), dtype=np.int8), list[tuple[int, ...]]()
     for party, letter in letters.items():

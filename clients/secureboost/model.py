@@ -21,8 +21,9 @@ from fedapp import metrics
 from fedapp.data.columns import check_kinds
 from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
-from fedapp.messages.secureboost import Records, SetupRequest
+from fedapp.errors import ConfigError, DataError, as_protocol_error
+from fedapp.messages.fields import check_fields
+from fedapp.messages.secureboost import FinishRequest, Records, SetupRequest
 from fedapp.messages.vertical import read_splits
 from fedapp.trees.calibration import Calibration, check_both_classes
 from fedapp.trees.categories import Categories
@@ -317,10 +318,10 @@ class Boosted:
         """Margins after all rounds, or after the best; raises a ProtocolError for others."""
         if n_rounds == self.n_rounds:
             return self.margins
-        if self.best is None or n_rounds != self.best.n_rounds:
-            best = self.best.n_rounds if self.best else None
-            rule = f"must be {self.n_rounds} or {best}, got {n_rounds}"
-            raise ProtocolError(party, "FinishRequest", "best_round", rule)
+        best = self.best.n_rounds if self.best else None
+        rule = f"must be {self.n_rounds} or {best}, got {n_rounds}"
+        check_fields(party, FinishRequest, ("best_round", n_rounds == best, rule))
+        assert self.best is not None
         return self.best.margins
 
 
@@ -344,9 +345,9 @@ def joined(
     for number, (party, (table, _)) in enumerate(parts.items()):
         of_party = [ids[by == number] for ids, by in zip(records, owners, strict=True)]
         n_made = 1 + max((int(ids.max(initial=-1)) for ids in of_party), default=-1)
-        if n_made > len(table.thresholds):
-            rule = f"must be {n_made} at least, got {len(table.thresholds)}"
-            raise ProtocolError(party, "Records", "thresholds", rule)
+        n_sent = len(table.thresholds)
+        rule = f"must be {n_made} at least, got {n_sent}"
+        check_fields(party, Records, ("thresholds", n_sent >= n_made, rule))
     names = joint_names({party: letters[party].names for party in parts})
     n_columns = [len(widths) for widths in joint.widths.values()]
     kinds = tuple(kind for party in parts for kind in letters[party].kinds)
@@ -355,16 +356,15 @@ def joined(
 
 def _read_records(party: str, letter: Records, joint: Joint) -> tuple[Lookup, Categories]:
     """A party's splits, and the categories of its columns."""
-    n_columns = len(joint.widths[party])
-    if len(letter.names) != n_columns:
-        rule = f"must be {n_columns}, got {len(letter.names)}"
-        raise ProtocolError(party, "Records", "names", rule)
+    n_columns, n_names = len(joint.widths[party]), len(letter.names)
+    rule = f"must be {n_columns}, got {n_names}"
+    check_fields(party, letter, ("names", n_names == n_columns, rule))
     rule = "must be of the party's columns and their categories"
     lookup, categories = read_splits(party, letter, n_columns, rule)
     n_bins = np.where(joint.categorical[party], joint.widths[party], 0)
     # Includes categories in no training row.
-    if (category_counts(categories, n_columns) < n_bins).any():
-        raise ProtocolError(party, "Records", "widths", rule)
+    has_all = (category_counts(categories, n_columns) >= n_bins).all()
+    check_fields(party, letter, ("widths", has_all, rule))
     with as_protocol_error(party, "Records", "kinds"):
         check_kinds(letter.kinds, n_columns)
     return lookup, categories
