@@ -108,7 +108,8 @@ class Passive(Predicting):
         """Select the entries of one batch; the last party sums them."""
         n_rows, end = len(self.ids), letter.first_row + letter.n_rows
         check_fields(
-            *(sender, letter),
+            sender,
+            letter,
             ("letter", self.structure is not None, "must come after the structure"),
             ("first_row", letter.first_row == self.next_row, "must be the next batch's"),
             ("n_rows", end <= n_rows, f"must end by row {n_rows}"),
@@ -342,7 +343,8 @@ class Active(Predicting):
             end = min(first + self.batch_rows, n_rows)
             is_next = sender == parties[-1] and letter.first_row == first
             check_fields(
-                *(sender, letter),
+                sender,
+                letter,
                 ("part", {*self.ready} == {*parties}, "must come after every party is ready"),
                 ("first_row", is_next, "must be the next batch's"),
                 ("n_rows", letter.n_rows == end - first, f"must be {end - first}"),

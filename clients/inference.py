@@ -179,8 +179,9 @@ class Predicting(Aligned):
             log.warning("%s: %s has their ids", text, f"{OUTPUT}.json")
         scores, note = dict[str, float](), ""
         if self.labels is not None:
-            labels = self.labels, self.weights
-            scores, note = prediction_scores(model, predictions, *labels, part.threshold)
+            scores, note = prediction_scores(
+                model, predictions, self.labels, self.weights, part.threshold
+            )
         finite_scores = {name: None if np.isnan(value) else value for name, value in scores.items()}
         summary = {"rows": len(order), "not_matched": unmatched, "scores": finite_scores}
         self._write_json(OUTPUT, {**summary, "note": note})

@@ -21,7 +21,7 @@ from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import LONGEST, Array
+from fedapp.messages.fields import LONGEST, Array, check_fields
 from fedapp.messages.scoring import (
     BalanceReply,
     BalanceRequest,
@@ -83,9 +83,9 @@ class Scored(Coded):
 
     def balance(self, request: BalanceRequest) -> BalanceReply:
         """Set the factor of positive rows, which follows from the labels of all parties."""
-        if not self.is_coded or self.loss.scale_pos_weight:
-            rule = "must be sent once, after the labels were summed without it"
-            raise ProtocolError(self.name, "BalanceRequest", "scale_pos_weight", rule)
+        is_due = self.is_coded and not self.loss.scale_pos_weight
+        rule = "must be sent once, after the labels were summed without it"
+        check_fields(self.name, request, ("scale_pos_weight", is_due, rule))
         self.loss = replace(self.loss, scale_pos_weight=request.scale_pos_weight)
         return BalanceReply()
 
@@ -112,16 +112,15 @@ class Scored(Coded):
 
         `least_bin_rows` takes the place of the site's min-bin-rows.
         """
-        message = type(asked).__name__
         try:
             model = from_text(asked.model.tobytes().decode(), kind)
         except (DataError, UnicodeDecodeError) as error:
             rule = str(error).removeprefix("model ")
-            raise ProtocolError(self.name, message, "model", rule) from error
+            raise ProtocolError(self.name, type(asked).__name__, "model", rule) from error
         run = self.objective, self.columns, self.classes, self.categories
-        if (model.objective, model.columns, model.classes, model.categories) != run:
-            rule = "must have the objective, columns, categories and classes of the run"
-            raise ProtocolError(self.name, message, "model", rule)
+        fits = (model.objective, model.columns, model.classes, model.categories) == run
+        rule = "must have the objective, columns, categories and classes of the run"
+        check_fields(self.name, asked, ("model", fits, rule))
         before = dict[str, Array]()
         for subset in subsets:
             # Rows are values, with base margins if there are any.
@@ -203,19 +202,18 @@ class Scored(Coded):
 
     def read_trees(self, request: Trees) -> Grown:
         """Trees of a request, checked."""
-        message = type(request).__name__
-        with as_protocol_error(self.name, message, "trees"):
+        with as_protocol_error(self.name, type(request).__name__, "trees"):
             grown = unpack_trees(arrays_of(request), self.category_counts)
-        if len(grown.trees) % self.n_outputs:
-            rule = f"must be a multiple of {self.n_outputs}, got {len(grown.trees)}"
-            raise ProtocolError(self.name, message, "trees", rule)
+        n_trees = len(grown.trees)
+        rule = f"must be a multiple of {self.n_outputs}, got {n_trees}"
+        check_fields(self.name, request, ("trees", n_trees % self.n_outputs == 0, rule))
         return grown
 
     def check_outputs(self, request: object, field: str) -> None:
         """Check that a field of a request has one value per output."""
-        if (n_values := len(getattr(request, field))) != self.n_outputs:
-            rule = f"must be {self.n_outputs}, one an output, got {n_values}"
-            raise ProtocolError(self.name, type(request).__name__, field, rule)
+        n_values = len(getattr(request, field))
+        rule = f"must be {self.n_outputs}, one an output, got {n_values}"
+        check_fields(self.name, request, (field, n_values == self.n_outputs, rule))
 
 
 def first_margins(rows: Coded, base_margin: Array) -> Mapping[str, Floats]:

@@ -51,6 +51,7 @@ from fedapp.messages.federated_forest import (
 from fedapp.messages.fields import Request, check_fields
 from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
+from fedapp.site.policy import check_draws
 from fedapp.site.roles import Order, role
 from fedapp.trees.divided import ForestPart, Lookup, PartTree, joint_names
 from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
@@ -124,13 +125,8 @@ class Forest:
         check_fields(party.name, settings, ("column_seeds", n_seeds == n_columns, rule))
         bins = bin_columns(values, settings.max_bin, category_counts(party.categories, n_columns))
         counts = row_counts(settings.bootstrap, settings.rows_seed, settings.trees, n_rows)
-        # All parties draw the same rows. A tree must neither draw nor leave out too few.
-        drawn, min_rows = np.count_nonzero(counts, axis=1), party.config.min_rows
-        fewest = min(drawn.min(), n_rows - drawn.max())
-        if settings.bootstrap and fewest < min_rows:
-            rule = f"must be false where a tree draws or leaves out fewer than {min_rows} training "
-            rule += f"rows (min-rows of {party.name}), got true and {fewest}"
-            raise ConfigError(f"federated-forest.bootstrap {rule}")
+        if settings.bootstrap:  # all parties draw the same rows
+            check_draws(party.config, "federated-forest", counts)
         trees, codes = Trees.of(party, settings.trees), code_columns(values, bins)
         return cls(settings, bins, codes, counts, trees, np.zeros(n_columns))
 
@@ -170,11 +166,16 @@ class Forest:
 
     def searched(self, nodes: OpenNodes) -> tuple[Forest, Candidates]:
         """Algorithm 1: the best local split of every open node."""
-        open_nodes, labels, seeds = self.open_to(nodes), self.labels, self.settings.column_seeds
-        rows = Rows(self.codes, self.bins, labels.targets, labels.weights, self.counts)
-        drawn = open_nodes, seeds, nodes.n_drawn
-        per = self.settings.max_features_per
-        candidates = search_rows(rows, self.nodes, *drawn, self.rules, per)
+        open_nodes, labels, asked = self.open_to(nodes), self.labels, self.settings
+        candidates = search_rows(
+            Rows(self.codes, self.bins, labels.targets, labels.weights, self.counts),
+            self.nodes,
+            open_nodes,
+            asked.column_seeds,
+            nodes.n_drawn,
+            self.rules,
+            asked.max_features_per,
+        )
         return replace(self, candidates=candidates), candidates
 
     def made(self, level: SplitList, values: Floats) -> Forest:
