@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -168,6 +169,15 @@ def counted(*arrays: Whole) -> Sums:
 # Different columns
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """How the values of columns are distributed."""
+
+    cuts: Cuts
+    points: Floats  # (n_columns, n_percents)
+    is_whole: npt.NDArray[np.bool_]
+
+
 @role
 class Described(Aligned):
     """A party whose columns are cut at their own quantiles; the active one's label is the last."""
@@ -177,9 +187,7 @@ class Described(Aligned):
     names: tuple[str, ...]  # of the columns, if they are shared
     category_names: Annotated[Categories, IN_FILE]
     rows: Floats  # (n_train, n_columns), as coarse as they leave
-    cuts: Cuts
-    points: Floats  # (n_columns, n_percents)
-    is_whole: npt.NDArray[np.bool_]
+    summary: Summary
 
     def begin(self, settings: SetupRequest, mail: Mail) -> None:
         """Check the settings and the order of the rows, and cut the columns of training rows."""
@@ -195,11 +203,11 @@ class Described(Aligned):
             names, entries = (*names, "label"), (*entries, classes or None)
         self.widths = category_counts(entries, len(names))
         self.rows = in_groups(rows.astype(np.float32), self.widths, config.fewest_counted)
-        self.cuts, percentiles, self.is_whole = cut(self.rows, self.widths)
+        cuts, percentiles, is_whole = cut(self.rows, self.widths)
         points = np.full((len(names), len(PERCENTS)), np.nan, dtype=np.float32)
         for row, of_column in zip(points, percentiles, strict=True):
             row[: len(of_column)] = of_column
-        self.points = points
+        self.summary = Summary(cuts, points, is_whole)
         is_shared = config.shares_names or config.simulated
         self.names = names if is_shared else ()
         self.category_names = entries if is_shared and config.shares_categories else ()
@@ -207,7 +215,7 @@ class Described(Aligned):
     def described(self, counts: Ints) -> dict[str, Any]:
         """Fields of a ``ColumnsReply``, given the rows of each cell."""
         fewest, names = self.config.fewest_named, list[str]()
-        by_column = split_cells(counts, self.cuts.widths)
+        by_column = split_cells(counts, self.summary.cuts.widths)
         for entry, cells in zip(self.category_names, by_column, strict=False):
             pairs = zip(entry or (), cells[1:].tolist(), strict=False)
             names += [name if count >= fewest else RARE for name, count in pairs]
@@ -215,10 +223,10 @@ class Described(Aligned):
             "names": self.names,
             "categories": tuple(names),
             "n_categories": self.widths,
-            "offsets": self.cuts.offsets,
-            "edges": self.cuts.edges,
-            "points": self.points,
-            "is_whole": self.is_whole.astype(np.uint8),
+            "offsets": self.summary.cuts.offsets,
+            "edges": self.summary.cuts.edges,
+            "points": self.summary.points,
+            "is_whole": self.summary.is_whole.astype(np.uint8),
             "counts": counts,
         }
 
@@ -273,7 +281,7 @@ class Encrypting(Described):
 
     def finish(self, request: FinishRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Decrypt the others' sums; say what all columns say about the label."""
-        cuts = self.cuts
+        cuts = self.summary.cuts
         counts, sums = count_cells(self.rows, cuts, self.terms)
         local = counts, sums, cuts.widths[:-1], self.widths[:-1] == 0
         of_parties = {name: self._sums(name, mail.one(CellSums, name)) for name in self.others}
@@ -368,7 +376,7 @@ class Summing(Described):
         n_train, got = self.n_train, len(self.encrypted)
         rule = f"must follow the labels of {n_train} rows, got {got}"
         check_fields(self.name, request, ("step", got == n_train, rule))
-        cuts = self.cuts
+        cuts = self.summary.cuts
         counts, _ = count_cells(self.rows, cuts)
         cells, starts = cells_of_rows(self.rows, cuts), cell_starts(cuts.widths)
         sent = CellSums(

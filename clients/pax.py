@@ -18,7 +18,6 @@ from clients.handshake import Floats, Ints
 from clients.scoring import first_margins
 from fedapp.errors import DivergedError, as_protocol_error
 from fedapp.histograms.build import slots_by_node
-from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
     group,
@@ -294,7 +293,12 @@ class Party(Counted):
             pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
         terms = drawn_terms(self, request, pairs)
         if is_masked(self.site.store):
-            terms = whole_terms(self, terms)
+            bounds = bounds_of(self.site.store)
+            try:
+                terms = whole_gradients(self.objective, terms, bounds, self.loss)
+            except ValueError as error:
+                way = "a smaller eta or pax.aggregation=plain may help"
+                raise DivergedError(f"{error}; {way}") from None
         nodes = at_roots(request.n_trees, self.margins)
         begun = replace(self.round, nodes=nodes, gradients=terms, floor=None)
         if least := self.config.least_bin_rows:
@@ -400,15 +404,6 @@ def drawn_terms(party: Party, request: GrowRequest, pairs: Array) -> Array:
                 rows[:] = True
         terms[~np.repeat(drawn, party.n_outputs, axis=0)] = 0
     return terms
-
-
-def whole_terms(party: Party, pairs: Array) -> Whole:
-    """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""
-    try:
-        return whole_gradients(party.objective, pairs, bounds_of(party.site.store), party.loss)
-    except ValueError as error:
-        way = "a smaller eta or pax.aggregation=plain may help"
-        raise DivergedError(f"{error}; {way}") from None
 
 
 def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) -> Ints:

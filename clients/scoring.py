@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from fedapp.messages.scoring import (
 )
 from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.metrics.survival import Cells
-from fedapp.records.document import Kind, from_text, kind_of
+from fedapp.records.document import from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of
@@ -41,6 +41,7 @@ from fedapp.trees.calibration import calibrated
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import is_of_rows, margins_of, transform
@@ -56,18 +57,7 @@ ROUNDS, MOST_ROWS = 50, 2**14
 PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
-class ScoredModel(Described, Kind, Protocol):
-    """The parts of a model that scoring uses."""
-
-    @property
-    def categories(self) -> Categories: ...
-    @property
-    def n_outputs(self) -> int: ...
-    @property
-    def base_margin(self) -> Array: ...
-
-
-M = TypeVar("M", bound=ScoredModel)
+M = TypeVar("M", bound=Ensemble | BaggedForest | LinearModel)
 # Kinds of models that the shared request scores, and their margins of rows.
 BOOSTED: tuple[type[Any], Callable[..., Array]] = Ensemble, predict_margins
 BAGGED: tuple[type[Any], Callable[..., Array]] = BaggedForest, BaggedForest.margins

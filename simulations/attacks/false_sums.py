@@ -88,7 +88,7 @@ class FalseCells:
             counts=np.tile(cells, n_columns),
             ciphertexts=pack_sums(key, ring.take(sums), layout, shared_workers()),
         )
-        counts, _ = count_cells(party.rows, party.cuts)
+        counts, _ = count_cells(party.rows, party.summary.cuts)
         reply = ColumnsReply(**party.described(counts), associations=np.empty((0, 4)))
         party.end()
         return reply, [(party.active, letter)]
