@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from clients.inference import Predicting
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
+from clients.vertical.party import Bools
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
@@ -38,7 +39,6 @@ from fedapp.trees.divided import (
 )
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 
-Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 BATCH_BYTES = 2**26  # 64 MiB of ciphertexts
 UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
@@ -149,9 +149,8 @@ def open_entries(letter: Structure, lookup: Lookup, values: Array) -> list[Bools
     return entries
 
 
-# Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1, Eq. 7 to 10 and 14. A boosted model's
-# leaf weights add up to margins; a forest's leaf values (class shares, or numbers) to n_trees times
-# their mean. All outputs of a leaf share one ciphertext.
+# Eq. 7 to 10, 14. A boosted model's leaf weights add up to margins; a forest's leaf values (class
+# shares, or numbers) to n_trees times their mean. All outputs of a leaf share one ciphertext.
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The trees to predict, collapsed to what passive parties split."""

@@ -64,7 +64,6 @@ REACHED = "splits that the row reaches"
 Entry = dict[str, Any]
 AskedSplit = tuple[int, int, int]  # index of the tree, node, record
 Rows = list[npt.NDArray[np.int32]]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

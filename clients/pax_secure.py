@@ -1,8 +1,7 @@
 """Party side of PAX with secure aggregation, and with differential privacy.
 
-Quantiles of all parties' rows follow from counts by digit, so all parties have the same bins from
-the first tree on. Rows keep their values, and no representative leaves the party. With differential
-privacy every sum leaves with noise, under masks (``trees`` and below).
+Cuts follow from counts by digit (``clients.cuts``). With differential privacy every sum leaves with
+noise, under masks.
 """
 
 from __future__ import annotations

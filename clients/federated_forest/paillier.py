@@ -1,7 +1,5 @@
 """Federated Forest with labels under Paillier: sums at a passive party, choices at the active one.
 
-"Encrypted label y" of the paper is taken literally: a passive party sums ciphertexts that it cannot
-read for every bin of its columns, and the active party, who can decrypt, chooses the splits of all.
 The form of the sums is in ``fedapp.trees.forest.encrypted``.
 """
 

@@ -52,7 +52,7 @@ from fedapp.errors import ConfigError
 from fedapp.histograms.build import Histogram, build_all_histograms, sum_jobs
 from fedapp.histograms.claimed import words_of
 from fedapp.histograms.vector_splits import build_vector_histograms
-from fedapp.messages.fields import Array, Request, check_fields
+from fedapp.messages.fields import Array, check_fields
 from fedapp.messages.secureboost import (
     MOST_PAIRS,
     BeginReply,
@@ -92,6 +92,7 @@ from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.shown import not_counted
 from fedapp.trees.size import MultiStrategy
 
+DUE = "must be due: blocks of gradients and levels of trees come one after the other"
 Sums = tuple[Histogram, Array]  # of a party, by node and bin; missing rows, by node and column
 
 
@@ -146,7 +147,7 @@ class Active(Aligned):
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
         traversal = self.traversal
-        check_due(self.name, request, traversal is not None)
+        check_fields(self.name, request, ("step", traversal is not None, DUE))
         assert traversal is not None
         part = self.active_part(self.settings.init_model)
         if self.follows(SetupRequest):
@@ -187,7 +188,8 @@ class Active(Aligned):
 
     def begin_round(self, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
         """Finish the round in progress, grow rounds without passive columns, start another."""
-        check_due(self.name, request, self.traversal is None and not self.round.grows)
+        is_due = self.traversal is None and not self.round.grows
+        check_fields(self.name, request, ("step", is_due, DUE))
         n_rounds = request.n_rounds - self.boosted.first_round
         check_within(self.config, self.site.store, "BeginRequest", "n_rounds", n_rounds, "rounds")
         if self.follows(SetupRequest):
@@ -258,7 +260,7 @@ class Active(Aligned):
     def send_on(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """The next block of the round's gradients, for parties with columns in it."""
         unsent = self.round.unsent
-        check_due(self.name, request, unsent is not None)
+        check_fields(self.name, request, ("step", unsent is not None, DUE))
         assert unsent is not None
         letter = MoreGradients(self.round.number, unsent.n_sent, self._next_block(unsent))
         others = (name for name in self.others if len(self.round.drawn(self.joint, name)))
@@ -266,7 +268,8 @@ class Active(Aligned):
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
-        check_due(self.name, request, self.round.grows and self.round.unsent is None)
+        is_due = self.round.grows and self.round.unsent is None
+        check_fields(self.name, request, ("step", is_due, DUE))
         if self.round.chosen is not None:
             self.apply_splits(mail)
         growth, others, current = self.growing(), self.others, self.round
@@ -474,12 +477,6 @@ class Active(Aligned):
         )
         self.end()
         return reply, []
-
-
-def check_due(party: str, request: Request, is_due: bool) -> None:
-    """Check that a request is due now, beyond what the order says."""
-    rule = "must be due: blocks of gradients and levels of trees come one after the other"
-    check_fields(party, request, ("step", is_due, rule))
 
 
 def _rows(rounds: Sequence[Scores], subset: str) -> npt.NDArray[np.float64]:

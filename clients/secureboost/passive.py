@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.inference import answers
 from clients.secureboost.columns import Table, check_setup, column_bins, initial_part
 from clients.vertical.ciphertexts import EncryptedRows
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
-from clients.vertical.party import Aligned, Ints
+from clients.vertical.party import Aligned, Bools, Ints
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.errors import DataError, as_protocol_error
 from fedapp.histograms.bins import Codes
@@ -55,8 +54,6 @@ from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import CategorySets
 from fedapp.trees.size import ONE_TREE, n_levels
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

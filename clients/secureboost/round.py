@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from clients.secureboost.columns import Joint
 from clients.vertical.ciphertexts import Cipher
-from clients.vertical.party import Aligned, Bytes, Floats, Ints
+from clients.vertical.party import Aligned, Bools, Bytes, Floats, Ints
 from fedapp.crypto.packing import FixedPoint
 from fedapp.errors import ProtocolError
 from fedapp.histograms.build import slots_by_node
@@ -27,7 +27,6 @@ from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
 from fedapp.trees.vector_leaves import VectorGrowth
 
-Bools = npt.NDArray[np.bool_]
 ROWS_AT_ONCE = 1 << 15  # encoded; bounds the floats in memory
 
 

@@ -33,6 +33,7 @@ from fedapp.trees.objective import is_regression
 log = logging.getLogger("fedapp.site")
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
 
 
