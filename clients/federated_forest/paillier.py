@@ -269,7 +269,15 @@ class PaillierActive(Active):
         them too; ciphertexts with no other node's sums are not decrypted.
         """
         trees, nodes = self.forest.open_to(level)
-        sums, peers = self._read_offers(mail, trees, nodes), self.peers
+        spans, fields, peers = by_tree(trees), self.forest.labels.fields, self.peers
+        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
+        totals = joined([of_nodes for of_nodes, _ in of_trees])
+        extremes = joined([of_rows for _, of_rows in of_trees])
+        starts = [a for a, _ in spans[1:]]
+        sums = {
+            name: self._read_offer(name, mail.one(ColumnSums, name), totals, extremes, starts)
+            for name in self.others
+        }
         self.forest, local = self.forest.searched(level)
         best = winners([local if name == self.name else sums[name][2] for name in peers])
         split = np.flatnonzero(best >= 0)
@@ -324,19 +332,6 @@ class PaillierActive(Active):
         check_fields(party, letter, ("gains", least <= len(gains), rule))
         np.add.at(gains, columns, of_party[:, 2])
         return gains, letter.counts, letter.names
-
-    def _read_offers(
-        self, mail: Mail, trees: Places, nodes: Places
-    ) -> dict[str, tuple[Listing, Sums, Choices]]:
-        spans, fields = by_tree(trees), self.forest.labels.fields
-        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        totals = joined([of_nodes for of_nodes, _ in of_trees])
-        extremes = joined([of_rows for _, of_rows in of_trees])
-        starts = [a for a, _ in spans[1:]]
-        return {
-            name: self._read_offer(name, mail.one(ColumnSums, name), totals, extremes, starts)
-            for name in self.others
-        }
 
     def _totals(self, fields: RowFields, tree: int, nodes: Places) -> tuple[NodeTotals, Extremes]:
         """Sums and sizes of nodes of a tree, and the extremes of their rows."""
