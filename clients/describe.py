@@ -14,7 +14,7 @@ from clients.vertical.ciphertexts import Cipher, EncryptedRows
 from clients.vertical.party import Aligned, Floats, Ints
 from fedapp.crypto.packing import PAIR, Layout
 from fedapp.data.schema import listed
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.histograms.groups import cell_starts
@@ -38,7 +38,7 @@ from fedapp.messages.describe import (
     SumRequest,
     TakeRequest,
 )
-from fedapp.messages.fields import Array, check_sizes
+from fedapp.messages.fields import Array, check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.vertical import MatchRequest, OrderRequest, SentReply, block_rows
 from fedapp.metrics.tables import (
@@ -99,9 +99,9 @@ class Counting(Masked):
         labels, n_classes = self.labels["train"], len(self.classes)
         least, n_rows = self.config.fewest_counted, np.array([len(labels)], dtype=np.int64)
         power = 0 if n_classes else power_above(float(np.abs(labels).max(initial=0)))
-        if power > request.largest or len(labels) > request.n_rows:
-            rule = f"must be >= {power}, and n_rows >= {len(labels)}, those of {self.name}"
-            raise ProtocolError(self.name, type(request).__name__, "largest", rule)
+        covers = power <= request.largest and len(labels) <= request.n_rows
+        rule = f"must be >= {power}, and n_rows >= {len(labels)}, those of {self.name}"
+        check_fields(self.name, request, ("largest", covers, rule))
         if is_masked(self.site.store):
             self.join(request)
         self.widths = np.append(self.category_counts, n_classes)
@@ -117,14 +117,16 @@ class Counting(Masked):
 
     def count(self, request: CountRequest) -> Sums:
         """Count values by the next digit."""
-        message, numbers = type(request).__name__, np.diff(request.offsets)
         check_sizes(self.name, request, n_columns=len(self.widths))
-        if (numbers > np.where(self.widths > 0, 0, MOST_BINS)).any():
-            rule = f"must give a column of numbers {MOST_BINS} at most, and one of categories none"
-            raise ProtocolError(self.name, message, "offsets", rule)
-        if request.digit != self.n_digits:
-            rule = f"must be {self.n_digits}, got {request.digit}: each is counted once"
-            raise ProtocolError(self.name, message, "digit", rule)
+        are_few = np.diff(request.offsets) <= np.where(self.widths > 0, 0, MOST_BINS)
+        rule = f"must give a column of numbers {MOST_BINS} at most, and one of categories none"
+        once = f"must be {self.n_digits}, got {request.digit}: each is counted once"
+        check_fields(
+            self.name,
+            request,
+            ("offsets", are_few.all(), rule),
+            ("digit", request.digit == self.n_digits, once),
+        )
         return counted(self._digits(request.prefixes, request.offsets, request.digit))
 
     def _digits(self, prefixes: Array, offsets: Array, digit: int) -> Whole:
@@ -137,9 +139,9 @@ class Counting(Masked):
         offsets, widths = request.edge_offsets, np.diff(request.edge_offsets)
         check_sizes(self.name, request, n_columns=len(self.widths))
         most = np.where(self.widths > 0, self.widths, MOST_BINS)
-        if ((widths < np.maximum(self.widths, 1)) | (widths > most)).any():
-            rule = f"must give a column of numbers 1 to {MOST_BINS} bins, and one of categories all"
-            raise ProtocolError(self.name, type(request).__name__, "edge_offsets", rule)
+        fits = (widths >= np.maximum(self.widths, 1)).all() and (widths <= most).all()
+        rule = f"must give a column of numbers 1 to {MOST_BINS} bins, and one of categories all"
+        check_fields(self.name, request, ("edge_offsets", fits, rule))
         minima = np.full(len(widths), -np.float32(LARGEST_FLOAT), dtype=np.float32)
         self.cuts = with_categories(Cuts(request.edges, offsets, minima), self.widths, self.widths)
         labelled, sums = count_cells(self.label_rows, self.cuts, self.terms)
@@ -269,9 +271,8 @@ class Encrypting(Described):
         width = self.cipher.public_key.ciphertext_bytes
         first, last = self.n_sent, self.n_sent + block_rows(width, len(self.others))
         block = self.terms[first:last]
-        if not len(block):
-            rule = "must come once a block of labels, got one more"
-            raise ProtocolError(self.name, "EncryptRequest", "step", rule)
+        rule = "must come once a block of labels, got one more"
+        check_fields(self.name, request, ("step", len(block), rule))
         self.n_sent += len(block)
         # With an odd number of terms the last has zeros beside it.
         pairs = np.pad(block, ((0, 0), (0, block.shape[1] % PAIR)))
@@ -305,22 +306,24 @@ class Encrypting(Described):
         n_bits = n_columns * figure_bits(int(self.widths[-1]))
         most = readable_labels(self.n_train)
         if n_bits > most:
-            rule = (
-                "figures over labels stay here: those of %d columns of other parties have %d bits"
+            log.warning(
+                "figures over labels stay here: those of %d columns of other parties have %d bits, "
+                "for %d rows at most %d",
+                *(n_columns, n_bits, self.n_train, most),
             )
-            log.warning(f"{rule}, for %d rows at most %d", n_columns, n_bits, self.n_train, most)
         return n_bits <= most
 
     def _sums(self, name: str, letter: CellSums) -> tuple[Ints, Whole, Ints, Array]:
         """Rows of a party's cells, sums of their labels, decrypted and checked, and its columns."""
-        if len(letter.widths) > (most := self.config.limits["most-columns"]):
-            rule = f"must be <= {most} (most-columns of {self.name}), got {len(letter.widths)}"
-            raise ProtocolError(name, "CellSums", "widths", rule)
-        ends = np.cumsum(letter.widths)
+        most, got = self.config.limits["most-columns"], len(letter.widths)
+        rule = f"must be <= {most} (most-columns of {self.name}), got {got}"
+        check_fields(name, letter, ("widths", got <= most, rule))
+        ends, n_train = np.cumsum(letter.widths), self.n_train
         fits = len(ends) and len(letter.counts) == ends[-1]
-        if not fits or (np.add.reduceat(letter.counts, ends - letter.widths) != self.n_train).any():
-            rule = f"must be of the {self.n_train} rows in every column"
-            raise ProtocolError(name, "CellSums", "counts", rule)
+        fits = fits and (np.add.reduceat(letter.counts, ends - letter.widths) == n_train).all()
+        check_fields(
+            name, letter, ("counts", fits, f"must be of the {n_train} rows in every column")
+        )
         (fields,) = self.cipher.read(name, letter, [(0, np.ones_like(letter.counts, bool))])
         sums = np.array(fields, dtype=np.int64)[:, : self.terms.shape[1]]
         with as_protocol_error(name, "CellSums", "ciphertexts"):
@@ -358,23 +361,21 @@ class Summing(Described):
             self.encrypted = EncryptedRows.none(
                 self, key, self.settings, lambda _: (self.layout(key.n_pairs),)
             )
-            if key.n_pairs > 1 and (objective == "binary:logistic" or is_regression(objective)):
-                rule = f"must be 1 for {objective}, got {key.n_pairs}"
-                raise ProtocolError(self.active, "LabelKey", "n_pairs", rule)
+            is_one = objective == "binary:logistic" or is_regression(objective)
+            rule = f"must be 1 for {objective}, got {key.n_pairs}"
+            check_fields(self.active, key, ("n_pairs", key.n_pairs <= 1 or not is_one, rule))
         letter = mail.one(LabelBlock, self.active)
-        n_left = self.n_train - len(self.encrypted)
-        if not 0 < len(letter.ciphertexts) <= n_left:
-            rule = f"must be of 1 to {n_left} more rows, got {len(letter.ciphertexts)}"
-            raise ProtocolError(self.active, "LabelBlock", "ciphertexts", rule)
+        n_left, got = self.n_train - len(self.encrypted), len(letter.ciphertexts)
+        rule = f"must be of 1 to {n_left} more rows, got {got}"
+        check_fields(self.active, letter, ("ciphertexts", 0 < got <= n_left, rule))
         self.encrypted = self.encrypted.plus(self.active, letter)
         return SentReply(), []
 
     def sum_cells(self, request: SumRequest, mail: Mail) -> tuple[ColumnsReply, Letters]:
         """Describe the columns; sum encrypted labels by cell, and end."""
-        n_train = self.n_train
-        if len(self.encrypted) != n_train:
-            rule = f"must follow the labels of {n_train} rows, got {len(self.encrypted)}"
-            raise ProtocolError(self.name, "SumRequest", "step", rule)
+        n_train, got = self.n_train, len(self.encrypted)
+        rule = f"must follow the labels of {n_train} rows, got {got}"
+        check_fields(self.name, request, ("step", got == n_train, rule))
         cuts = self.summary.cuts
         counts, _ = count_cells(self.rows, cuts)
         cells, starts = cells_of_rows(self.rows, cuts), cell_starts(cuts.widths)

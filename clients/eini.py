@@ -17,18 +17,20 @@ import numpy.typing as npt
 
 from clients.inference import Predicting
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
+from clients.vertical.party import Bools
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
-from fedapp.messages.fields import Array, Letter
+from fedapp.messages.fields import Array, check_fields
 from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
 from fedapp.trees.divided import (
     ActivePart,
     ForestPart,
+    Lookup,
     Nesting,
     Part,
     Skeleton,
@@ -37,7 +39,6 @@ from fedapp.trees.divided import (
 )
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 
-Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 BATCH_BYTES = 2**26  # 64 MiB of ciphertexts
 UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
@@ -58,9 +59,7 @@ class Passive(Predicting):
 
     def step(self, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
         """Eq. 12 and 13: select entries by local splits, in every batch received."""
-        parties = self.passive
-        active = self.active
-        letters: Letters = []
+        active, parties, letters = self.active, self.passive, Letters()
         if self.follows(OrderRequest):
             self.check_order(mail)
         if structure := mail.only(Structure, active):
@@ -71,69 +70,56 @@ class Passive(Predicting):
                 local, least = structure.records, request.least_possibilities
                 local = local[local != NO_RECORD]
                 if len(local) and part.lookup.n_ways(local, self.values) < least:
-                    raise DataError(
-                        f"columns of this party must have {least:g} ways through its splits "
-                        f"(eini.least-possibilities), got fewer{UNGUARDED}"
-                    )
+                    rule = f"columns of this party must have {least:g} ways through its splits "
+                    raise DataError(f"{rule}(eini.least-possibilities), got fewer{UNGUARDED}")
             if self.explained is not None and not isinstance(part, ForestPart):
                 self.explain_open(part, _trees(structure))
             letters.append((active, Ready(self.part_digest())))
+        place, rule = parties.index(self.name), "must be the party before this one"
+        before, _, receiver = [active, *parties, active][place : place + 3]
         for sender, elements in mail.each(Elements):
-            position = parties.index(self.name)
-            if sender != (parties[position - 1] if position else active):
-                raise ProtocolError(
-                    sender, "Elements", "sender", "must be the party before this one"
-                )
-            receiver = parties[position + 1] if position + 1 < len(parties) else active
+            check_fields(sender, elements, ("sender", sender == before, rule))
             letters.append((receiver, self._choose(sender, elements)))
             self.next_row = elements.first_row + elements.n_rows
         # The others may still have steps to do.
         is_open = not self.site.store.finished and self.structure is not None
         if is_open and self.next_row == len(self.ids):
             self.end()
-        return StepReply(finished=False, n_trees=0, n_entries=0, n_batches=0), letters
+        return StepReply(False, 0, 0, 0), letters
 
     def _keep_structure(self, part: Part, letter: Structure, request: StepRequest) -> None:
-        active = self.active
-        local = letter.records[letter.records >= 0]
+        active, local = self.active, letter.records[letter.records >= 0]
         fits = len(letter.ends) == letter.n_terms and self.structure is None
         # Each split occurs once in a model.
         n_records, is_unique = len(part.lookup.columns), len(np.unique(local)) == len(local)
-        if not (fits and is_unique and (local < n_records).all()):
-            raise ProtocolError(
-                active, "Structure", "lefts", "must be trees of this model, sent once"
-            )
+        fits = fits and is_unique and bool((local < n_records).all())
+        check_fields(active, letter, ("lefts", fits, "must be trees of this model, sent once"))
         with as_protocol_error(active, "Structure", "lefts"):
             check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
         # With a tree for each split, weights of powers of two would show every side of every row.
-        if not part.nesting.is_of_whole_trees(Nesting.of(_trees(letter), n_records), local):
-            rule = f"must be those of whole trees, nested as when {self.name} trained them"
-            raise ProtocolError(active, "Structure", "records", rule)
+        is_whole = part.nesting.is_of_whole_trees(Nesting.of(_trees(letter), n_records), local)
+        rule = f"must be those of whole trees, nested as when {self.name} trained them"
+        check_fields(active, letter, ("records", is_whole, rule))
         layouts_of = of_numbers(letter.n_terms, letter.n_outputs)
         self.encrypted = EncryptedRows.none(self, letter, request, layouts_of)
         self.structure = letter
 
     def _choose(self, sender: str, letter: Elements) -> Elements | Totals:
         """Select the entries of one batch; the last party sums them."""
-        if self.structure is None:
-            raise ProtocolError(sender, "Elements", "letter", "must come after the structure")
         n_rows, end = len(self.ids), letter.first_row + letter.n_rows
-        if letter.first_row != self.next_row:
-            raise ProtocolError(sender, "Elements", "first_row", "must be the next batch's")
-        if end > n_rows:
-            raise ProtocolError(sender, "Elements", "n_rows", f"must end by row {n_rows}")
-        # Entries of all trees that local splits leave open; bool, shape (n_rows, n_entries).
+        check_fields(
+            sender,
+            letter,
+            ("letter", self.structure is not None, "must come after the structure"),
+            ("first_row", letter.first_row == self.next_row, "must be the next batch's"),
+            ("n_rows", end <= n_rows, f"must end by row {n_rows}"),
+        )
+        assert self.structure is not None
         lookup, values = self.party_part().lookup, self.values[letter.first_row : end]
-        entries = []
-        for lefts, records in _trees(self.structure):
-            local = np.flatnonzero(records != NO_RECORD).tolist()
-            sides = {node: lookup.sides(records[node], values) for node in local}
-            entries.append(candidates(lefts, sides, len(values)))
-        chosen = np.concatenate(entries, axis=1)
+        chosen = np.concatenate(open_entries(self.structure, lookup, values), axis=1)
         n_sent = len(letter.ciphertexts)
-        if n_sent != chosen.size:
-            rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
-            raise ProtocolError(sender, "Elements", "ciphertexts", rule)
+        rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
+        check_fields(sender, letter, ("ciphertexts", n_sent == chosen.size, rule))
         received, is_chosen = self.encrypted.plus(sender, letter), chosen.ravel()
         if self.name != self.passive[-1]:
             key, workers = self.encrypted.public_key, shared_workers()
@@ -153,9 +139,18 @@ def _trees(letter: Structure) -> list[tuple[Array, Array]]:
     return list(zip(lefts, records, strict=True))
 
 
-# Source: Chen et al. 2021 (arXiv:2105.09540), Algorithm 1, Eq. 7 to 10 and 14. A boosted model's
-# leaf weights add up to margins; a forest's leaf values (class shares, or numbers) to n_trees times
-# their mean. All outputs of a leaf share one ciphertext.
+def open_entries(letter: Structure, lookup: Lookup, values: Array) -> list[Bools]:
+    """Entries of each tree that a passive party's splits leave open, (n_rows, n_entries)."""
+    entries = []
+    for lefts, records in _trees(letter):
+        local = np.flatnonzero(records != NO_RECORD).tolist()
+        sides = {node: lookup.sides(records[node], values) for node in local}
+        entries.append(candidates(lefts, sides, len(values)))
+    return entries
+
+
+# Eq. 7 to 10, 14. A boosted model's leaf weights add up to margins; a forest's leaf values (class
+# shares, or numbers) to n_trees times their mean. All outputs of a leaf share one ciphertext.
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """The trees to predict, collapsed to what passive parties split."""
@@ -169,15 +164,16 @@ class Plan:
         """Ciphertexts per row."""
         return sum(len(self.skeletons[tree].entries) for tree in self.shared)
 
-    def local_sides(self, tree: int, values: Array) -> dict[int, Bools]:
-        """Which rows each local split of a skeleton sends left, by its node."""
+    def open_entries(self, tree: int, values: Array) -> Bools:
+        """Which of a tree's entries local splits leave open to rows, (n_rows, n_entries)."""
         pruned = self.skeletons[tree]
         owners, records = self.part.owners(tree), self.part.records[tree]
-        return {
+        sides = {
             index: self.part.lookup.sides(records[node], values)
             for index, (left, node) in enumerate(zip(pruned.lefts, pruned.sources, strict=True))
             if left != LEAF and owners[node] == self.part.name
         }
+        return candidates(pruned.lefts, sides, len(values))
 
     def terms_below(self, tree: int, start: int, values: Array) -> Floats:
         """Leaf terms that rows reach from a node with only local splits below it."""
@@ -195,8 +191,7 @@ class Plan:
 
         Shapes (n_rows, n_entries, n_outputs) and (n_rows, n_entries).
         """
-        pruned, n_rows = self.skeletons[tree], len(values)
-        is_open = candidates(pruned.lefts, self.local_sides(tree, values), n_rows)
+        pruned, is_open = self.skeletons[tree], self.open_entries(tree, values)
         terms = np.zeros((*is_open.shape, self.part.model.n_outputs))
         for entry, node in enumerate(pruned.sources[pruned.entries].tolist()):
             rows = is_open[:, entry]
@@ -240,11 +235,7 @@ class Active(Predicting):
 
     def step(self, request: StepRequest, mail: Mail) -> tuple[StepReply, Letters]:
         """Start, or decrypt sums that are back; send the next batch; write the predictions."""
-        plan, letters, passive = (
-            plan_of(self.active_part()),
-            list[tuple[str, Letter]](),
-            self.passive,
-        )
+        plan, passive, letters = plan_of(self.active_part()), self.passive, Letters()
         if self.follows(MatchRequest):
             self.check_order(mail)
             letters = self._begin(request, plan)
@@ -256,20 +247,14 @@ class Active(Predicting):
             self._take_totals(plan, mail)
             # A batch takes one step at each passive party, and one to return.
             n_due = max(0, self.n_steps - len(passive)) * self.batch_rows
-            if self.n_back < min(n_due, self.n_sent):
-                raise ProtocolError(
-                    passive[-1], "Totals", "letter", f"must reach {self.name} by now"
-                )
+            is_back = self.n_back >= min(n_due, self.n_sent)
+            check_fields(passive[-1], Totals, ("letter", is_back, f"must reach {self.name} by now"))
         batch = self._next_batch(plan)
         if batch is not None:
             letters.append((passive[0], batch))
         finished = self.n_back == len(self.ids)
-        reply = StepReply(
-            finished=finished,
-            n_trees=len(plan.skeletons),
-            n_entries=plan.n_entries,
-            n_batches=-(-self.n_sent // self.batch_rows) if plan.shared else 0,
-        )
+        n_batches = -(-self.n_sent // self.batch_rows) if plan.shared else 0
+        reply = StepReply(finished, len(plan.skeletons), plan.n_entries, n_batches)
         if finished:
             model = plan.part.model
             margins = (self.base_margins,) if isinstance(model, Ensemble) else ()
@@ -304,9 +289,8 @@ class Active(Predicting):
                 pruned, owners = plan.skeletons[tree], np.array(plan.part.owners(tree))
                 is_theirs = (owners[pruned.sources] == name) & (pruned.lefts != LEAF)
                 lefts.append(pruned.lefts)
-                records.append(
-                    np.where(is_theirs, plan.part.records[tree][pruned.sources], NO_RECORD)
-                )
+                of_tree = plan.part.records[tree][pruned.sources]
+                records.append(np.where(is_theirs, of_tree, NO_RECORD))
             structure = Structure(
                 self.cipher.public_key.to_array(),
                 len(plan.shared),
@@ -325,15 +309,10 @@ class Active(Predicting):
         for tree in plan.shared:
             inner = plan.part.model.trees[tree]["left"] != LEAF
             n_single += len(np.unique(np.array(plan.part.owners(tree))[inner])) == 1
-            open_entries = candidates(
-                plan.skeletons[tree].lefts, plan.local_sides(tree, values), len(values)
-            )
-            possibilities += np.log(open_entries.sum(axis=1))
+            possibilities += np.log(plan.open_entries(tree, values).sum(axis=1))
         if n_single:
-            raise DataError(
-                f"trees must have splits of two parties, got {n_single} with all splits at one, "
-                f"which then knows where every row ends{UNGUARDED}"
-            )
+            rule = f"trees must have splits of two parties, got {n_single} with all splits at one, "
+            raise DataError(f"{rule}which then knows where every row ends{UNGUARDED}")
         n_few = int((possibilities < np.log(least) - 1e-9).sum())
         if n_few:
             raise DataError(
@@ -360,15 +339,15 @@ class Active(Predicting):
         parties = self.passive
         for sender, letter in mail.each(Totals):
             first, n_rows = self.n_back, len(self.ids)
-            if set(self.ready) != set(parties):
-                raise ProtocolError(
-                    sender, "Totals", "part", "must come after every party is ready"
-                )
-            if sender != parties[-1] or letter.first_row != first:
-                raise ProtocolError(sender, "Totals", "first_row", "must be the next batch's")
             end = min(first + self.batch_rows, n_rows)
-            if letter.n_rows != end - first:
-                raise ProtocolError(sender, "Totals", "n_rows", f"must be {end - first}")
+            is_next = sender == parties[-1] and letter.first_row == first
+            check_fields(
+                sender,
+                letter,
+                ("part", {*self.ready} == {*parties}, "must come after every party is ready"),
+                ("first_row", is_next, "must be the next batch's"),
+                ("n_rows", letter.n_rows == end - first, f"must be {end - first}"),
+            )
             (fields,) = self.cipher.read(sender, letter, [(0, np.ones(letter.n_rows, dtype=bool))])
             terms = np.ldexp(np.array(fields, dtype=np.float64), self.exponent - PRECISION)
             low, high = plan.bounds(self.values[first:end])
@@ -376,10 +355,10 @@ class Active(Predicting):
             slack = len(plan.shared) ** 2 * 2.0 ** (self.exponent - PRECISION + 1)
             n_beyond = int(((terms < low - slack) | (terms > high + slack)).any(axis=1).sum())
             if n_beyond:
-                rule = (
-                    "must be sums of leaves that this party's splits leave open to each row, got "
+                rule = "must be sums of leaves that this party's splits leave open to each row, "
+                rule += (
+                    f"got {n_beyond} of {letter.n_rows} rows beyond: {sender} or a party before it "
                 )
-                rule += f"{n_beyond} of {letter.n_rows} rows beyond: {sender} or a party before it "
                 raise ProtocolError(sender, "Totals", "ciphertexts", f"{rule}has changed them")
             sums = np.array(self.sums)
             sums[first:end] += terms

@@ -6,7 +6,6 @@ Source: Ma et al. 2023, Algorithm 1, lines 2, 3, 7 and 14 to 19.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import cast
 
 import numpy as np
@@ -28,7 +27,7 @@ from fedapp.messages.fedxgbllr import (
     ShareReply,
     ShareRequest,
 )
-from fedapp.messages.fields import Array, check_fields, parameters_of
+from fedapp.messages.fields import Array, check_fields, fields_of, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.scoring import arrays_of
 from fedapp.records.document import to_text
@@ -173,8 +172,7 @@ class Stacker(Scored):
             )
             for subset in WATCHED
         }
-        settings = (field.name for field in fields(Training))
-        training = Training(**{name: getattr(request, name) for name in settings})
+        training = Training(**fields_of(request, Training))
         rng = self.site.random(request.seed, request.round_id)
         held_back = rows["valid"] if self.weights["valid"].any() else None
         with as_protocol_error(self.name, "AverageRequest", "parameters"):
@@ -209,7 +207,7 @@ class Stacker(Scored):
         self._check_weights(request)
         widest = request.residual_range
         scores = self._scores(SUBSETS, request.weights, request.score_bins, widest)
-        shared, shape, unit = self.shared, self.shape, np.float32(self.shared.unit)
+        shared, shape, (_, unit) = self.shared, self.shape, self._scale()
         ensembles, sets = self._ensembles()
         scaled = weights_in_unit(shape, request.weights, unit)
         scores["few"] = self.few

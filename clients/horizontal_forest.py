@@ -12,7 +12,6 @@ from clients.cuts import Counted, read_splits
 from clients.handshake import Ints
 from clients.secagg import weight_sizes
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ConfigError
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages.fields import Array, check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
@@ -27,6 +26,7 @@ from fedapp.messages.horizontal_forest import (
     SplitRequest,
 )
 from fedapp.site.account import is_masked
+from fedapp.site.policy import check_draws
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
 from fedapp.trees.forest.levels import row_counts
@@ -137,12 +137,8 @@ class Grower(Counted):
         terms = row_terms(labels, weights, len(self.classes), powers)
         seed = int(self.site.random(request.seed, 0).integers(2**63))
         draws = row_counts(request.bootstrap, seed, request.trees, len(labels))
-        drawn = np.count_nonzero(draws, axis=1)
-        fewest = min(drawn.min(), len(labels) - drawn.max())
-        if request.bootstrap and fewest < self.config.min_rows:
-            rule = "must be false where a tree draws or leaves out fewer than "
-            rule += f"{self.config.min_rows} training rows (min-rows of {self.name})"
-            raise ConfigError(f"horizontal-forest.bootstrap {rule}, got true and {fewest}")
+        if request.bootstrap:
+            check_draws(self.config, "horizontal-forest", draws)
         nodes = {
             subset: np.zeros((request.trees, len(self.labels[subset])), dtype=np.int32)
             for subset in WATCHED

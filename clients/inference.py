@@ -57,7 +57,6 @@ from fedapp.trees.structure import SplitNodes
 
 log = logging.getLogger("fedapp.site")
 OUTPUT = "predictions"
-NAME = "explanation"
 OPEN = (
     "splits that this party's other splits leave open to the row; whether it gets there is unseen"
 )
@@ -65,7 +64,6 @@ REACHED = "splits that the row reaches"
 Entry = dict[str, Any]
 AskedSplit = tuple[int, int, int]  # index of the tree, node, record
 Rows = list[npt.NDArray[np.int32]]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +153,7 @@ class Traversal:
 #   the active party also the score, and the owners of the other splits.
 #
 # Where parties share column names, the active party has those of a boosted model's splits. The
-# files are ``explanation.json`` and ``explanation.txt`` in the site's folder.
+# file is ``explanation.json`` in the site's folder.
 @role
 class Predicting(Aligned):
     """State of a party while a divided model predicts."""
@@ -181,18 +179,16 @@ class Predicting(Aligned):
         scores, note = dict[str, float](), ""
         if self.labels is not None:
             scores, note = prediction_scores(
-                model.objective,
-                model.classes,
-                predictions,
-                self.labels,
-                self.weights,
-                part.threshold,
+                model, predictions, self.labels, self.weights, part.threshold
             )
         finite_scores = {name: None if np.isnan(value) else value for name, value in scores.items()}
         summary = {"rows": len(order), "not_matched": unmatched, "scores": finite_scores}
-        text = json.dumps({**summary, "note": note}, indent=1) + "\n"
-        write_atomically(self.folder / f"{OUTPUT}.json", text.encode())
+        self._write_json(OUTPUT, {**summary, "note": note})
         self.end()
+
+    def _write_json(self, name: str, document: Entry) -> None:
+        text = json.dumps(document, indent=1) + "\n"
+        write_atomically(self.folder / f"{name}.json", text.encode())
 
     def explain(self, request: ExplainRequest) -> ExplainReply:
         """Store the rows to explain; a passive party of a forest knows the structure already."""
@@ -234,13 +230,10 @@ class Predicting(Aligned):
             is_local = np.array(part.owners(number)) == self.name
             records = np.where(is_local & (tree["left"] != LEAF), part.records[number], -1)
             for row, splits in self._open(part, number, tree["left"], records).items():
-                seen[row] += [
-                    {**_owner_facts(part, number, split["node"]), **split} for split in splits
-                ]
+                seen[row] += [_owner_facts(part, number, split["node"]) | split for split in splits]
         for row, position in rows.items():
-            named = named_predictions(
-                part.model.classes, part.model.n_outputs, predictions[[position]]
-            )
+            model, of_row = part.model, predictions[[position]]
+            named = named_predictions(model.classes, model.n_outputs, of_row)
             entries[row] = {"score": {name: float(value[0]) for name, value in named.items()}}
             if leaves is None:
                 entries[row]["splits"] = seen[row]
@@ -262,13 +255,9 @@ class Predicting(Aligned):
             goes_right = np.flatnonzero(lookup.sets.members(int(lookup.numbers[record])))
             cut = {"goes_right": sorted(names[code] for code in goes_right)}
         shown = value if names is None else names[int(np.nan_to_num(value))]
-        return {
-            "column": part.columns[column],
-            "value": None if np.isnan(value) else shown,
-            **cut,
-            "missing": "left" if lookup.defaults[record] else "right",
-            "side": "left" if is_left else "right",
-        }
+        default = "left" if lookup.defaults[record] else "right"
+        seen = {"column": part.columns[column], "value": None if np.isnan(value) else shown}
+        return {**seen, **cut, "missing": default, "side": "left" if is_left else "right"}
 
     def _open(self, part: Part, tree: int, lefts: Array, records: Array) -> dict[str, list[Entry]]:
         # records: -1 except at local splits
@@ -298,18 +287,9 @@ class Predicting(Aligned):
         if self.explained is None:
             return
         missing = [row for row, position in self.explained.items() if position < 0]
-        document = {
-            "format": 1,
-            "model": self.model,
-            "party": self.name,
-            "splits": splits,
-            "not_among_the_rows": missing,
-            "rows": rows,
-        }
-        write_atomically(
-            self.folder / f"{NAME}.json", (json.dumps(document, indent=1) + "\n").encode()
-        )
-        write_atomically(self.folder / f"{NAME}.txt", _text(document).encode())
+        of_run = {"format": 1, "model": self.model, "party": self.name, "splits": splits}
+        document = {**of_run, "not_among_the_rows": missing, "rows": rows}
+        self._write_json("explanation", document)
 
 
 @role
@@ -425,35 +405,6 @@ def _owner_facts(part: ActivePart, number: int, node: int) -> Entry:
         split = part.model.trees[number][node]
         facts |= {"column": part.model.columns[split["column"]], "gain": float(split["gain"])}
     return facts
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    lines = [f"Model {document['model']}, as {document['party']} sees it: {document['splits']}."]
-    for row, entry in document["rows"].items():
-        score = "".join(f", {name} {value:.6g}" for name, value in entry.get("score", {}).items())
-        lines += ["", f"Row {row}{score}"]
-        lines += [f"  {_line(split)}" for split in entry["splits"]]
-        lines += [
-            f"  tree {number} ends in a leaf of {', '.join(f'{value:.6g}' for value in leaf)}"
-            for number, leaf in enumerate(entry.get("leaves", []))
-        ]
-    if document["not_among_the_rows"]:
-        lines += ["", f"Not among the rows: {', '.join(document['not_among_the_rows'])}"]
-    return "\n".join(lines) + "\n"
-
-
-def _line(split: Mapping[str, Any]) -> str:
-    where = f"tree {split['tree']}, node {split['node']}: " if "tree" in split else ""
-    if "goes_right" in split:
-        rule = f"{split['column']} not in {', '.join(split['goes_right'])}"
-        return f"{where}{rule}? {split['value'] or 'missing'}: {split['side']}"
-    if "threshold" not in split:
-        column = f", {split['column']}" if "column" in split else ""
-        side = f": {split['side']}" if "side" in split else ""
-        return f"{where}split of {split['party']}{column}{side}"
-    value = "missing" if split["value"] is None else f"{split['value']:.6g}"
-    rule = f"{split['column']} < {split['threshold']:.6g}"
-    return f"{where}{rule}? {value}: {split['side']}"
 
 
 HANDLERS = handlers(Active, Passive)

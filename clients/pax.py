@@ -16,9 +16,8 @@ import numpy.typing as npt
 from clients.cuts import Binned, Counted, read_splits
 from clients.handshake import Floats, Ints
 from clients.scoring import first_margins
-from fedapp.errors import DivergedError, ProtocolError, as_protocol_error
+from fedapp.errors import DivergedError, as_protocol_error
 from fedapp.histograms.build import slots_by_node
-from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import (
     cell_starts,
     group,
@@ -242,9 +241,8 @@ class Party(Counted):
 
     def risks(self, request: RisksRequest) -> Sums:
         """Add the last round's trees, and sum hazard ratios and events by bin of times."""
-        if not has_risk_sets(self.objective):
-            rule = f"must not come with {self.objective}, whose gradients need no such sums"
-            raise ProtocolError(self.name, type(request).__name__, "class", rule)
+        rule = f"must not come with {self.objective}, whose gradients need no such sums"
+        check_fields(self.name, request, ("class", has_risk_sets(self.objective), rule))
         request = self.read_bins(request)
         self._move(request)
         times, n_bins = self.bins.codes[:, -1], self.bins.widths[-1]  # of the last column
@@ -295,7 +293,12 @@ class Party(Counted):
             pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
         terms = drawn_terms(self, request, pairs)
         if is_masked(self.site.store):
-            terms = whole_terms(self, terms)
+            bounds = bounds_of(self.site.store)
+            try:
+                terms = whole_gradients(self.objective, terms, bounds, self.loss)
+            except ValueError as error:
+                way = "a smaller eta or pax.aggregation=plain may help"
+                raise DivergedError(f"{error}; {way}") from None
         nodes = at_roots(request.n_trees, self.margins)
         begun = replace(self.round, nodes=nodes, gradients=terms, floor=None)
         if least := self.config.least_bin_rows:
@@ -334,11 +337,9 @@ def at_roots(n_trees: int, margins: Mapping[str, Floats]) -> dict[str, Nodes]:
 def check_grown(party: Party, request: Grown, level: int) -> None:
     """Check the request against the party's table, so that no index is out of range."""
     width = party.n_outputs * request.num_parallel_tree
-    n_splits = len(request.split_trees)
     last_level, n_open = party.round.level, party.round.n_open
-    at_root = level == 0
-    sizes = {"n_trees": width, "n_columns": len(party.columns)}
-    check_sizes(party.name, cast(Request, request), **sizes)
+    n_splits, at_root = len(request.split_trees), level == 0
+    check_sizes(party.name, cast(Request, request), n_trees=width, n_columns=len(party.columns))
     has_outputs = len(request.base_margin) == party.n_outputs
     rules: list[FieldRule] = [
         ("base_margin", has_outputs, f"must be {party.n_outputs}, one an output"),
@@ -366,10 +367,8 @@ def check_grown(party: Party, request: Grown, level: int) -> None:
 
 def check_quantiles(party: Party, request: QuantilesRequest) -> None:
     """Check that each leaf of a tree, or once all labels, are counted by each digit once."""
-    message = type(request).__name__
-    if not has_quantile_leaves(party.objective):
-        rule = f"must be for leaves that are quantiles, got {party.objective}"
-        raise ProtocolError(party.name, message, "class", rule)
+    rule = f"must be for leaves that are quantiles, got {party.objective}"
+    check_fields(party.name, request, ("class", has_quantile_leaves(party.objective), rule))
     n_trees = len(party.round.nodes["train"]) if party.margins else 1
     check_sizes(party.name, request, n_trees=n_trees, n_columns=len(party.cutting.categories))
     n_open, n_fitted = party.round.n_open, party.round.n_fitted
@@ -405,15 +404,6 @@ def drawn_terms(party: Party, request: GrowRequest, pairs: Array) -> Array:
                 rows[:] = True
         terms[~np.repeat(drawn, party.n_outputs, axis=0)] = 0
     return terms
-
-
-def whole_terms(party: Party, pairs: Array) -> Whole:
-    """Gradients and hessians of rows as whole numbers, of which sums of all are exact."""
-    try:
-        return whole_gradients(party.objective, pairs, bounds_of(party.site.store), party.loss)
-    except ValueError as error:
-        way = "a smaller eta or pax.aggregation=plain may help"
-        raise DivergedError(f"{error}; {way}") from None
 
 
 def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) -> Ints:

@@ -1,8 +1,7 @@
 """Party side of PAX with secure aggregation, and with differential privacy.
 
-Quantiles of all parties' rows follow from counts by digit, so all parties have the same bins from
-the first tree on. Rows keep their values, and no representative leaves the party. With differential
-privacy every sum leaves with noise, under masks (``trees`` and below).
+Cuts follow from counts by digit (``clients.cuts``). With differential privacy every sum leaves with
+noise, under masks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from clients.cuts import Counted
 from clients.handshake import Floats, Ints
 from clients.scoring import first_margins
 from fedapp.data.partition import HELD_OUT
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError
 from fedapp.histograms.fixed_point import Bounds, Whole
 from fedapp.messages.fields import check_fields
 from fedapp.messages.handshake import HelloRequest
@@ -79,13 +78,15 @@ class Private(Counted):
 
     def open_sums(self, request: PrivateOpenRequest) -> Sums:
         """Join the run, code labels and categories; sums of labels, counts of values."""
-        if request.n_rows > COUNTED_ROWS:
-            rule = "must be <= {}, which units are fine enough for, got {}"
-            rule = rule.format(COUNTED_ROWS, request.n_rows)
-            raise ProtocolError(self.name, "PrivateOpenRequest", "n_rows", rule)
-        if request.threshold:
-            rule = f"must be 0, for the noise of all parties is needed, got {request.threshold}"
-            raise ProtocolError(self.name, "PrivateOpenRequest", "threshold", rule)
+        n_rows, threshold = request.n_rows, request.threshold
+        most = f"must be <= {COUNTED_ROWS}, which units are fine enough for, got {n_rows}"
+        rule = f"must be 0, for the noise of all parties is needed, got {threshold}"
+        check_fields(
+            self.name,
+            request,
+            ("n_rows", n_rows <= COUNTED_ROWS, most),
+            ("threshold", not threshold, rule),
+        )
         _, sums, counts = self.count_labels(request)
         store = self.site.store
         n_rows = len(self.labels["train"])

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import LONGEST, Array
+from fedapp.messages.fields import LONGEST, Array, check_fields
 from fedapp.messages.scoring import (
     BalanceReply,
     BalanceRequest,
@@ -33,7 +33,7 @@ from fedapp.messages.scoring import (
 )
 from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.metrics.survival import Cells
-from fedapp.records.document import Kind, from_text, kind_of
+from fedapp.records.document import from_text, kind_of
 from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of
@@ -41,6 +41,7 @@ from fedapp.trees.calibration import calibrated
 from fedapp.trees.categories import Categories
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import is_of_rows, margins_of, transform
@@ -56,18 +57,7 @@ ROUNDS, MOST_ROWS = 50, 2**14
 PARAMETERS = {"max_bin": 256, "max_depth": 6, "eta": 0.3, "nthread": 1}
 
 
-class ScoredModel(Described, Kind, Protocol):
-    """The parts of a model that scoring uses."""
-
-    @property
-    def categories(self) -> Categories: ...
-    @property
-    def n_outputs(self) -> int: ...
-    @property
-    def base_margin(self) -> Array: ...
-
-
-M = TypeVar("M", bound=ScoredModel)
+M = TypeVar("M", bound=Ensemble | BaggedForest | LinearModel)
 # Kinds of models that the shared request scores, and their margins of rows.
 BOOSTED: tuple[type[Any], Callable[..., Array]] = Ensemble, predict_margins
 BAGGED: tuple[type[Any], Callable[..., Array]] = BaggedForest, BaggedForest.margins
@@ -83,9 +73,9 @@ class Scored(Coded):
 
     def balance(self, request: BalanceRequest) -> BalanceReply:
         """Set the factor of positive rows, which follows from the labels of all parties."""
-        if not self.is_coded or self.loss.scale_pos_weight:
-            rule = "must be sent once, after the labels were summed without it"
-            raise ProtocolError(self.name, "BalanceRequest", "scale_pos_weight", rule)
+        is_due = self.is_coded and not self.loss.scale_pos_weight
+        rule = "must be sent once, after the labels were summed without it"
+        check_fields(self.name, request, ("scale_pos_weight", is_due, rule))
         self.loss = replace(self.loss, scale_pos_weight=request.scale_pos_weight)
         return BalanceReply()
 
@@ -112,16 +102,15 @@ class Scored(Coded):
 
         `least_bin_rows` takes the place of the site's min-bin-rows.
         """
-        message = type(asked).__name__
         try:
             model = from_text(asked.model.tobytes().decode(), kind)
         except (DataError, UnicodeDecodeError) as error:
             rule = str(error).removeprefix("model ")
-            raise ProtocolError(self.name, message, "model", rule) from error
+            raise ProtocolError(self.name, type(asked).__name__, "model", rule) from error
         run = self.objective, self.columns, self.classes, self.categories
-        if (model.objective, model.columns, model.classes, model.categories) != run:
-            rule = "must have the objective, columns, categories and classes of the run"
-            raise ProtocolError(self.name, message, "model", rule)
+        fits = (model.objective, model.columns, model.classes, model.categories) == run
+        rule = "must have the objective, columns, categories and classes of the run"
+        check_fields(self.name, asked, ("model", fits, rule))
         before = dict[str, Array]()
         for subset in subsets:
             # Rows are values, with base margins if there are any.
@@ -203,19 +192,18 @@ class Scored(Coded):
 
     def read_trees(self, request: Trees) -> Grown:
         """Trees of a request, checked."""
-        message = type(request).__name__
-        with as_protocol_error(self.name, message, "trees"):
+        with as_protocol_error(self.name, type(request).__name__, "trees"):
             grown = unpack_trees(arrays_of(request), self.category_counts)
-        if len(grown.trees) % self.n_outputs:
-            rule = f"must be a multiple of {self.n_outputs}, got {len(grown.trees)}"
-            raise ProtocolError(self.name, message, "trees", rule)
+        n_trees = len(grown.trees)
+        rule = f"must be a multiple of {self.n_outputs}, got {n_trees}"
+        check_fields(self.name, request, ("trees", n_trees % self.n_outputs == 0, rule))
         return grown
 
     def check_outputs(self, request: object, field: str) -> None:
         """Check that a field of a request has one value per output."""
-        if (n_values := len(getattr(request, field))) != self.n_outputs:
-            rule = f"must be {self.n_outputs}, one an output, got {n_values}"
-            raise ProtocolError(self.name, type(request).__name__, field, rule)
+        n_values = len(getattr(request, field))
+        rule = f"must be {self.n_outputs}, one an output, got {n_values}"
+        check_fields(self.name, request, (field, n_values == self.n_outputs, rule))
 
 
 def first_margins(rows: Coded, base_margin: Array) -> Mapping[str, Floats]:
@@ -315,8 +303,7 @@ def warn_if_worse(
 
 
 def prediction_scores(
-    objective: Objective,
-    classes: Sequence[str],
+    model: Described,
     predictions: Array,
     labels: Array,
     weights: Array | None,
@@ -327,6 +314,7 @@ def prediction_scores(
     `labels` are names or numbers, as in a ``Table``; `threshold` is a probability for two classes,
     or None if none was chosen.
     """
+    objective, classes = model.objective, model.classes
     if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
     if not classes and numbers_of(labels) is None:

@@ -62,17 +62,16 @@ class Agreeing(Aligned):
     def prepare(self, request: PrepareRequest, mail: Mail) -> tuple[PrepareReply, Letters]:
         """Tell the others where this party answers."""
         self.check_order(mail)
-        part = self.part_digest()
         now, _ = current(self.name)
         self.address = Address(
             self.config.standing_address,
             np.frombuffer(certificate(self.name, renews=True), np.uint8),
-            part,
+            self.part_digest(),
             np.frombuffer(secrets.token_bytes(KEY_BYTES), np.uint8),
             now if planned(self.site.store)["refreshes"] else NO_VERSION,
             now,
         )
-        return PrepareReply(), [(name, self.address) for name in self.others]
+        return PrepareReply(), self.to_others(self.address)
 
     def store(self, request: StoreRequest, mail: Mail) -> StoreReply:
         """Check what the others have sent, number the rows, and store the version."""
@@ -96,10 +95,8 @@ class Agreeing(Aligned):
         keys = [drawn[name].drawn.tobytes() for name in sorted(drawn)]
         ids = numbered(self.ids, keys, ids_of(self.name, self.address.refreshed))
         if len(set(ids.tolist())) < len(ids):
-            rule = (
-                "ids must be new ones to be matched, got some that another activation has matched"
-            )
-            raise DataError(f"{rule} meanwhile: activate again", self.name)
+            rule = "ids must be new ones to be matched, got some that another activation has "
+            raise DataError(f"{rule}matched meanwhile: activate again", self.name)
         peers = {
             name: Peer(letter.address, letter.certificate.tobytes().decode("ascii"))
             for name, letter in addresses.items()

@@ -1,7 +1,5 @@
 """Federated Forest with labels under Paillier: sums at a passive party, choices at the active one.
 
-"Encrypted label y" of the paper is taken literally: a passive party sums ciphertexts that it cannot
-read for every bin of its columns, and the active party, who can decrypt, chooses the splits of all.
 The form of the sums is in ``fedapp.trees.forest.encrypted``.
 """
 
@@ -14,8 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.active import Active, Worth
-from clients.federated_forest.party import Doubles, Passive
+from clients.federated_forest.party import Active, Doubles, Passive, Worth
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
 from clients.vertical.growing import SplitList
 from fedapp.crypto.sums import SumJob
@@ -38,7 +35,7 @@ from fedapp.messages.federated_forest import (
     TakeRequest,
     Won,
 )
-from fedapp.messages.fields import Array, Letter, fields_of
+from fedapp.messages.fields import Array, Letter, check_fields, fields_of
 from fedapp.messages.vertical import (
     LevelSplits,
     MatchRequest,
@@ -109,24 +106,21 @@ class PaillierPassive(Passive):
 
     def _take_block(self, mail: Mail, last: bool = False) -> None:
         """Check and store the key, and ciphertexts of the next rows of positive weight."""
-        active, letter = self.active, self._meet(mail) or mail.one(MoreLabels, self.active)
+        active = self.active
+        letter: EncryptedLabels | MoreLabels
+        if self.follows(SetupRequest):
+            letter = mail.one(EncryptedLabels, active)
+            layouts_of = of_numbers(self.n_train, letter.n_fields, letter.bits)
+            self.encrypted = EncryptedRows.none(self, letter, self.forest.settings, layouts_of)
+            bits = active, "EncryptedLabels", "weighted", letter.weighted
+            self.weighted = np.flatnonzero(sent_bits(*bits, self.n_train))
+        else:
+            letter = mail.one(MoreLabels, active)
         n_taken, n_rows = len(self.encrypted) + len(letter.ciphertexts), len(self.weighted)
-        if n_taken > n_rows or (last and n_taken < n_rows):
-            rule = f"must be {n_rows}, got {n_taken}"
-            raise ProtocolError(active, type(letter).__name__, "ciphertexts", rule)
+        fits = n_taken <= n_rows and not (last and n_taken < n_rows)
+        rule = f"must be {n_rows}, got {n_taken}"
+        check_fields(active, letter, ("ciphertexts", fits, rule))
         self.encrypted = self.encrypted.plus(active, letter)
-
-    def _meet(self, mail: Mail) -> EncryptedLabels | None:
-        """After the setup, check and store the key, and which rows have a weight."""
-        if not self.follows(SetupRequest):
-            return None
-        active, name = self.active, EncryptedLabels.__name__
-        letter = mail.one(EncryptedLabels, active)
-        layouts_of = of_numbers(self.n_train, letter.n_fields, letter.bits)
-        self.encrypted = EncryptedRows.none(self, letter, self.forest.settings, layouts_of)
-        has_weight = sent_bits(active, name, "weighted", letter.weighted, self.n_train)
-        self.weighted = np.flatnonzero(has_weight)
-        return letter
 
     def _won(self, level: SplitList, mail: Mail) -> Letters:
         trees = self.forest.trees.made(level, self._chosen(level, mail), self.values)
@@ -146,8 +140,7 @@ class PaillierPassive(Passive):
         fits = fits and np.array_equal(listing.nodes[listed], local)
         # Only where values are missing may all bins go to one side.
         fits = fits and bool((cuts < listing.n_bins[listed] + listing.missing[listed] - 1).all())
-        if not fits:
-            raise ProtocolError(active, "Won", "listed", "must be the party's splits of this level")
+        check_fields(active, letter, ("listed", fits, "must be the party's splits of this level"))
         columns, starts = listing.columns[listed], listing.ends[listed]
         is_unordered, sizes = listing.unordered[listed].astype(bool), listing.n_bins[listed]
         with as_protocol_error(active, "Won", "set_bits"):
@@ -238,9 +231,8 @@ class PaillierActive(Active):
 
     def send_block(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Encrypt the labels of the next rows."""
-        if self.n_blocks == self._due_blocks:
-            rule = "must come once a block of labels, got one more"
-            raise ProtocolError(self.name, "EncryptRequest", "step", rule)
+        rule = "must come once a block of labels, got one more"
+        check_fields(self.name, request, ("step", self.n_blocks < self._due_blocks, rule))
         return SentReply(), self._next_block(MoreLabels)
 
     @property
@@ -277,7 +269,15 @@ class PaillierActive(Active):
         them too; ciphertexts with no other node's sums are not decrypted.
         """
         trees, nodes = self.forest.open_to(level)
-        sums, peers = self._read_offers(mail, trees, nodes), self.peers
+        spans, fields, peers = by_tree(trees), self.forest.labels.fields, self.peers
+        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
+        totals = joined([of_nodes for of_nodes, _ in of_trees])
+        extremes = joined([of_rows for _, of_rows in of_trees])
+        starts = [a for a, _ in spans[1:]]
+        sums = {
+            name: self._read_offer(name, mail.one(ColumnSums, name), totals, extremes, starts)
+            for name in self.others
+        }
         self.forest, local = self.forest.searched(level)
         best = winners([local if name == self.name else sums[name][2] for name in peers])
         split = np.flatnonzero(best >= 0)
@@ -319,45 +319,19 @@ class PaillierActive(Active):
         self._check_chosen(request)  # they were made when they were chosen
 
     def _check_chosen(self, level: LevelSplits) -> None:
-        names = ("trees", "nodes", "owners")
-        chosen = self.chosen
-        if not all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names):
-            rule = "must be the splits that this party has chosen"
-            raise ProtocolError(self.name, type(level).__name__, "nodes", rule)
+        chosen, names = self.chosen, ("trees", "nodes", "owners")
+        fits = all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names)
+        rule = "must be the splits that this party has chosen"
+        check_fields(self.name, level, ("nodes", fits, rule))
 
     def _worth(self, party: str, letter: PartKept) -> Worth:
         of_party = self.worth[self.worth[:, 0] == self.peers.index(party)]
         columns, gains = of_party[:, 1].astype(np.int64), np.zeros(len(letter.gains))
-        if (columns >= len(gains)).any():
-            rule = f"must be {columns.max() + 1} columns at least, got {len(gains)}"
-            raise ProtocolError(party, "PartKept", "gains", rule)
+        least = columns.max(initial=-1) + 1
+        rule = f"must be {least} columns at least, got {len(gains)}"
+        check_fields(party, letter, ("gains", least <= len(gains), rule))
         np.add.at(gains, columns, of_party[:, 2])
         return gains, letter.counts, letter.names
-
-    def _read_offers(
-        self, mail: Mail, trees: Places, nodes: Places
-    ) -> dict[str, tuple[Listing, Sums, Choices]]:
-        spans, fields = by_tree(trees), self.forest.labels.fields
-        of_trees = [self._totals(fields, int(trees[a]), nodes[a:b]) for a, b in spans]
-        totals = joined([of_nodes for of_nodes, _ in of_trees])
-        extremes = joined([of_rows for _, of_rows in of_trees])
-        offers = dict[str, tuple[Listing, Sums, Choices]]()
-        for name in self.others:
-            letter = mail.one(ColumnSums, name)
-            if letter.level != self.forest.trees.structure.level:
-                raise ProtocolError(name, "ColumnSums", "level", "must be the one being split")
-            listing = Listing(*(getattr(letter, field) for field in Listing.__slots__))
-            if not _fits(listing, totals.large):
-                rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
-                raise ProtocolError(name, "ColumnSums", "columns", rule)
-            if (listing.per_column(listing.sizes) != totals.sizes[listing.nodes]).any():
-                rule = "must add up to the rows of each node"
-                raise ProtocolError(name, "ColumnSums", "sizes", rule)
-            starts = [a for a, _ in spans[1:]]
-            sums = self._sums(name, letter, fields, listing, totals, extremes, starts)
-            choices = best_cuts(listing, sums, totals, fields.units, self.forest.rules)
-            offers[name] = listing, sums, choices
-        return offers
 
     def _totals(self, fields: RowFields, tree: int, nodes: Places) -> tuple[NodeTotals, Extremes]:
         """Sums and sizes of nodes of a tree, and the extremes of their rows."""
@@ -369,36 +343,43 @@ class PaillierActive(Active):
         totals = NodeTotals.of(fields, labels.targets, counts, inside, fewest)
         return totals, Extremes.of(fields.of_rows(inside[0], counts), inside)
 
-    def _sums(
+    def _read_offer(
         self,
         party: str,
         letter: ColumnSums,
-        fields: RowFields,
-        listing: Listing,
         totals: NodeTotals,
         extremes: Extremes,
         starts: list[int],
-    ) -> Sums:
-        """Decrypted sums, checked against the totals of the nodes.
+    ) -> tuple[Listing, Sums, Choices]:
+        """A party's columns, their sums, decrypted and checked, and the best split of each node.
 
         A ciphertext has sums of one tree only; ``starts`` are the first nodes of all but the first.
         """
-        columns = totals.is_open[listing.nodes]
+        listing = Listing(*(getattr(letter, field) for field in Listing.__slots__))
+        is_due = letter.level == self.forest.trees.structure.level
+        rule = f"must be of {len(totals.large)} open nodes, only those with enough rows"
+        check_fields(party, letter, ("level", is_due, "must be the one being split"))
+        check_fields(party, letter, ("columns", _fits(listing, totals.large), rule))
+        matches = listing.per_column(listing.sizes) == totals.sizes[listing.nodes]
+        check_fields(
+            party, letter, ("sizes", matches.all(), "must add up to the rows of each node")
+        )
+        columns, units = totals.is_open[listing.nodes], self.forest.labels.fields.units
         wanted = np.repeat(columns, listing.n_bins + listing.missing)
         by_tree = np.split(wanted, listing.ends[np.searchsorted(listing.nodes, starts)])
         jobs, to_array = [(0, of_tree) for of_tree in by_tree], partial(np.array, dtype=np.float64)
         of_jobs = self.cipher.read(party, letter, jobs, to_array)
-        sums = np.concatenate([of_job.reshape(-1, len(fields.units)) for of_job in of_jobs])
+        sums = np.concatenate([of_job.reshape(-1, len(units)) for of_job in of_jobs])
         matches = listing.per_column(sums)[columns] == totals.totals[listing.nodes][columns]
         weights = sums[wanted] if self.forest.labels.n_classes else sums[wanted, :1]
         # Weights of rows are not negative, and some are not 0.
-        if not (matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()):
-            rule = "must add up to the labels of each node"
-            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-        if not extremes.fit(listing, sums)[wanted].all():
-            rule = "must be sums that as many rows of the node can have"
-            raise ProtocolError(party, "ColumnSums", "ciphertexts", rule)
-        return sums
+        adds_up = matches.all() and (weights >= 0).all() and (weights.sum(axis=1) > 0).all()
+        rule = "must add up to the labels of each node"
+        check_fields(party, letter, ("ciphertexts", adds_up, rule))
+        fits = extremes.fit(listing, sums)[wanted].all()
+        rule = "must be sums that as many rows of the node can have"
+        check_fields(party, letter, ("ciphertexts", fits, rule))
+        return listing, sums, best_cuts(listing, sums, totals, units, self.forest.rules)
 
 
 def won(level: int, listing: Listing, offer: Choices, nodes: Ints) -> Won:

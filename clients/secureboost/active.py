@@ -15,7 +15,7 @@ and missing values are XGBoost's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -24,8 +24,16 @@ import numpy.typing as npt
 
 from clients.inference import Traversal
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.secureboost.joint import ConfiguredConstraints, Joint, check_bins
-from clients.secureboost.model import Boosted, joined, trimmed
+from clients.secureboost.columns import (
+    ConfiguredConstraints,
+    Joint,
+    Table,
+    check_bins,
+    check_setup,
+    column_bins,
+    initial_part,
+)
+from clients.secureboost.model import Boosted, Scores, Target, joined, margin_column, trimmed
 from clients.secureboost.round import (
     NO_ROUND,
     Claim,
@@ -35,18 +43,16 @@ from clients.secureboost.round import (
     by_tree,
     drawn_pairs,
 )
-from clients.secureboost.table import Table, check_setup, column_bins, initial_part
-from clients.secureboost.target import Scores, Target, margin_column
 from clients.vertical.ciphertexts import Cipher
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts
-from fedapp.errors import ConfigError, ProtocolError
+from fedapp.errors import ConfigError
 from fedapp.histograms.build import Histogram, build_all_histograms, sum_jobs
 from fedapp.histograms.claimed import words_of
 from fedapp.histograms.vector_splits import build_vector_histograms
-from fedapp.messages.fields import Array, Request
+from fedapp.messages.fields import Array, check_fields
 from fedapp.messages.secureboost import (
     MOST_PAIRS,
     BeginReply,
@@ -86,6 +92,7 @@ from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.shown import not_counted
 from fedapp.trees.size import MultiStrategy
 
+DUE = "must be due: blocks of gradients and levels of trees come one after the other"
 Sums = tuple[Histogram, Array]  # of a party, by node and bin; missing rows, by node and column
 
 
@@ -140,7 +147,7 @@ class Active(Aligned):
     def walk(self, request: WalkRequest, mail: Mail) -> tuple[WalkReply, Letters]:
         """Route the rows down the initial model as far as answers and local splits allow."""
         traversal = self.traversal
-        check_due(self.name, request, traversal is not None)
+        check_fields(self.name, request, ("step", traversal is not None, DUE))
         assert traversal is not None
         part = self.active_part(self.settings.init_model)
         if self.follows(SetupRequest):
@@ -181,7 +188,8 @@ class Active(Aligned):
 
     def begin_round(self, request: BeginRequest, mail: Mail) -> tuple[BeginReply, Letters]:
         """Finish the round in progress, grow rounds without passive columns, start another."""
-        check_due(self.name, request, self.traversal is None and not self.round.grows)
+        is_due = self.traversal is None and not self.round.grows
+        check_fields(self.name, request, ("step", is_due, DUE))
         n_rounds = request.n_rounds - self.boosted.first_round
         check_within(self.config, self.site.store, "BeginRequest", "n_rounds", n_rounds, "rounds")
         if self.follows(SetupRequest):
@@ -206,8 +214,8 @@ class Active(Aligned):
             n_trees=len(trees),
             n_leaves=n_leaves(map(without_padding, trees[-self.target.width :])),
             score_names=tuple(done[0]["train"]) if done else (),
-            train_scores=_rows([list(scores["train"].values()) for scores in done]),
-            valid_scores=_rows([list(scores["valid"].values()) for scores in done]),
+            train_scores=_rows(done, "train"),
+            valid_scores=_rows(done, "valid"),
         )
         return reply, letters
 
@@ -252,7 +260,7 @@ class Active(Aligned):
     def send_on(self, request: EncryptRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """The next block of the round's gradients, for parties with columns in it."""
         unsent = self.round.unsent
-        check_due(self.name, request, unsent is not None)
+        check_fields(self.name, request, ("step", unsent is not None, DUE))
         assert unsent is not None
         letter = MoreGradients(self.round.number, unsent.n_sent, self._next_block(unsent))
         others = (name for name in self.others if len(self.round.drawn(self.joint, name)))
@@ -260,7 +268,8 @@ class Active(Aligned):
 
     def split(self, request: SplitRequest, mail: Mail) -> tuple[SplitReply, Letters]:
         """Algorithm 2: decrypt the others' sums, add the local ones, choose."""
-        check_due(self.name, request, self.round.grows and self.round.unsent is None)
+        is_due = self.round.grows and self.round.unsent is None
+        check_fields(self.name, request, ("step", is_due, DUE))
         if self.round.chosen is not None:
             self.apply_splits(mail)
         growth, others, current = self.growing(), self.others, self.round
@@ -292,11 +301,14 @@ class Active(Aligned):
         cipher, joint = self.cipher, self.joint
         wanted, columns = growth.wanted, self.round.drawn(joint, party)
         firsts, has_one_tree = cipher.firsts, self.target.has_one_tree
-        if (letter.round_id, letter.level) != (self.round.number, growth.level):
-            raise ProtocolError(party, "EncryptedSums", "level", "must be the one being split")
-        if letter.missing.shape != (len(wanted), len(columns)):
-            rule = f"must be of shape {(len(wanted), len(columns))}, got {letter.missing.shape}"
-            raise ProtocolError(party, "EncryptedSums", "missing", rule)
+        is_due = (letter.round_id, letter.level) == (self.round.number, growth.level)
+        due, got = (len(wanted), len(columns)), letter.missing.shape
+        check_fields(
+            party,
+            letter,
+            ("level", is_due, "must be the one being split"),
+            ("missing", got == due, f"must be of shape {due}, got {got}"),
+        )
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.round.exponents)
         trees, nodes = wanted.T
         ordered = sum_jobs(cipher.layouts, growth.level, trees, nodes, has_one_tree)
@@ -467,13 +479,6 @@ class Active(Aligned):
         return reply, []
 
 
-def check_due(party: str, request: Request, is_due: bool) -> None:
-    """Check that a request is due now, beyond what the order says."""
-    if not is_due:
-        rule = "must be due: blocks of gradients and levels of trees come one after the other"
-        raise ProtocolError(party, type(request).__name__, "step", rule)
-
-
-def _rows(lists: list[list[float]]) -> npt.NDArray[np.float64]:
-    width = len(lists[0]) if lists else 0  # all lists have one length
-    return np.array(lists, dtype=np.float64).reshape(len(lists), width)
+def _rows(rounds: Sequence[Scores], subset: str) -> npt.NDArray[np.float64]:
+    rows = [[*scores[subset].values()] for scores in rounds]  # all of one length
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(rows[0]) if rows else 0)

@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.inference import answers
-from clients.secureboost.table import Table, check_setup, column_bins, initial_part
+from clients.secureboost.columns import Table, check_setup, column_bins, initial_part
 from clients.vertical.ciphertexts import EncryptedRows
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
-from clients.vertical.party import Aligned, Ints
+from clients.vertical.party import Aligned, Bools, Ints
 from fedapp.crypto.packing import PRECISION, grouped_layouts
-from fedapp.errors import DataError, ProtocolError, as_protocol_error
+from fedapp.errors import DataError, as_protocol_error
 from fedapp.histograms.bins import Codes
 from fedapp.histograms.build import slots_by_node, sum_jobs
 from fedapp.messages.fields import check_fields
@@ -55,8 +54,6 @@ from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import CategorySets
 from fedapp.trees.size import ONE_TREE, n_levels
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,10 +112,8 @@ class Passive(Aligned):
         self.trees = Trees.of(self, 0, part.lookup if part else NO_SPLITS)
         if part is not None:
             digest = self.part_digest(request.init_model)
-        n_records = self.trees.lookup.n_records
-        return SentReply(), [
-            (self.active, column_bins(self, self.table, request, n_records, digest))
-        ]
+        letter = column_bins(self, self.table, request, self.trees.lookup.n_records, digest)
+        return SentReply(), [(self.active, letter)]
 
     def answer(self, request: AnswerRequest, mail: Mail) -> tuple[SentReply, Letters]:
         """Sides of the rows asked about, by this party's splits of the initial model."""
@@ -127,8 +122,7 @@ class Passive(Aligned):
         questions = mail.only(Questions, active)
         if questions is None:
             return SentReply(), []
-        if not model:
-            raise ProtocolError(active, "Questions", "records", "must be of init-model, got none")
+        check_fields(active, questions, ("records", model, "must be of init-model, got none"))
         part = self.party_part(model)
         bits, _, self.last_answers = answers(self, part, questions, self.last_answers)
         return SentReply(), [(active, Answers(self.part_digest(model), bits))]
@@ -144,24 +138,18 @@ class Passive(Aligned):
         # Slots no wider than the run needs: each of their bits can show which bin a row is in. Only
         # the active party knows how many classes there are.
         n_parallel, got = self.settings.num_parallel_tree, letter.n_outputs
-        objective = cast(Objective, self.settings.objective)
+        objective, precision = cast(Objective, self.settings.objective), letter.precision
         n_pairs = n_parallel * n_outputs(objective, got // n_parallel)
+        is_due = f"must be {PRECISION}, got {precision}"
         check_fields(
             active,
             letter,
             ("letter", self.encrypted is None, "must come once"),
-            (
-                "precision",
-                letter.precision == PRECISION,
-                f"must be {PRECISION}, got {letter.precision}",
-            ),
+            ("precision", precision == PRECISION, is_due),
             ("n_outputs", got == n_pairs, f"must be {n_pairs}, got {got}"),
         )
         self.encrypted = EncryptedRows.none(
-            self,
-            letter,
-            self.settings,
-            lambda key: grouped_layouts(key.bits, n_train, got, PRECISION),
+            self, letter, self.settings, lambda key: grouped_layouts(key.bits, n_train, got)
         )
 
     # A round
@@ -179,9 +167,9 @@ class Passive(Aligned):
             self._begin(mail.one(EncryptedGradients, self.active))
         elif more := mail.only(MoreGradients, self.active):
             round_id, n_taken = self.gradients.round_id, len(self._encrypted)
-            if (more.round_id, more.start) != (round_id, n_taken):
-                rule = f"must be {n_taken}, the first of round {round_id} that is "
-                raise ProtocolError(self.active, "MoreGradients", "start", f"{rule}missing")
+            is_next = (more.round_id, more.start) == (round_id, n_taken)
+            rule = f"must be {n_taken}, the first of round {round_id} that is missing"
+            check_fields(self.active, more, ("start", is_next, rule))
             self._keep_block(more)
 
     def _begin(self, letter: EncryptedGradients) -> None:
@@ -191,14 +179,13 @@ class Passive(Aligned):
         bits = sent_bits(active, "EncryptedGradients", "drawn", letter.drawn, math.prod(shape))
         is_drawn = bits.reshape(shape)
         n_columns = self.table.cuts.n_columns
-        if (letter.columns >= n_columns).any() or (np.diff(letter.columns) < 1).any():
-            rule = f"must be < {n_columns} and ascending, each once"
-            raise ProtocolError(active, "EncryptedGradients", "columns", rule)
+        ascends = (letter.columns < n_columns).all() and (np.diff(letter.columns) > 0).all()
+        rule = f"must be < {n_columns} and ascending, each once"
+        check_fields(active, letter, ("columns", ascends, rule))
         # Also where a round has no column of this party: a draw is of the whole run's rows.
         n_drawn, fewest = int(is_drawn.sum(axis=1).min()), self.config.min_rows
-        if n_drawn < fewest:
-            rule = f"must be at least {fewest} rows (min-rows of {self.name}), got {n_drawn}"
-            raise ProtocolError(active, "EncryptedGradients", "drawn", f"{rule}; draw more")
+        rule = f"must be at least {fewest} rows (min-rows of {self.name}), got {n_drawn}; draw more"
+        check_fields(active, letter, ("drawn", n_drawn >= fewest, rule))
         rows = np.flatnonzero(is_drawn.any(axis=0))
         layouts = self._encrypted.layouts
         n_pairs = sum(layout.n_outputs for layout in layouts)
@@ -217,9 +204,9 @@ class Passive(Aligned):
 
     def _keep_block(self, letter: EncryptedGradients | MoreGradients) -> None:
         n_wanted, n_sent = self.gradients.n_wanted, len(letter.ciphertexts)
-        if n_sent > (n_left := n_wanted - len(self._encrypted)):
-            rule = f"must be {n_left} at most, of {n_wanted}, got {n_sent}"
-            raise ProtocolError(self.active, type(letter).__name__, "ciphertexts", rule)
+        n_left = n_wanted - len(self._encrypted)
+        rule = f"must be {n_left} at most, of {n_wanted}, got {n_sent}"
+        check_fields(self.active, letter, ("ciphertexts", n_sent <= n_left, rule))
         self.encrypted = self._encrypted.plus(self.active, letter)
 
     @property
@@ -233,9 +220,9 @@ class Passive(Aligned):
         is_new = any(map(self.follows, (SetupRequest, AnswerRequest, TakeRequest)))
         if is_new or mail.only(EncryptedGradients, active):
             self._take(mail)
-            if (n_taken := len(self._encrypted)) != (n_wanted := self.gradients.n_wanted):
-                rule = f"must be {n_wanted}, got {n_taken}"
-                raise ProtocolError(active, "EncryptedGradients", "ciphertexts", rule)
+            n_taken, n_wanted = len(self._encrypted), self.gradients.n_wanted
+            rule = f"must be {n_wanted}, got {n_taken}"
+            check_fields(active, EncryptedGradients, ("ciphertexts", n_taken == n_wanted, rule))
             wanted = self.trees.structure.open_nodes
         else:
             if self.splits is None:
@@ -315,9 +302,7 @@ class Passive(Aligned):
             # The last level is not split, so nothing of it is summed.
             and (level < most or not len(letter.wanted_nodes))
         )
-        if not fits:
-            rule = "must be of this party and this level"
-            raise ProtocolError(self.active, "Splits", "columns", rule)
+        check_fields(self.active, letter, ("columns", fits, "must be of this party and this level"))
 
     def _nest(self) -> None:
         """Note, after a round, which local split each of its local splits is under."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.secureboost.joint import Joint
+from clients.secureboost.columns import Joint
 from clients.vertical.ciphertexts import Cipher
-from clients.vertical.party import Aligned, Bytes, Floats, Ints
+from clients.vertical.party import Aligned, Bools, Bytes, Floats, Ints
 from fedapp.crypto.packing import FixedPoint
 from fedapp.errors import ProtocolError
 from fedapp.histograms.build import slots_by_node
@@ -26,9 +26,6 @@ from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.structure import SplitNodes
 from fedapp.trees.vector_leaves import VectorGrowth
-
-Bools = npt.NDArray[np.bool_]
-ROWS_AT_ONCE = 1 << 15  # encoded; bounds the floats in memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,10 +107,7 @@ class Round:
             inside = all_nodes[tree, : len(gradients)]
             slots = slots_by_node(inside, nodes[of_tree])[inside]
             rows = np.flatnonzero((slots >= 0) & drawn[output // by_draw.shape[1]])
-            numbers = np.empty((len(rows), 2), dtype=np.int64)
-            for first in range(0, len(rows), ROWS_AT_ONCE):
-                part = slice(first, first + ROWS_AT_ONCE)
-                numbers[part] = scale.encode(gradients[rows[part], None])[:, 0]
+            numbers = scale.encode(gradients[rows, None])[:, 0]
             yield of_tree, output if self.has_one_tree else 0, numbers, slots[rows]
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.party import Aligned, Bytes, Ints
+from clients.vertical.party import Aligned, Bools, Bytes, Ints
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, Layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
@@ -34,7 +34,6 @@ from fedapp.messages.fields import Array
 from fedapp.site.account import account_of
 
 ROWS_AT_ONCE = 1 << 15  # whose plaintexts are in memory together
-Bools = npt.NDArray[np.bool_]
 # Layouts under a key; raises a ValueError if it is too small for a row.
 LayoutsOf = Callable[[PublicKey], tuple[Layout, ...]]
 

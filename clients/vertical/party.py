@@ -18,8 +18,8 @@ from fedapp.data.labels import (
     untrained_classes,
 )
 from fedapp.data.partition import SUBSETS
-from fedapp.errors import DataError, ProtocolError
-from fedapp.messages.fields import Array, Letter
+from fedapp.errors import DataError
+from fedapp.messages.fields import Array, Letter, check_fields
 from fedapp.messages.vertical import OrderDigest
 from fedapp.records.codec import IN_FILE
 from fedapp.site.labels import check_kind
@@ -33,7 +33,13 @@ from fedapp.trees.objective import is_regression
 log = logging.getLogger("fedapp.site")
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
+
+
+def numbered(party: str, n_columns: int) -> list[str]:
+    """Names of columns where a party does not share its own."""
+    return [f"{party} column {column + 1}" for column in range(n_columns)]
 
 
 class Subsets(NamedTuple):
@@ -153,11 +159,9 @@ class Aligned(Role):
 
     def check_proof(self, party: str, letter: str, digest: Array) -> None:
         """Check another party's digest of the order."""
-        if (digest != self.order_proof(party, party)).any():
-            rule = f"ids must be those of {party}, in the same order"
-            raise ProtocolError(
-                party, letter, "digest", f"must be of the ids of {self.name}: {rule}"
-            )
+        fits = (digest == self.order_proof(party, party)).all()
+        rule = f"must be of the ids of {self.name}: ids must be those of {party}, in the same order"
+        check_fields(party, letter, ("digest", fits, rule))
 
     def number_labels(self, objective: str) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
         """Class names and labels as float32, at the active party; logs untrained classes."""

@@ -188,7 +188,7 @@ def _predict_jointly(
             _say_rows(missing, text, verbose_folder)
     where = display_path(home() / "sites") if predicted else "home/sites of its site's folder"
     if settings.explain:
-        console.print(f"Each party's explanation.txt is in {where}.", soft_wrap=True)
+        console.print(f"Each party's explanation.json is in {where}.", soft_wrap=True)
     if predicted is None:
         console.print(f"The predictions are at {parts.active}, in {where}.", soft_wrap=True)
     return predicted

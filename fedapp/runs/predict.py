@@ -96,9 +96,7 @@ def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = threshold_of(run_dir)
-        scores, note = prediction_scores(
-            model.objective, model.classes, predictions, table.labels, table.weights, threshold
-        )
+        scores, note = prediction_scores(model, predictions, table.labels, table.weights, threshold)
     tables = {
         party: {"source": source, "rows": party_table.n_rows, "columns": len(party_table.columns)}
         for party, (source, party_table) in rows.tables.items()

@@ -229,6 +229,16 @@ def check_sample_size(config: SiteConfig, n_rows: int, n_drawn: int) -> int:
     return n_rows if _leaves_few(config, n_rows - n_drawn) else n_drawn
 
 
+def check_draws(config: SiteConfig, method: str, counts: npt.NDArray[np.uint8]) -> None:
+    """Check that no tree of a forest draws or leaves out too few rows; ``counts`` are by tree."""
+    drawn = np.count_nonzero(counts, axis=1)
+    fewest = min(drawn.min(), counts.shape[1] - drawn.max())
+    if fewest < config.min_rows:
+        rule = f"must be false where a tree draws or leaves out fewer than {config.min_rows} "
+        rule += f"training rows (min-rows of {config.name}), got true and {fewest}"
+        raise ConfigError(f"{method}.bootstrap {rule}")
+
+
 def check_share(config: SiteConfig, weights: npt.NDArray[Any], share: float) -> float:
     """Share of the rows that XGBoost draws: 1 if a round may leave out too few.
 

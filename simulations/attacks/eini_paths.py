@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from clients.eini import NO_RECORD, Plan, plan_of
 from clients.eini import Active as Predictor
+from clients.eini import Plan, open_entries, plan_of
 from clients.inference import Predicting
 from fedapp.audit.listening import ListeningApp, Transcript, trained
 from fedapp.audit.vertical import Floats, Ints
@@ -23,7 +23,6 @@ from fedapp.runs.baselines import join_tables
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.answer import Site
-from fedapp.trees.divided import Lookup, candidates
 from simulations.attack import Attack, Outcome, Overrides
 from simulations.attacks.vertical import ACTIVE, CREDIT, PASSIVE, SECUREBOOST
 from simulations.study import write_rows
@@ -51,7 +50,7 @@ class Curious:
         if structure := transcript.mail.all(Structure).get(ACTIVE):
             passive = Predicting.load(site)
             self._lookup, self._structure = passive.party_part().lookup, structure
-            self.theirs = _open_by_passive(self._lookup, structure, passive.values)
+            self.theirs = open_entries(structure, self._lookup, passive.values)
         for _, letter in transcript.mail.each(Totals):
             self._take(site, letter)
 
@@ -63,7 +62,7 @@ class Curious:
         sums = np.array(layout.unpack(plain, letter.n_rows), dtype=np.float64)[:, 0]
         self.sums = np.concatenate((self.sums, sums))
         self.slack = layout.n_rows
-        self._plan, self.open = plan, _open_by_active(plan, party.values)
+        self._plan, self.open = plan, _open_here(plan, party.values)
         self.terms = []
         for tree, is_open in zip(plan.shared, self.open, strict=True):
             # What the open entries of a tree would add to the sums of rows
@@ -78,32 +77,15 @@ class Curious:
         """Count the training rows of each entry, as the active party saw in training."""
         table, _, active = join_tables(settings)
         values = table.values[table.split.train]
-        mine = _open_by_active(self._plan, values[:, active])
+        mine = _open_here(self._plan, values[:, active])
         others = np.delete(values, np.arange(values.shape[1])[active], axis=1)
-        theirs = _open_by_passive(self._lookup, self._structure, others)
+        theirs = open_entries(self._structure, self._lookup, others)
         self.sizes = [(a & b).sum(axis=0) for a, b in zip(mine, theirs, strict=True)]
 
 
-def _open_by_active(plan: Plan, values: Floats) -> list[Bools]:
+def _open_here(plan: Plan, values: Floats) -> list[Bools]:
     """Entries of each tree that the active party's splits leave open to rows."""
-    return [
-        candidates(plan.skeletons[tree].lefts, plan.local_sides(tree, values), len(values))
-        for tree in plan.shared
-    ]
-
-
-def _open_by_passive(lookup: Lookup, letter: Structure, values: Floats) -> list[Bools]:
-    """Entries of each tree that the passive party's splits leave open to rows."""
-    is_open = []
-    for lefts, records in zip(
-        np.split(letter.lefts, letter.ends[:-1]),
-        np.split(letter.records, letter.ends[:-1]),
-        strict=True,
-    ):
-        local_nodes = np.flatnonzero(records != NO_RECORD).tolist()
-        sides = {node: lookup.sides(records[node], values) for node in local_nodes}
-        is_open.append(candidates(lefts, sides, len(values)))
-    return is_open
+    return [plan.open_entries(tree, values) for tree in plan.shared]
 
 
 def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -> list[int] | None:

@@ -21,9 +21,8 @@ from clients import (
     secureboost,
     vertical,
 )
-from clients.federated_forest.active import EncodedActive
 from clients.federated_forest.paillier import PaillierActive, PaillierPassive
-from clients.federated_forest.party import EncodedPassive
+from clients.federated_forest.party import EncodedActive, EncodedPassive
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Round, Unsent

@@ -115,9 +115,6 @@ def test_the_coordinator_gets_nothing_but_what_it_has_said(train, settings):
         assert "threshold" not in text
     found = explanations(folder)
     assert [found[name]["not_among_the_rows"] for name in PARTIES] == [["nobody"]] * 3
-    text = home() / "sites" / "party-1" / folder.summary["model_id"] / "explanation.txt"
-    assert f"Row {ROW}, probability_1 0." in text.read_text()
-    assert "Not among the rows: nobody" in text.read_text()
 
 
 @pytest.mark.by_default("False")
@@ -134,7 +131,7 @@ def test_shared_names_show_whose_columns_split(train, tmp_path, monkeypatch, sha
     words += ["--inference", "eini", *map(str.lower, small), "--explain", "17,4"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.output
-    assert "Each party's explanation.txt is in home/sites." in result.output
+    assert "Each party's explanation.json is in home/sites." in result.output
     (path,) = (home() / "sites" / "party-1").glob("*/explanation.json")
     rows = json.loads(path.read_text())["rows"]
     assert set(rows) == {"17", "4"}

@@ -7,7 +7,7 @@ import pytest
 
 import strategies.pax
 from clients import pax
-from clients.secureboost import target
+from clients.secureboost import model as boosted_model
 from fedapp.errors import PartyError
 from fedapp.messages.pax import GrowRequest, QuantilesRequest
 from fedapp.runs.local import run_local, simulated_contexts
@@ -95,7 +95,9 @@ def test_a_median_is_multiplied_and_divided_by_the_weight_as_xgboost_does():
 @pytest.mark.parametrize("strategy", ["pax", "secureboost"])
 def test_only_drawn_rows_count_in_leaves(vertical, tmp_path, monkeypatch, strategy, name):
     asked = []
-    module, called = (pax, "leaf_digit_counts") if strategy == "pax" else (target, "leaf_quantiles")
+    module, called = (
+        (pax, "leaf_digit_counts") if strategy == "pax" else (boosted_model, "leaf_quantiles")
+    )
     honest = getattr(module, called)
 
     def recorded(leaves, residuals, *more):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from clients.secureboost.joint import ConfiguredConstraints, check_bins, joint_constraints
+from clients.secureboost.columns import ConfiguredConstraints, check_bins, joint_constraints
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.runs.local import run_local

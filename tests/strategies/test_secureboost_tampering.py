@@ -7,7 +7,7 @@ from functools import wraps
 import numpy as np
 import pytest
 
-from clients.secureboost import target
+from clients.secureboost import model as boosted_model
 from clients.secureboost.active import Active
 from clients.secureboost.passive import Passive
 from clients.vertical.ciphertexts import Cipher
@@ -105,9 +105,9 @@ def pair(vertical, sites, write_table):
 def test_a_round_that_draws_fewer_rows_than_a_passive_site_allows_is_refused(
     pair, monkeypatch, n_drawn, has_columns
 ):
-    honest = target.gradients
+    honest = boosted_model.gradients
     monkeypatch.setattr(
-        target,
+        boosted_model,
         "gradients",
         lambda *given: honest(*given) * (np.arange(120) < n_drawn)[:, None, None].astype("f4"),
     )

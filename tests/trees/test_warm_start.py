@@ -15,7 +15,7 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 import fedapp
-from clients.secureboost.table import check_setup
+from clients.secureboost.columns import check_setup
 from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.records.document import to_text

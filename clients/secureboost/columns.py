@@ -1,4 +1,4 @@
-"""Columns of all parties as the active party knows them: bins, names, constraints.
+"""Columns in SecureBoost: a party's own, as bins, and those of all parties at the active one.
 
 The run config names columns; a party that shares its column names sends which of them are its. A
 party that does not share them sets constraints among its columns in its node config.
@@ -7,25 +7,159 @@ party that does not share them sets constraints among its columns in its node co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, ragged
+from clients.vertical.party import Aligned, Bytes, Ints, numbered
+from fedapp.errors import ConfigError, DataError, as_protocol_error
+from fedapp.histograms.bins import (
+    Codes,
+    Cuts,
+    digitise,
+    ragged,
+    with_categories,
+    without_categories,
+)
+from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import ColumnBins, SetupRequest
+from fedapp.site.answer import MODEL_ID
 from fedapp.site.settings import BINS_A_COLUMN
-from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
-from fedapp.trees.divided import joint_names
+from fedapp.trees.categories import recoded, trained_first
+from fedapp.trees.constraints import (
+    check_without_categories,
+    constraints_of,
+    parse_interactions,
+    parse_monotone,
+)
+from fedapp.trees.divided import Lookup, Part, joint_names
 from fedapp.trees.objective import has_quantile_leaves
+from fedapp.trees.sets import CategorySets, category_counts
 from fedapp.trees.size import ONE_TREE
 
-Ints = npt.NDArray[np.int64]
-
+NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 BOTH = "monotone-constraints and interaction-constraints"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A party's training rows as bins."""
+
+    cuts: Cuts  # of the training rows, with their categories
+    n_categories: Ints  # (n_columns,): all categories, also those of held-back rows
+    codes: Codes  # (n_train, n_columns)
+    missing_code: int  # at a passive party, a missing value's bin is the column's last instead
+
+    # The order of a table's codes is independent of the names, so bins reveal nothing of these. A
+    # category in no training row has a code above all others and no bin; splits send it left, as
+    # XGBoost's do. A category that first occurs in a table to predict is missing.
+    @classmethod
+    def of(cls, party: Aligned, max_bin: int) -> Table:
+        """Give a party's training categories the lowest codes, and cut all columns."""
+        joint, counts = trained_first(party.categories, party.values[: party.n_train])
+        if joint != party.categories:
+            party.values = recoded(party.values, party.categories, joint)[0]
+            party.categories = joint
+        train = np.asarray(party.values[: party.n_train])
+        # Unweighted: only the active party knows the weights.
+        numbers = without_categories(train, counts)
+        cuts = quantile_cuts(numbers, None, max_bin) if train.shape[1] else NO_CUTS
+        cuts = replace(with_categories(cuts, counts, counts), categories=counts)
+        return cls(cuts, category_counts(joint, train.shape[1]), *digitise(train, cuts))
+
+    def splits(
+        self,
+        columns: Ints,
+        first_rights: Ints,  # lowest bin that goes right; 0 sends only missing values left
+        defaults: Bytes,  # 1 where missing values go left
+        sets: CategorySets,  # one per split by categories, in order
+    ) -> Lookup:
+        """Splits between bins as splits of values."""
+        cuts = self.cuts
+        # The active party knows the categories of training rows only; all others go left.
+        is_categorical = cuts.by_category[columns]
+        widths = np.where(is_categorical, self.n_categories[columns], 0)
+        sets = sets.widened(widths[is_categorical])
+        thresholds = np.array(
+            [
+                cuts.edges[cuts.offsets[column] + n_left - 1] if n_left else cuts.minima[column]
+                for column, n_left in zip(columns, np.where(widths, 0, first_rights), strict=True)
+            ],
+            dtype=np.float32,
+        )
+        return Lookup(columns, thresholds, defaults, widths, sets.bits)
+
+
+def check_setup(party: str, asked: SetupRequest) -> None:
+    """Check settings that do not go together; raises a ProtocolError."""
+    objective, has_one_tree = asked.objective, asked.multi_strategy == ONE_TREE
+    is_vector, is_binary = objective == "multi:softprob", objective == "binary:logistic"
+    is_id = not asked.init_model or MODEL_ID.fullmatch(asked.init_model) is not None
+    per_output = f"must be one_output_per_tree with {objective}, which has one output"
+    single = f"must be 1 with multi_strategy={ONE_TREE}"
+    check_fields(
+        *(party, SetupRequest),
+        ("multi_strategy", not has_one_tree or is_vector, per_output),
+        ("num_parallel_tree", not has_one_tree or asked.num_parallel_tree == 1, single),
+        ("calibration", asked.calibration == "none" or is_binary, f"must be none with {objective}"),
+        ("init_model", is_id, "must be 16 hex digits"),
+    )
+
+
+# With an initial model each party starts with its splits of it, the active one with its trees too.
+# Rows traverse it as in interactive inference, and their leaf values are the initial margins.
+# Record and round numbers continue.
+def initial_part(party: Aligned, model: str) -> Part | None:
+    """A party's part of the initial model, if there is one, checked to fit the run's table."""
+    if not model:
+        return None
+    part = party.party_part(model)
+    with as_protocol_error(party.name, "OpenRequest", "active"):
+        part.check_active(party.active)
+    if part.columns != party.columns:
+        n_columns, n_expected = len(party.columns), len(part.columns)
+        rule = f"columns of init-model must be the table's {n_columns}, in their order"
+        raise DataError(f"{rule}, got {n_expected}, or others", party.name)
+    if part.categories != party.categories:
+        rule = "categories of init-model must be those of the training rows, in the order that "
+        raise DataError(f"{rule}the run draws: it takes the same table and seed", party.name)
+    return part
+
+
+def column_bins(
+    party: Aligned, table: Table, asked: SetupRequest, n_records: int, part: Bytes
+) -> ColumnBins:
+    """What the active party needs of a party's columns; ``part`` is the initial part's digest.
+
+    Raises a DataError if the node config constrains a column that the table does not have.
+    """
+    config, columns = party.config, party.columns
+    # In a simulation, whoever writes the run config has all tables.
+    is_shared = config.shares_names or config.simulated
+    column_ids = {name: column for column, name in enumerate(columns)} if is_shared else {}
+    wanted = ConfiguredConstraints.of(party.name, asked)
+    try:
+        directions, groups = constraints_of(
+            config.monotone_constraints, config.interaction_constraints, columns
+        )
+    except ValueError as error:
+        rule = f"{BOTH} in the node config must name columns of the site's table"
+        raise DataError(rule, here=f"{error} in the node config") from None
+    return ColumnBins(
+        widths=table.cuts.widths,
+        categorical=table.cuts.by_category.astype(np.uint8),
+        names=columns if config.shares_names else (),
+        allows_export=config.allows_export,
+        part=part,
+        n_records=n_records,
+        named=np.array([column_ids.get(name, -1) for name in wanted.names], dtype=np.int64),
+        directions=directions,
+        group_columns=np.array([c for group in groups for c in sorted(group)], dtype=np.int64),
+        group_sizes=np.array([len(group) for group in groups], dtype=np.int64),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,10 +226,8 @@ class Joint:
         if has_one_tree and self.cuts.by_category.any():
             owners = [name for name, flags in self.categorical.items() if flags.any()]
             way = "drop-columns excludes them; one_output_per_tree splits them"
-            raise ConfigError(
-                f"columns must be numbers with multi-strategy={ONE_TREE}, as in XGBoost, got "
-                f"categories at {', '.join(owners)}: {way}"
-            )
+            rule = f"columns must be numbers with multi-strategy={ONE_TREE}, as in XGBoost, got "
+            raise ConfigError(f"{rule}categories at {', '.join(owners)}: {way}")
 
     @property
     def cuts(self) -> Cuts:
@@ -133,12 +265,9 @@ class Joint:
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of all columns, with numbers where a party does not share its names."""
+        widths = self.widths.items()
         return joint_names(
-            {
-                party: self.names[party]
-                or [f"{party} column {column + 1}" for column in range(len(widths))]
-                for party, widths in self.widths.items()
-            }
+            {party: self.names[party] or numbered(party, len(each)) for party, each in widths}
         )
 
 
@@ -161,6 +290,8 @@ def check_bins(
     is_named = len(letter.named) == n_names and bool((named < n_columns).all())
     is_named = is_named and len(np.unique(named)) == len(named)
     names, n_directions, in_groups = letter.names, len(letter.directions), letter.group_sizes.sum()
+    one_each = f"must be one a column of {n_columns}, or none"
+    divides = f"must divide {len(members)} columns among the groups"
     check_fields(
         *(party, letter),
         ("names", len(names) in (0, n_columns), f"must be {n_columns} or none, got {len(names)}"),
@@ -168,17 +299,9 @@ def check_bins(
         ("widths", n_bins <= most_bins, total),
         ("categorical", len(flags) == n_columns, f"must be {n_columns}, got {len(flags)}"),
         ("named", is_named, f"must be {n_names} columns below {n_columns}, each once"),
-        (
-            "directions",
-            n_directions in (0, n_columns),
-            f"must be one a column of {n_columns}, or none",
-        ),
+        ("directions", n_directions in (0, n_columns), one_each),
         ("group_columns", (members < n_columns).all(), f"must be < {n_columns}"),
-        (
-            "group_sizes",
-            int(in_groups) == len(members),
-            f"must divide {len(members)} columns among the groups",
-        ),
+        ("group_sizes", int(in_groups) == len(members), divides),
     )
 
 
@@ -194,11 +317,9 @@ def joint_constraints(
         owners = [party for party, column in columns.items() if column >= 0]
         if len(owners) != 1:
             got = ", ".join(owners) if owners else "no party that shares its names"
-            raise ConfigError(
-                f"{BOTH} must name columns of one party that shares its names "
-                f"(share-column-names), got {name} of {got}; an owner that does not can "
-                "constrain its columns in its node config"
-            )
+            rule = f"{BOTH} must name columns of one party that shares its names "
+            rule += f"(share-column-names), got {name} of {got}; an owner that does not can "
+            raise ConfigError(f"{rule}constrain its columns in its node config")
         joint_ids[name] = firsts[owners[0]] + columns[owners[0]]
     directions, groups = np.zeros(sum(counts), dtype=np.int8), list[tuple[int, ...]]()
     for party, letter in letters.items():
