@@ -61,14 +61,7 @@ from fedapp.trees.categories import entries_of
 from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
-from strategies.method import (
-    BASE_MARGIN,
-    LABEL_PRIVACY,
-    OF_ROWS,
-    SPLIT_SETTINGS,
-    Outcome,
-    TreeStrategy,
-)
+from strategies.method import LABEL_PRIVACY, OF_ROWS, SPLIT_SETTINGS, Outcome, TreeStrategy
 from strategies.secagg import (
     Form,
     MaskedSums,
@@ -105,7 +98,7 @@ class DescribeRows(HorizontalStrategy):
     method = "describe-rows"
     section_class = RowsSettings
     objectives = OF_ROWS
-    reads = BASE_MARGIN | {"least-bin-rows"}
+    reads = frozenset(("base-margin", "least-bin-rows"))
     may_lose = False
     section: RowsSettings
 
@@ -218,7 +211,7 @@ class DescribeColumns(VerticalStrategy):
     method = "describe-columns"
     section_class = ColumnsSettings
     objectives = OF_ROWS
-    reads = BASE_MARGIN | SPLIT_SETTINGS | LABEL_PRIVACY | {"objective"}
+    reads = SPLIT_SETTINGS | LABEL_PRIVACY | {"base-margin", "objective"}
     section: ColumnsSettings
 
     def conversation(self, parties: VerticalHellos, saved: Saved | None) -> Conversation[Outcome]:

@@ -74,12 +74,9 @@ from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import (
     ALL_OBJECTIVES,
-    BASE_MARGIN,
     BOOSTING_SETTINGS,
-    CALIBRATION,
     CONSTRAINTS,
     GROWTH,
-    INIT_MODEL,
     Outcome,
 )
 from strategies.pax_dp import NoisedTotals, privacy_settings
@@ -133,8 +130,8 @@ class PAX(HorizontalStrategy):
     """
 
     method = "pax"
-    reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
-    reads |= CALIBRATION | {"least-bin-rows"}
+    reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS
+    reads |= {"init-model", "base-margin", "calibration", "least-bin-rows"}
     objectives = (*ALL_OBJECTIVES, CUSTOM)
     sections = frozenset(("privacy",))
     totals: Totals

@@ -52,12 +52,9 @@ from fedapp.trees.objective import AUTO, has_quantile_leaves
 from fedapp.trees.size import ONE_TREE
 from strategies.handshake import InitialModel, init_model_id
 from strategies.method import (
-    BASE_MARGIN,
     BOOSTING_SETTINGS,
-    CALIBRATION,
     CONSTRAINTS,
     GROWTH,
-    INIT_MODEL,
     LABEL_PRIVACY,
     SPLIT_SETTINGS,
     Outcome,
@@ -117,9 +114,9 @@ class SecureBoost(VerticalStrategy):
     ``Result.arrays`` names it, and contains it only where all parties allow its export."""
 
     method = "secureboost"
-    reads = BOOSTING_SETTINGS | GROWTH - {"feature-weights"} | CONSTRAINTS | BASE_MARGIN
-    reads |= CALIBRATION | INIT_MODEL | SPLIT_SETTINGS | LABEL_PRIVACY
-    reads |= {"objective", "allow-export"}
+    reads = BOOSTING_SETTINGS | GROWTH - {"feature-weights"} | CONSTRAINTS
+    reads |= SPLIT_SETTINGS | LABEL_PRIVACY
+    reads |= {"init-model", "base-margin", "calibration", "objective", "allow-export"}
     section: SecureBoostSettings
 
     @classmethod
