@@ -56,21 +56,10 @@ from fedapp.trees.stock_xgboost import (
     stock_ensemble,
     way_of_objective,
 )
+from strategies import scoring
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, Outcome, TreeStrategy
-from strategies.scoring import (
-    UNDIVIDED,
-    AskToScore,
-    History,
-    Scored,
-    ask_to_score,
-    check_scores,
-    label_spread,
-    model_files,
-    score_order,
-    score_summary,
-)
 
 log = logging.getLogger("fedapp")
 
@@ -81,7 +70,7 @@ class HorizontalState:
 
     table: CommonTable  # does not depend on who is present in a resumed run
     initial: InitialModel
-    history: History
+    history: scoring.History
 
 
 class HorizontalStrategy(TreeStrategy[HelloReply]):
@@ -254,23 +243,23 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def check_scores(self, party: str, reply: Reply, subsets: Sequence[str] = SUBSETS) -> None:
         """Check a party's score sums of these subsets; see ``strategies.scoring.check_scores``."""
         objective, names = self.settings.objective, self.settings.scored_metrics
-        check_scores(party, reply, objective, self.n_outputs, names, subsets)
+        scoring.check_scores(party, reply, objective, self.n_outputs, names, subsets)
 
     def evaluate(
         self,
         parties: Hellos,
-        model: Scored,
-        asks: AskToScore = ask_to_score,
+        model: scoring.Scored,
+        asks: scoring.AskToScore = scoring.ask_to_score,
         kind: Callable[..., Any] = EvaluateRequest,
-        cells: Cells = UNDIVIDED,
+        cells: Cells = scoring.UNDIVIDED,
     ) -> Conversation[tuple[Mapping[str, EvaluateReply], Outcome]]:
         """Write the finished model and have all parties score it; replies, the summary's part."""
-        files = model_files(model)
+        files = scoring.model_files(model)
         yield files
-        spread = label_spread(parties)
-        request = kind(**score_order(files.files["model.json"], spread, cells))
+        spread = scoring.label_spread(parties)
+        request = kind(**scoring.score_order(files.files["model.json"], spread, cells))
         replies = yield from asks(parties, request, self.check_scores)
-        return replies, score_summary(model, replies, spread, self.settings.scored_metrics)
+        return replies, scoring.score_summary(model, replies, spread, self.settings.scored_metrics)
 
     def _set_scale(self, scale: float) -> None:
         self.settings = self.settings.model_copy(update={"asked_scale_pos_weight": scale})

@@ -25,17 +25,8 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.fixed_point import Whole
+from fedapp.messages import horizontal_forest as messages
 from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes
-from fedapp.messages.horizontal_forest import (
-    CellsReply,
-    CellsRequest,
-    CountRequest,
-    OpenRequest,
-    SketchReply,
-    SketchRequest,
-    SplitReply,
-    SplitRequest,
-)
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
 from fedapp.trees.forest.bagged import BaggedForest
@@ -77,7 +68,9 @@ from strategies.scoring import (
 )
 from strategies.secagg import Form, check_secure_aggregation, row_bounds
 
-CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
+CUTS = CutKinds(
+    messages.SketchRequest, messages.SketchReply, messages.OpenRequest, messages.CountRequest
+)
 PART_CELLS = 2**22  # cells that are asked for at once, of two trees at least
 Nodes = tuple[Places, Places]  # trees and nodes
 
@@ -180,7 +173,9 @@ class HorizontalForest(HorizontalStrategy):
         self.store_unseen(labels)
         mean_label(labels, len(self.table.classes), self.settings)  # both classes must occur
         state = self.totals.state
-        if sketches := [reply for reply in labels.values() if isinstance(reply, SketchReply)]:
+        if sketches := [
+            reply for reply in labels.values() if isinstance(reply, messages.SketchReply)
+        ]:
             state.bounds = row_bounds(parties, max(reply.heaviest for reply in sketches))
             state.weighted = any(reply.weighted for reply in sketches)
         structure = Structure.roots(self.section.trees)
@@ -289,13 +284,13 @@ class HorizontalForest(HorizontalStrategy):
             n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
         layout, n_sums = CellLayout(columns, run.cuts.widths), len(self._powers) + 1
         form = Form(
-            CellsReply,
+            messages.CellsReply,
             lambda: [(layout.n_cells, n_sums)],
-            lambda sums: CellsReply(np.arange(layout.n_cells), sums[0]),
+            lambda sums: messages.CellsReply(np.arange(layout.n_cells), sums[0]),
             n_bytes,
             part_of_others=state.has_sent_cuts,
         )
-        request = CellsRequest(
+        request = messages.CellsRequest(
             **asdict(state.bounds),
             level=run.structure.level,
             trees=section.trees,
@@ -310,7 +305,7 @@ class HorizontalForest(HorizontalStrategy):
         )
         local = {name: CellLayout(columns, self._widths(run, name)) for name in state.places}
 
-        def check_reply(party: str, reply: CellsReply) -> None:
+        def check_reply(party: str, reply: messages.CellsReply) -> None:
             if party != EVERYONE:
                 n_classes = len(self.table.classes)
                 check_cells(party, reply, local[party], n_classes, parties[party].n_train)
@@ -334,11 +329,11 @@ class HorizontalForest(HorizontalStrategy):
 
     def _split(
         self, parties: Hellos, run: ForestState, splits: Splits
-    ) -> Conversation[dict[str, SplitReply]]:
+    ) -> Conversation[dict[str, messages.SplitReply]]:
         """Have the parties move their rows, and score the forest so far."""
         last = run.structure.last
         roots = self._values(run.root_sums)
-        request = SplitRequest(
+        request = messages.SplitRequest(
             split_trees=last.trees,
             split_nodes=last.nodes,
             split_lefts=last.lefts,
@@ -352,13 +347,13 @@ class HorizontalForest(HorizontalStrategy):
             score_bins=ROUND_BINS,
         )
 
-        def check_reply(party: str, reply: SplitReply) -> None:
+        def check_reply(party: str, reply: messages.SplitReply) -> None:
             self.check_scores(party, reply, WATCHED)
 
-        form = self.totals.scores(SplitReply, WATCHED, ROUND_BINS, part_of_others=True)
+        form = self.totals.scores(messages.SplitReply, WATCHED, ROUND_BINS, part_of_others=True)
         return (yield from self.totals.sums.ask(parties, request, form, check_reply))
 
-    def _progress(self, run: ForestState, replies: Mapping[str, SplitReply]) -> Progress:
+    def _progress(self, run: ForestState, replies: Mapping[str, messages.SplitReply]) -> Progress:
         objective, more = self.settings.objective, self.settings.eval_metrics
         pooled = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
         scores = (scores_of(objective, sums, more) for sums in pooled) if replies else ({}, {})
@@ -412,7 +407,7 @@ def _ends(trees: Places, most_cells: int) -> Iterator[int]:
 
 
 def check_cells(
-    party: str, reply: CellsReply, layout: CellLayout, n_classes: int, n_rows: int
+    party: str, reply: messages.CellsReply, layout: CellLayout, n_classes: int, n_rows: int
 ) -> None:
     """Check a party's sums: of rows that it has, the same in every column of a node."""
     n_sums = (n_classes or 2) + 1

@@ -25,24 +25,8 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.errors import ConfigError, as_protocol_error
+from fedapp.messages import secureboost as messages
 from fedapp.messages.fields import loss_fields, parameters_of
-from fedapp.messages.secureboost import (
-    AnswerRequest,
-    BeginReply,
-    BeginRequest,
-    EncryptRequest,
-    FinishReply,
-    FinishRequest,
-    HandOverRequest,
-    PartitionRequest,
-    SetupRequest,
-    SplitReply,
-    SplitRequest,
-    SumRequest,
-    TakeRequest,
-    WalkReply,
-    WalkRequest,
-)
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import from_text
@@ -177,7 +161,7 @@ class SecureBoost(VerticalStrategy):
             yield Checkpoint(run, run.n_grown)
             n_wanted = 0 if run.history.stops else n_rounds
             replies = yield from mailbox.relay(
-                BeginRequest, [active], BeginReply, n_rounds=n_wanted
+                messages.BeginRequest, [active], messages.BeginReply, n_rounds=n_wanted
             )
             yield from _record_scores(run, replies[active])
             run.is_trained = not replies[active].begun or run.history.stops
@@ -208,15 +192,19 @@ class SecureBoost(VerticalStrategy):
             "init_model": init_model,
             **self.section.model_dump(),
         }
-        yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
+        yield from mailbox.relay(messages.SetupRequest, parties, SentReply, **fields)
         initial = InitialModel()
         if init_model:
             # The rows walk down its trees; two exchanges a level at most.
             active, passive = mailbox.active, mailbox.passive
-            reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+            reply = (yield from mailbox.relay(messages.WalkRequest, [active], messages.WalkReply))[
+                active
+            ]
             while not reply.finished:
-                yield from mailbox.relay(AnswerRequest, passive, SentReply)
-                reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+                yield from mailbox.relay(messages.AnswerRequest, passive, SentReply)
+                reply = (
+                    yield from mailbox.relay(messages.WalkRequest, [active], messages.WalkReply)
+                )[active]
             initial = InitialModel(reply.n_rounds, reply.n_trees)
         return SecureBoostState(mailbox, rows, History.of(settings), initial)
 
@@ -242,10 +230,10 @@ class SecureBoost(VerticalStrategy):
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
         best = run.history.best_round if run.history.patience else None
         yield Checkpoint(run, run.n_grown)
-        yield from mailbox.relay(HandOverRequest, passive, SentReply)
+        yield from mailbox.relay(messages.HandOverRequest, passive, SentReply)
         n_rounds = run.initial.n_rounds + (best or len(run.history))
         replies = yield from mailbox.relay(
-            FinishRequest, [active], FinishReply, best_round=n_rounds
+            messages.FinishRequest, [active], messages.FinishReply, best_round=n_rounds
         )
         reply = replies[active]
         if not self.settings.scale_pos_weight:
@@ -274,17 +262,19 @@ class SecureBoost(VerticalStrategy):
 def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
     """Algorithm 2: the other blocks of a round's gradients, then level by level."""
     active, passive = mailbox.active, mailbox.passive
-    yield from mailbox.relay_blocks(EncryptRequest, TakeRequest, n_blocks)
+    yield from mailbox.relay_blocks(messages.EncryptRequest, messages.TakeRequest, n_blocks)
     growing = True
     while growing:
-        yield from mailbox.relay(SumRequest, passive, SentReply)
-        split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
+        yield from mailbox.relay(messages.SumRequest, passive, SentReply)
+        split = (yield from mailbox.relay(messages.SplitRequest, [active], messages.SplitReply))[
+            active
+        ]
         growing = split.growing
         if split.passive_splits and (len(passive) > 1 or not growing):
-            yield from mailbox.relay(PartitionRequest, passive, SentReply)
+            yield from mailbox.relay(messages.PartitionRequest, passive, SentReply)
 
 
-def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
+def _record_scores(run: SecureBoostState, reply: messages.BeginReply) -> Conversation[None]:
     """Add the scores of the rounds that are finished now."""
     for train, valid in zip(reply.train_scores, reply.valid_scores, strict=True):
         train_scores = named_scores(reply.score_names, train)
