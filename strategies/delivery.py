@@ -23,18 +23,9 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fedapp.errors import DivergedError, FedappError, PartyError, as_plain
 from fedapp.home import open_private
+from fedapp.messages import wire
 from fedapp.messages.fields import Reply
 from fedapp.messages.vertical import Parcel
-from fedapp.messages.wire import (
-    DIVERGED,
-    FAILED,
-    REFUSED,
-    WAITING,
-    from_content,
-    from_records,
-    n_bytes,
-    parcels_of,
-)
 from fedapp.run_files import SERVER
 
 log = logging.getLogger("fedapp")
@@ -208,7 +199,7 @@ class Courier:
             outgoing.copied = max(outgoing.copied, copy.metadata.created_at)
             if message_id:
                 outgoing.message_ids.add(message_id)
-                size = n_bytes(copy.content)
+                size = wire.n_bytes(copy.content)
                 self.ledger.to_parties += size
                 self.ledger.note(step, outgoing.kind, SERVER, outgoing.party, size)
 
@@ -233,7 +224,7 @@ class Courier:
             replied = reply.metadata.created_at
             ahead = seconds_ahead(outgoing.asked, time.time(), replied, replied)
             self.clocks[outgoing.party] = max(ahead, self.clocks.get(outgoing.party, 0.0), key=abs)
-            size = 0 if reply.has_error() else n_bytes(reply.content)
+            size = 0 if reply.has_error() else wire.n_bytes(reply.content)
             self.ledger.to_server += size
             self.ledger.note(step, outgoing.kind, outgoing.party, SERVER, size)
             replies[outgoing.party] = reply
@@ -269,19 +260,19 @@ def read_reply(
     """
     if message.has_error():
         raise _failure(message.error, party, step)
-    envelope, content = from_records(message.content, party)
+    envelope, content = wire.from_records(message.content, party)
     if (envelope.model_id, envelope.step) != (model_id, step):
         raise PartyError(party, step, f"answered step {envelope.step} of another exchange")
-    return from_content(reply, content, party), parcels_of(content)
+    return wire.from_content(reply, content, party), wire.parcels_of(content)
 
 
 def _failure(error: Error, party: str, step: int) -> FedappError:
     reason = as_plain(error.reason or "", LONGEST_REASON)
-    if error.code == DIVERGED:
+    if error.code == wire.DIVERGED:
         return DivergedError(reason)
-    if error.code in (REFUSED, FAILED, WAITING):
+    if error.code in (wire.REFUSED, wire.FAILED, wire.WAITING):
         name, _, reason = reason.partition(": ")
-        return PartyError(name, step, reason, refused=error.code == REFUSED)
+        return PartyError(name, step, reason, refused=error.code == wire.REFUSED)
     # Flower's reason is a traceback; its last line is the error.
     last_line = (error.reason or "").strip().rpartition("\n")[2]
     if NO_HANDLER in last_line:

@@ -34,18 +34,11 @@ from fedapp.metrics import tables
 from fedapp.run_folder import without_nan
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import entries_of
+from strategies import secagg
 from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
 from strategies.method import LABEL_PRIVACY, OF_ROWS, SPLIT_SETTINGS, Outcome, TreeStrategy
-from strategies.secagg import (
-    Form,
-    MaskedSums,
-    PlainSums,
-    arrays_of,
-    exchange_keys,
-    row_bounds,
-)
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import KeySettings, VerticalStrategy
 
@@ -80,7 +73,7 @@ class DescribeRows(HorizontalStrategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.sums: PlainSums | MaskedSums = PlainSums()
+        self.sums: secagg.PlainSums | secagg.MaskedSums = secagg.PlainSums()
 
     @classmethod
     def section_settings(cls, settings: Settings) -> RowsSettings:
@@ -95,11 +88,11 @@ class DescribeRows(HorizontalStrategy):
         table = self.agree(parties, None)
         n_classes = len(table.classes)
         widths = np.append(table.category_counts, n_classes)
-        bounds = row_bounds(parties)  # without weights
+        bounds = secagg.row_bounds(parties)  # without weights
         roster = asdict(bounds)
         if self.sees_only_sums:
-            roster, _, _ = yield from exchange_keys(parties)
-            self.sums = MaskedSums(roster["names"])
+            roster, _, _ = yield from secagg.exchange_keys(parties)
+            self.sums = secagg.MaskedSums(roster["names"])
         n_numbers = np.sum(widths == 0).item()
         opening = messages.OpenRequest(**self.terms(), **roster)
         (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
@@ -164,9 +157,11 @@ class DescribeRows(HorizontalStrategy):
                 raise ProtocolError(party, "CountsReply", "counts", rule)
 
         replies = yield from self.sums.ask(
-            parties, request, Form.of(messages.CountsReply, (size,)), check
+            parties, request, secagg.Form.of(messages.CountsReply, (size,)), check
         )
-        by_party = {party: arrays_of(reply.counts, shapes) for party, reply in replies.items()}
+        by_party = {
+            party: secagg.arrays_of(reply.counts, shapes) for party, reply in replies.items()
+        }
         sums = [np.sum(arrays, axis=0) for arrays in zip(*by_party.values(), strict=True)]
         by_party.pop(EVERYONE, None)
         return sums, by_party

@@ -38,19 +38,11 @@ from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees import stacked
 from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
 from fedapp.trees.sets import Ints, category_counts
-from fedapp.trees.stacked import (
-    Floats,
-    HeadShape,
-    Kind,
-    StackedModel,
-    initial_weights,
-    rates_by_party,
-    split_ensembles,
-)
 from strategies import scoring
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
@@ -90,7 +82,7 @@ class FedXGBllrSettings(Section):
     """Of Adam."""
     patience: Annotated[int, Field(ge=0)]
     """Epochs without a lower validation loss before a party stops; 0: all epochs."""
-    head: Kind
+    head: stacked.Kind
     """Network that weighs the trees: the paper's CNN, or one of its ablations."""
     channels: Count
     """Of the CNN."""
@@ -103,8 +95,8 @@ class HeadState(HorizontalState):
     """What a run has at a checkpoint."""
 
     names: tuple[str, ...]  # of the parties, in the order of the ensembles
-    model: StackedModel
-    best: Floats  # weights of the round with the best score
+    model: stacked.StackedModel
+    best: stacked.Floats  # weights of the round with the best score
     n_averaged: int = 0
 
 
@@ -175,13 +167,13 @@ class FedXGBllr(HorizontalStrategy):
         by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
         grown = concatenated(by_party)
         counts = [len(part.trees) for part in by_party]
-        shape = HeadShape.over(section.head, counts, request.n_outputs, section.channels)
+        shape = stacked.HeadShape.over(section.head, counts, request.n_outputs, section.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)
         unit = np.float32(deviation or 1)
-        weights = initial_weights(shape, self.settings.seed)
-        ensembles = split_ensembles(grown.trees, np.array(counts, dtype=np.int32))
-        model = StackedModel(
+        weights = stacked.initial_weights(shape, self.settings.seed)
+        ensembles = stacked.split_ensembles(grown.trees, np.array(counts, dtype=np.int32))
+        model = stacked.StackedModel(
             self.settings.objective,
             mean,
             columns,
@@ -272,7 +264,7 @@ class FedXGBllr(HorizontalStrategy):
             **scoring.score_summary(model.bare, scored, widest, self.settings.scored_metrics),
             **scoring.boosted_facts(model.bare, best_round),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
-            "learning_rates": rates_by_party(model, run.names, rates),
+            "learning_rates": stacked.rates_by_party(model, run.names, rates),
         }
 
 

@@ -57,28 +57,14 @@ from fedapp.trees.objective import (
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
 from fedapp.trees.sets import NO_SET, NO_SETS
-from strategies import scoring
+from strategies import method as methods
+from strategies import pax_sums, scoring
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import (
-    ALL_OBJECTIVES,
-    BOOSTING_SETTINGS,
-    CONSTRAINTS,
-    GROWTH,
-    Outcome,
-)
 from strategies.pax_dp import NoisedTotals, privacy_settings
-from strategies.pax_sums import (
-    CutKinds,
-    MaskedTotals,
-    PaxSettings,
-    PlainTotals,
-    Totals,
-    TotalsState,
-)
 from strategies.secagg import Form, check_secure_aggregation
 
-CUTS = CutKinds(
+CUTS = pax_sums.CutKinds(
     messages.SketchRequest, messages.SketchReply, messages.OpenRequest, messages.CountRequest
 )
 
@@ -87,7 +73,7 @@ CUTS = CutKinds(
 class PaxState(HorizontalState):
     """What a run has at a checkpoint."""
 
-    totals: TotalsState
+    totals: pax_sums.TotalsState
     boosting: Boosting
     # With a calibration: weights of validation rows by class and bin, of the model to calibrate
     validation: npt.NDArray[np.float64] | None = None
@@ -110,12 +96,12 @@ class PAX(HorizontalStrategy):
     """
 
     method = "pax"
-    reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS
+    reads = methods.BOOSTING_SETTINGS | methods.GROWTH - {"multi-strategy"} | methods.CONSTRAINTS
     reads |= {"init-model", "base-margin", "calibration", "least-bin-rows"}
-    objectives = (*ALL_OBJECTIVES, CUSTOM)
+    objectives = (*methods.ALL_OBJECTIVES, CUSTOM)
     sections = frozenset(("privacy",))
-    totals: Totals
-    section: PaxSettings
+    totals: pax_sums.Totals
+    section: pax_sums.PaxSettings
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -123,9 +109,9 @@ class PAX(HorizontalStrategy):
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
 
     @classmethod
-    def section_settings(cls, settings: Settings) -> PaxSettings:
+    def section_settings(cls, settings: Settings) -> pax_sums.PaxSettings:
         """``[pax]``, checked, also against what secure aggregation needs."""
-        section = PaxSettings.of(settings)
+        section = pax_sums.PaxSettings.of(settings)
         privacy_settings(settings, section.aggregation)
         if section.aggregation == "secure":
             check_secure_aggregation(settings)
@@ -160,15 +146,17 @@ class PAX(HorizontalStrategy):
             noise = {name: getattr(budget, name) for name in names}
         return {**super().plan(), **noise}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[methods.Outcome]:
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
-        kind: type[Totals] = MaskedTotals if self.sees_only_sums else PlainTotals
+        kind: type[pax_sums.Totals] = (
+            pax_sums.MaskedTotals if self.sees_only_sums else pax_sums.PlainTotals
+        )
         if self.private.epsilon:
             kind = NoisedTotals
         # The one object by which the sums of a run differ.
-        state = run.totals if run else TotalsState(budget=self._budget)
+        state = run.totals if run else pax_sums.TotalsState(budget=self._budget)
         self.totals = kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
         if run is None:
             boosting = yield from self._begin(parties)
@@ -446,7 +434,7 @@ class PAX(HorizontalStrategy):
         columns = np.searchsorted(cuts.offsets, bins, side="right") - 1
         return bins[np.isin(columns, drawn)]
 
-    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[Outcome]:
+    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[methods.Outcome]:
         """Score the finished model, cut back to its best round under early stopping."""
         boosting, history = run.boosting, run.history
         model, best_round = boosting.model, None

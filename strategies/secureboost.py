@@ -34,27 +34,10 @@ from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import AUTO, has_quantile_leaves
 from fedapp.trees.size import ONE_TREE
+from strategies import method as methods
+from strategies import vertical
 from strategies.handshake import InitialModel, init_model_id
-from strategies.method import (
-    BOOSTING_SETTINGS,
-    CONSTRAINTS,
-    GROWTH,
-    LABEL_PRIVACY,
-    SPLIT_SETTINGS,
-    Outcome,
-    check_watched,
-)
 from strategies.scoring import History, calibration_summary, model_files
-from strategies.vertical import (
-    MANY_PARTIES,
-    Hellos,
-    KeySettings,
-    Mailbox,
-    VerticalStrategy,
-    final_summary,
-    named_scores,
-    parts_file,
-)
 
 log = logging.getLogger("fedapp")
 Rate = Annotated[float, Field(gt=0, lt=1)]
@@ -64,7 +47,7 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 ENOUGH_SUMS = 0.5
 
 
-class SecureBoostSettings(KeySettings, Section):
+class SecureBoostSettings(vertical.KeySettings, Section):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
 
     table = "secureboost"
@@ -83,7 +66,7 @@ class SecureBoostSettings(KeySettings, Section):
 class SecureBoostState:
     """What a run has at a checkpoint."""
 
-    mailbox: Mailbox
+    mailbox: vertical.Mailbox
     rows: Mapping[str, int]  # matched, by subset
     history: History
     initial: InitialModel
@@ -91,15 +74,15 @@ class SecureBoostState:
     is_trained: bool = False  # whether all rounds are finished
 
 
-class SecureBoost(VerticalStrategy):
+class SecureBoost(vertical.VerticalStrategy):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
     The server relays letters that it cannot read. The model is divided among the parties, so
     ``Result.arrays`` names it, and contains it only where all parties allow its export."""
 
     method = "secureboost"
-    reads = BOOSTING_SETTINGS | GROWTH - {"feature-weights"} | CONSTRAINTS
-    reads |= SPLIT_SETTINGS | LABEL_PRIVACY
+    reads = methods.BOOSTING_SETTINGS | methods.GROWTH - {"feature-weights"} | methods.CONSTRAINTS
+    reads |= methods.SPLIT_SETTINGS | methods.LABEL_PRIVACY
     reads |= {"init-model", "base-margin", "calibration", "objective", "allow-export"}
     section: SecureBoostSettings
 
@@ -140,7 +123,7 @@ class SecureBoost(VerticalStrategy):
 
         Flower's loop runs this many exchanges a round: set it near the number of rows.
         """
-        n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
+        n_receivers = (settings.asked_parties or vertical.MANY_PARTIES) - 1
         most = cls.section_settings(settings).block_rows(n_receivers)
         return 1 + 3 * settings.n_levels + settings.align_most_rows // most
 
@@ -148,7 +131,9 @@ class SecureBoost(VerticalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
+    def conversation(
+        self, parties: vertical.Hellos, saved: Saved | None
+    ) -> Conversation[methods.Outcome]:
         """Round by round, level by level."""
         if saved is None:
             run = yield from self._begin(parties)
@@ -172,13 +157,13 @@ class SecureBoost(VerticalStrategy):
                 run.n_grown = len(run.history) + 1
         return (yield from self._finish(run))
 
-    def _begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
+    def _begin(self, parties: vertical.Hellos) -> Conversation[SecureBoostState]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
         mailbox, rows = yield from self.match_rows(parties)
         self.settings = settings = self.settings.watching(rows["valid"])
         init_model = init_model_id(settings)
         self._warn_of_sums(rows["train"])
-        check_watched(settings, rows["valid"])
+        methods.check_watched(settings, rows["valid"])
         fields = {
             "objective": settings.objective,
             **parameters_of(settings),
@@ -225,7 +210,7 @@ class SecureBoost(VerticalStrategy):
             "smaller max-bin discloses less of a value"
         )
 
-    def _finish(self, run: SecureBoostState) -> Conversation[Outcome]:
+    def _finish(self, run: SecureBoostState) -> Conversation[methods.Outcome]:
         """Every party keeps its part; the active one scores the model, and may hand it over."""
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
         best = run.history.best_round if run.history.patience else None
@@ -248,10 +233,10 @@ class SecureBoost(VerticalStrategy):
                 files = model_files(from_text(reply.model.tobytes().decode(), Ensemble))
             yield files
         else:
-            yield parts_file(self.model_id, self.settings, active, passive)
+            yield vertical.parts_file(self.model_id, self.settings, active, passive)
         has_curve = UNCALIBRATED in reply.score_names
         return {
-            **final_summary(reply, mailbox, run.rows, [reply.few]),
+            **vertical.final_summary(reply, mailbox, run.rows, [reply.few]),
             **calibration_summary(self, has_curve, run.rows["valid"]),
             "trees": reply.n_trees,
             "best_round": best,
@@ -259,7 +244,7 @@ class SecureBoost(VerticalStrategy):
         }
 
 
-def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
+def _grow(mailbox: vertical.Mailbox, n_blocks: int) -> Conversation[None]:
     """Algorithm 2: the other blocks of a round's gradients, then level by level."""
     active, passive = mailbox.active, mailbox.passive
     yield from mailbox.relay_blocks(messages.EncryptRequest, messages.TakeRequest, n_blocks)
@@ -277,8 +262,8 @@ def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
 def _record_scores(run: SecureBoostState, reply: messages.BeginReply) -> Conversation[None]:
     """Add the scores of the rounds that are finished now."""
     for train, valid in zip(reply.train_scores, reply.valid_scores, strict=True):
-        train_scores = named_scores(reply.score_names, train)
-        valid_scores = named_scores(reply.score_names, valid)
+        train_scores = vertical.named_scores(reply.score_names, train)
+        valid_scores = vertical.named_scores(reply.score_names, valid)
         run.history.add(valid_scores)
         n_rounds = len(run.history)
         yield Progress(n_rounds, reply.n_trees, reply.n_leaves, train_scores, valid_scores)
