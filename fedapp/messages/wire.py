@@ -28,8 +28,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,6 +59,8 @@ DTYPES = frozenset(
 INT64 = range(-(2**63), 2**63)
 HEADER_KEYS = {"name", "scalars", "arrays"}
 MOST_DIMENSIONS = 8
+MOST_SHARED, LONGEST_SHARED = 8, 2**14  # contents that are read once; bytes of the longest
+MOST_HEADERS, LONGEST_HEADER = 64, 2**14  # size of the cache; bytes of its longest header
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,7 +254,9 @@ def to_bytes(content: Content) -> bytes:
             rule = f"must be whole numbers or floats of 1 to 8 bytes, got {dtype}"
             raise ProtocolError("sender", content.name, name, rule)
     layout.sort(key=lambda entry: -int(entry[1][-1]))
-    text = _header(content.name, content.scalars, layout)
+    # Replies of one exchange mostly have the same header.
+    header = _header if content.scalars else _header_of_arrays
+    text = header(content.name, content.scalars or (), tuple(layout))
     prefix = len(text).to_bytes(PREFIX_BYTES, "little")
     raw = [np.ascontiguousarray(content.arrays[name]).data for name, _, _ in layout]
     return b"".join([prefix, text, *raw])
@@ -258,16 +264,33 @@ def to_bytes(content: Content) -> bytes:
 
 def from_bytes(data: bytes, party: str) -> Content:
     """Inverse of ``to_bytes``; accepts no other layout. Arrays are read-only views of ``data``."""
+    if len(data) <= LONGEST_SHARED:
+        with suppress(ProtocolError):  # which shall name the party
+            return _read_shared(data)
+    return _read(data, party)
+
+
+@lru_cache(MOST_SHARED)
+def _read_shared(data: bytes) -> Content:
+    # The parties of a simulation receive the same requests.
+    content = _read(data, "")
+    scalars, arrays = MappingProxyType(content.scalars), MappingProxyType(content.arrays)
+    return Content(content.name, scalars, arrays, size=len(data))
+
+
+def _read(data: bytes, party: str) -> Content:
     start = PREFIX_BYTES + int.from_bytes(data[:PREFIX_BYTES], "little")
     if not PREFIX_BYTES < start <= len(data):
         raise ProtocolError(party, "message", "header", f"must be whole, got {len(data)} bytes")
     try:
-        name, scalars, layout = _read_header(data[PREFIX_BYTES:start])
+        text = data[PREFIX_BYTES:start]
+        read = _read_once if len(text) <= LONGEST_HEADER else _read_header
+        name, scalars, layout = read(text)
     except (ValueError, RecursionError) as error:
         rule = f"must be fedapp's, got {error}"
         raise ProtocolError(party, "message", "header", rule) from error
     arrays = _views(data, start, layout, party, name)
-    return Content(name, scalars, arrays, size=len(data))
+    return Content(name, dict(scalars), arrays, size=len(data))
 
 
 def _views(data: bytes, start: int, layout: Layout, party: str, message: str) -> dict[str, Array]:
@@ -290,10 +313,13 @@ def _views(data: bytes, start: int, layout: Layout, party: str, message: str) ->
     return arrays
 
 
-def _header(name: str, scalars: Mapping[str, Scalar], layout: Layout) -> bytes:
+def _header(name: str, scalars: Mapping[str, Scalar] | tuple[()], layout: Layout) -> bytes:
     header = {"name": name, "scalars": dict(scalars), "arrays": layout}
     text = json.dumps(header, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % ALIGNMENT)
+
+
+_header_of_arrays = lru_cache(MOST_HEADERS)(_header)
 
 
 def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
@@ -317,6 +343,10 @@ def _read_header(text: bytes) -> tuple[str, dict[str, Scalar], Layout]:
     if _header(name, scalars, layout) != text:  # other blanks, escapes or order of keys
         raise ValueError("another spelling")
     return name, scalars, layout
+
+
+# Messages of one exchange mostly have the same header.
+_read_once = lru_cache(MOST_HEADERS)(_read_header)
 
 
 def _is_scalar(value: Any) -> bool:

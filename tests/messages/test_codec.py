@@ -405,6 +405,7 @@ def with_header(body=b"", **changes):
 @given(contents())
 def test_a_message_is_read_as_aligned_views_and_written_the_same_again(content):
     data = to_bytes(content)
+    wire._read_shared.cache_clear()  # an equal message that came before would serve
     found = from_bytes(data, "bank")
     assert (found.name, found.scalars) == (content.name, content.scalars)
     kinds = [[type(value) for value in one.scalars.values()] for one in (found, content)]
