@@ -14,14 +14,7 @@ from fedapp.data.columns import ALIKE, agreed, check_kinds, in_words
 from fedapp.data.labels import format_classes, merge_classes, number_written, positive_last
 from fedapp.data.schema import first, listed
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_plain, as_protocol_error
-from fedapp.messages.handshake import (
-    NUMBERS,
-    HelloReply,
-    LabelsReply,
-    dictionary_digest,
-    pack_categories,
-    read_categories,
-)
+from fedapp.messages import handshake as messages
 from fedapp.settings import Settings
 from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
 from fedapp.trees.objective import check_base_margin, is_regression
@@ -61,9 +54,9 @@ class CommonTable:
 
     def coding(self) -> dict[str, Any]:
         """The fields of a ``JointCoding``."""
-        return {"classes": self.classes, **pack_categories(self.categories)}
+        return {"classes": self.classes, **messages.pack_categories(self.categories)}
 
-    def coded(self, replies: Mapping[str, LabelsReply]) -> CommonTable:
+    def coded(self, replies: Mapping[str, messages.LabelsReply]) -> CommonTable:
         """The same table with the numbers of values that the parties report as unseen."""
         unseen: dict[str, dict[str, int]] = {}
         for i, column in enumerate(self.columns[: self.n_coded_columns]):
@@ -74,7 +67,7 @@ class CommonTable:
 
 
 def common_table(
-    parties: Mapping[str, HelloReply], settings: Settings, saved: CommonTable | None = None
+    parties: Mapping[str, messages.HelloReply], settings: Settings, saved: CommonTable | None = None
 ) -> CommonTable:
     """What the tables of all parties have in common; in a resumed run, as it was at the start."""
     check_same_columns({name: hello.columns for name, hello in parties.items()})
@@ -130,7 +123,7 @@ def check_same_columns(columns: Mapping[str, Sequence[str]]) -> None:
                 )
 
 
-def classes_without_rows(parties: Mapping[str, HelloReply]) -> tuple[str, ...]:
+def classes_without_rows(parties: Mapping[str, messages.HelloReply]) -> tuple[str, ...]:
     """Classes that no training row of any party has."""
     trained = {
         name for hello in parties.values() for name in set(hello.classes) - set(hello.untrained)
@@ -140,7 +133,7 @@ def classes_without_rows(parties: Mapping[str, HelloReply]) -> tuple[str, ...]:
 
 
 def parties_without_class(
-    parties: Mapping[str, HelloReply], classes: Sequence[str]
+    parties: Mapping[str, messages.HelloReply], classes: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Parties without a training row of a class, by class; omits classes that nobody trains."""
     nowhere = classes_without_rows(parties)
@@ -156,7 +149,7 @@ def parties_without_class(
     return {name: parties_lacking for name, parties_lacking in lacking.items() if parties_lacking}
 
 
-def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple[str, ...]:
+def check_labels(parties: Mapping[str, messages.HelloReply], settings: Settings) -> tuple[str, ...]:
     """Classes of all parties in the order of their ids; none for regression."""
     hellos = parties.values()
     if is_regression(settings.objective):
@@ -184,7 +177,7 @@ def check_labels(parties: Mapping[str, HelloReply], settings: Settings) -> tuple
     return positive_last(classes, next(iter(sources), ""), settings.objective)
 
 
-def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
+def joint_dictionary(parties: Mapping[str, messages.HelloReply]) -> Categories:
     """The category names of each column, in the order of their codes.
 
     Where a schema lists a column's names they are its dictionary; else it is the union of the
@@ -226,12 +219,12 @@ def joint_dictionary(parties: Mapping[str, HelloReply]) -> Categories:
     return joint if any(joint) else ()
 
 
-def joint_kinds(parties: Mapping[str, HelloReply]) -> Names:
+def joint_kinds(parties: Mapping[str, messages.HelloReply]) -> Names:
     """The kind of each column, which must be that of all parties' values; see ``agreed``."""
     columns = next(iter(parties.values())).columns
     by_party = dict[str, Sequence[str]]()
     for party, hello in parties.items():
-        counts = hello.category_counts.tolist() or [NUMBERS] * len(columns)
+        counts = hello.category_counts.tolist() or [messages.NUMBERS] * len(columns)
         coded = ["category" if count > 0 else "" if count == 0 else "number" for count in counts]
         with as_protocol_error(party, "HelloReply", "kinds"):
             check_kinds(hello.kinds, len(columns))
@@ -274,21 +267,21 @@ def _spellings(
             yield spellings
 
 
-def _disclosed(party: str, hello: HelloReply) -> Categories:
+def _disclosed(party: str, hello: messages.HelloReply) -> Categories:
     # With share-categories=false only digests of a schema's names come, no names.
     if not hello.categories:
         hello = replace(hello, category_counts=np.minimum(hello.category_counts, 0))
-    return read_categories(party, hello, len(hello.columns))
+    return messages.read_categories(party, hello, len(hello.columns))
 
 
-def _digests(party: str, hello: HelloReply, disclosed: Categories) -> Digests:
+def _digests(party: str, hello: messages.HelloReply, disclosed: Categories) -> Digests:
     """The digests of a party, checked against the names that it discloses."""
     indices = np.flatnonzero(hello.category_counts > 0).tolist()
     fits = len(hello.digests) == len(indices) and all(map(DIGEST.fullmatch, hello.digests))
     digests = {index: text for index, text in zip(indices, hello.digests, strict=False) if text}
     if hello.categories:
         fits = fits and all(
-            digest == dictionary_digest(names_of(disclosed, index) or ())
+            digest == messages.dictionary_digest(names_of(disclosed, index) or ())
             for index, digest in digests.items()
         )
     else:
@@ -319,7 +312,7 @@ def _schema_names(
     raise DataError(rule, first)
 
 
-def similar_names(parties: Mapping[str, HelloReply], columns: Sequence[str]) -> list[str]:
+def similar_names(parties: Mapping[str, messages.HelloReply], columns: Sequence[str]) -> list[str]:
     """Warnings about names that differ only in capitals, blanks or marks, or of which none fits."""
     tables = {party: _disclosed(party, hello) for party, hello in parties.items()}
     notes = []

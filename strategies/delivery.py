@@ -23,18 +23,9 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from fedapp.errors import DivergedError, FedappError, PartyError, as_plain
 from fedapp.home import open_private
+from fedapp.messages import wire
 from fedapp.messages.fields import Reply
 from fedapp.messages.vertical import Parcel
-from fedapp.messages.wire import (
-    DIVERGED,
-    FAILED,
-    REFUSED,
-    WAITING,
-    from_content,
-    from_records,
-    n_bytes,
-    parcels_of,
-)
 from fedapp.run_files import SERVER
 
 log = logging.getLogger("fedapp")
@@ -80,38 +71,26 @@ class Ledger:
         with suppress(OSError) if kind else nullcontext():  # the first error is the one to see
             self.flush()
 
-    def sent(self, step: int, kind: str, party: str, n_bytes: int) -> None:
-        """Note a request."""
-        self.to_parties += n_bytes
-        self._note(step, kind, SERVER, party, n_bytes)
+    def note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
+        """Note a message, for a line of its own."""
+        seconds = round(time.perf_counter() - self._start, 4)
+        line = {"step": step, "type": kind, "from": source, "to": target}
+        self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
 
-    def received(self, step: int, kind: str, party: str, n_bytes: int) -> None:
-        """Note a reply."""
-        self.to_server += n_bytes
-        self._note(step, kind, party, SERVER, n_bytes)
-
-    def flush(self) -> None:
-        """Write the lines noted since the last time."""
+    def flush(self, quiet_seconds: float = 0.0) -> None:
+        """Write the lines noted since the last time, unless that is more recent than this."""
+        if time.perf_counter() - self._flushed < quiet_seconds:
+            return
         if self.path is not None and self._lines:
             with open_private(self.path, "a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in self._lines)
         self._lines.clear()
         self._flushed = time.perf_counter()
 
-    def flush_at_times(self) -> None:
-        """Write the lines unless others have just been written."""
-        if time.perf_counter() - self._flushed >= FLUSH_SECONDS:
-            self.flush()
-
     def rename(self, names: Mapping[str, str]) -> None:
         """Replace names in the lines that are not written yet."""
         for line in self._lines:
             line |= {end: names.get(line[end], line[end]) for end in ("from", "to")}
-
-    def _note(self, step: int, kind: str, source: str, target: str, n_bytes: int) -> None:
-        seconds = round(time.perf_counter() - self._start, 4)
-        line = {"step": step, "type": kind, "from": source, "to": target}
-        self._lines.append({**line, "bytes": n_bytes, "seconds": seconds})
 
 
 @dataclass(slots=True)
@@ -220,9 +199,9 @@ class Courier:
             outgoing.copied = max(outgoing.copied, copy.metadata.created_at)
             if message_id:
                 outgoing.message_ids.add(message_id)
-                self.ledger.sent(
-                    step, copy.metadata.message_type, outgoing.party, n_bytes(copy.content)
-                )
+                size = wire.n_bytes(copy.content)
+                self.ledger.to_parties += size
+                self.ledger.note(step, outgoing.kind, SERVER, outgoing.party, size)
 
     def _collect(self, waiting: dict[str, Outgoing], step: int) -> dict[str, Message]:
         """Replies received since the last call; a message reported as lost becomes due again."""
@@ -245,8 +224,9 @@ class Courier:
             replied = reply.metadata.created_at
             ahead = seconds_ahead(outgoing.asked, time.time(), replied, replied)
             self.clocks[outgoing.party] = max(ahead, self.clocks.get(outgoing.party, 0.0), key=abs)
-            size = 0 if reply.has_error() else n_bytes(reply.content)
-            self.ledger.received(step, outgoing.kind, outgoing.party, size)
+            size = 0 if reply.has_error() else wire.n_bytes(reply.content)
+            self.ledger.to_server += size
+            self.ledger.note(step, outgoing.kind, outgoing.party, SERVER, size)
             replies[outgoing.party] = reply
         return replies
 
@@ -280,19 +260,19 @@ def read_reply(
     """
     if message.has_error():
         raise _failure(message.error, party, step)
-    envelope, content = from_records(message.content, party)
+    envelope, content = wire.from_records(message.content, party)
     if (envelope.model_id, envelope.step) != (model_id, step):
         raise PartyError(party, step, f"answered step {envelope.step} of another exchange")
-    return from_content(reply, content, party), parcels_of(content)
+    return wire.from_content(reply, content, party), wire.parcels_of(content)
 
 
 def _failure(error: Error, party: str, step: int) -> FedappError:
     reason = as_plain(error.reason or "", LONGEST_REASON)
-    if error.code == DIVERGED:
+    if error.code == wire.DIVERGED:
         return DivergedError(reason)
-    if error.code in (REFUSED, FAILED, WAITING):
+    if error.code in (wire.REFUSED, wire.FAILED, wire.WAITING):
         name, _, reason = reason.partition(": ")
-        return PartyError(name, step, reason, refused=error.code == REFUSED)
+        return PartyError(name, step, reason, refused=error.code == wire.REFUSED)
     # Flower's reason is a traceback; its last line is the error.
     last_line = (error.reason or "").strip().rpartition("\n")[2]
     if NO_HANDLER in last_line:

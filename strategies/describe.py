@@ -26,57 +26,19 @@ from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
 from fedapp.histograms.sketch import BASE, descend
-from fedapp.messages.describe import (
-    ASSOCIATIONS,
-    CellsRequest,
-    ColumnsReply,
-    CompareReply,
-    CompareRequest,
-    CountRequest,
-    CountsReply,
-    EncryptReply,
-    EncryptRequest,
-    FinishRequest,
-    OpenRequest,
-    SetupRequest,
-    SumRequest,
-    TakeRequest,
-)
+from fedapp.messages import describe as messages
 from fedapp.messages.fields import Request
 from fedapp.messages.secagg import EVERYONE
 from fedapp.messages.vertical import SentReply
-from fedapp.metrics.tables import (
-    PERCENTS,
-    associations,
-    describe_columns,
-    divergence,
-    leaks,
-    new_descent,
-    split_cells,
-    table_differences,
-)
+from fedapp.metrics import tables
 from fedapp.run_folder import without_nan
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import entries_of
+from strategies import secagg
 from strategies.common_table import WITHIN_WORDS
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalStrategy
-from strategies.method import (
-    BASE_MARGIN,
-    LABEL_PRIVACY,
-    OF_ROWS,
-    SPLIT_SETTINGS,
-    Outcome,
-    TreeStrategy,
-)
-from strategies.secagg import (
-    Form,
-    MaskedSums,
-    PlainSums,
-    arrays_of,
-    exchange_keys,
-    row_bounds,
-)
+from strategies.method import LABEL_PRIVACY, OF_ROWS, SPLIT_SETTINGS, Outcome, TreeStrategy
 from strategies.vertical import Hellos as VerticalHellos
 from strategies.vertical import KeySettings, VerticalStrategy
 
@@ -105,13 +67,13 @@ class DescribeRows(HorizontalStrategy):
     method = "describe-rows"
     section_class = RowsSettings
     objectives = OF_ROWS
-    reads = BASE_MARGIN | {"least-bin-rows"}
+    reads = frozenset(("base-margin", "least-bin-rows"))
     may_lose = False
     section: RowsSettings
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.sums: PlainSums | MaskedSums = PlainSums()
+        self.sums: secagg.PlainSums | secagg.MaskedSums = secagg.PlainSums()
 
     @classmethod
     def section_settings(cls, settings: Settings) -> RowsSettings:
@@ -126,49 +88,54 @@ class DescribeRows(HorizontalStrategy):
         table = self.agree(parties, None)
         n_classes = len(table.classes)
         widths = np.append(table.category_counts, n_classes)
-        bounds = row_bounds(parties)  # without weights
+        bounds = secagg.row_bounds(parties)  # without weights
         roster = asdict(bounds)
         if self.sees_only_sums:
-            roster, _, _ = yield from exchange_keys(parties)
-            self.sums = MaskedSums(roster["names"])
+            roster, _, _ = yield from secagg.exchange_keys(parties)
+            self.sums = secagg.MaskedSums(roster["names"])
         n_numbers = np.sum(widths == 0).item()
-        opening = OpenRequest(**self.terms(), **roster)
+        opening = messages.OpenRequest(**self.terms(), **roster)
         (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
-        descent = new_descent(widths)
+        descent = tables.new_descent(widths)
         descent.take(counts)
         for digit, prefixes, offsets in descend(descent) if n_numbers else ():
-            request = CountRequest(digit, prefixes, offsets)
+            request = messages.CountRequest(digit, prefixes, offsets)
             (counts,), _ = yield from self._ask(parties, request, (len(prefixes), BASE))
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
-        n_cells, cells = len(cuts.edges) + len(widths), CellsRequest(cuts.edges, cuts.offsets)
+        n_cells, cells = (
+            len(cuts.edges) + len(widths),
+            messages.CellsRequest(cuts.edges, cuts.offsets),
+        )
         shapes = (n_cells,), (n_cells,), (n_cells, n_classes or 2)
         (counts, labelled, sums), by_party = yield from self._ask(parties, cells, *shapes)
         for party, of_party in by_party.items():
             self._check(party, of_party, cuts, n_classes > 0)
-        yield from ask(parties.all(CompareRequest(counts)), CompareReply)
+        yield from ask(parties.all(messages.CompareRequest(counts)), messages.CompareReply)
         names = *table.columns, self.settings.label or LABEL
         texts = *entries_of(table.categories, len(table.columns)), table.classes
         points, is_whole = descent.points(), descent.is_whole
-        columns = describe_columns(names, texts, counts, cuts, points, is_whole)
+        columns = tables.describe_columns(names, texts, counts, cuts, points, is_whole)
         columns[-1]["is_label"] = True
         for column, kind in zip(columns, table.kinds, strict=False):
             column["kind"] = kind.partition(":")[0]
         features = labelled, sums, cuts.widths[:-1], widths[:-1] == 0
         for column, figures in zip(
-            columns, associations(features, n_classes, bounds), strict=False
+            columns, tables.associations(features, n_classes, bounds), strict=False
         ):
             column["label"] = figures
         rows = {party: of_cells for party, (of_cells, *_) in by_party.items()}
-        for text in table_differences([listed([name]) for name in table.columns], cuts, rows):
+        for text in tables.table_differences(
+            [listed([name]) for name in table.columns], cuts, rows
+        ):
             self.warn_once(as_plain(text))
         by_column = zip(
-            *(split_cells(of_party, cuts.widths) for of_party in rows.values()), strict=True
+            *(tables.split_cells(of_party, cuts.widths) for of_party in rows.values()), strict=True
         )
         for column, of_parties in zip(columns, by_column, strict=False):
             total = np.sum(of_parties, axis=0)
             column["by_party"] = {
-                party: {"counts": here.tolist(), "drift": divergence(here, total - here)}
+                party: {"counts": here.tolist(), "drift": tables.divergence(here, total - here)}
                 for party, here in zip(rows, of_parties, strict=True)
             }
         return (yield from _described(self, columns))
@@ -181,7 +148,7 @@ class DescribeRows(HorizontalStrategy):
             sum(int(np.prod(shape)) for shape in some) for some in (shapes, shapes[:1])
         )
 
-        def check(party: str, reply: CountsReply) -> None:
+        def check(party: str, reply: messages.CountsReply) -> None:
             if party == EVERYONE:
                 return
             n_rows, rows = parties[party].n_train, reply.counts[:n_first]
@@ -189,8 +156,12 @@ class DescribeRows(HorizontalStrategy):
                 rule = f"must be {size}, of 0 to {n_rows} rows, got {len(reply.counts)}"
                 raise ProtocolError(party, "CountsReply", "counts", rule)
 
-        replies = yield from self.sums.ask(parties, request, Form.of(CountsReply, (size,)), check)
-        by_party = {party: arrays_of(reply.counts, shapes) for party, reply in replies.items()}
+        replies = yield from self.sums.ask(
+            parties, request, secagg.Form.of(messages.CountsReply, (size,)), check
+        )
+        by_party = {
+            party: secagg.arrays_of(reply.counts, shapes) for party, reply in replies.items()
+        }
         sums = [np.sum(arrays, axis=0) for arrays in zip(*by_party.values(), strict=True)]
         by_party.pop(EVERYONE, None)
         return sums, by_party
@@ -218,7 +189,7 @@ class DescribeColumns(VerticalStrategy):
     method = "describe-columns"
     section_class = ColumnsSettings
     objectives = OF_ROWS
-    reads = BASE_MARGIN | SPLIT_SETTINGS | LABEL_PRIVACY | {"objective"}
+    reads = SPLIT_SETTINGS | LABEL_PRIVACY | {"base-margin", "objective"}
     section: ColumnsSettings
 
     def conversation(self, parties: VerticalHellos, saved: Saved | None) -> Conversation[Outcome]:
@@ -226,14 +197,18 @@ class DescribeColumns(VerticalStrategy):
         mailbox, rows = yield from self.match_rows(parties)
         active, passive = mailbox.active, mailbox.passive
         fields = {"objective": self.settings.objective, **self.section.model_dump()}
-        yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
+        yield from mailbox.relay(messages.SetupRequest, parties, SentReply, **fields)
         finished = False
         while not finished:
-            replies = yield from mailbox.relay(EncryptRequest, [active], EncryptReply)
-            yield from mailbox.relay(TakeRequest, passive, SentReply)
+            replies = yield from mailbox.relay(
+                messages.EncryptRequest, [active], messages.EncryptReply
+            )
+            yield from mailbox.relay(messages.TakeRequest, passive, SentReply)
             finished = replies[active].finished
-        described = yield from mailbox.relay(SumRequest, passive, ColumnsReply)
-        described |= yield from mailbox.relay(FinishRequest, [active], ColumnsReply)
+        described = yield from mailbox.relay(messages.SumRequest, passive, messages.ColumnsReply)
+        described |= yield from mailbox.relay(
+            messages.FinishRequest, [active], messages.ColumnsReply
+        )
         columns = list[dict[str, Any]]()
         for party in parties:
             columns += _columns_of(party, described[party], rows["train"])
@@ -247,12 +222,12 @@ class DescribeColumns(VerticalStrategy):
             rule = f"must be {len(features)}, got {len(figures)}"
             raise ProtocolError(active, "ColumnsReply", "associations", rule)
         for column, values in zip(features, figures.tolist(), strict=False):
-            pairs = zip(ASSOCIATIONS, values, strict=True)
+            pairs = zip(messages.ASSOCIATIONS, values, strict=True)
             column["label"] = {name: figure for name, figure in pairs if not np.isnan(figure)}
         return (yield from _described(self, columns, active=active, matched_rows=rows))
 
 
-def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, Any]]:
+def _columns_of(party: str, reply: messages.ColumnsReply, n_rows: int) -> list[dict[str, Any]]:
     numbers, n_columns = reply.n_categories, len(reply.n_categories)
     cuts = Cuts(reply.edges, reply.offsets, np.zeros(n_columns, dtype=np.float32), numbers)
     starts = cell_starts(cuts.widths)
@@ -262,7 +237,7 @@ def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, 
         "n_categories": bool(((cuts.widths == numbers) | (numbers == 0)).all()),
         "names": len(reply.names) in (0, n_columns),
         "categories": len(reply.categories) in (0, numbers.sum()),
-        "points": reply.points.shape[1] == len(PERCENTS),
+        "points": reply.points.shape[1] == len(tables.PERCENTS),
     }
     for field, fits in rules.items():
         if not fits:
@@ -272,7 +247,7 @@ def _columns_of(party: str, reply: ColumnsReply, n_rows: int) -> list[dict[str, 
     texts = iter(reply.categories)
     categories = [[*islice(texts, number)] for number in numbers.tolist()]
     points = [of_column[~np.isnan(of_column)] for of_column in reply.points]
-    columns = describe_columns(names, categories, reply.counts, cuts, points, reply.is_whole)
+    columns = tables.describe_columns(names, categories, reply.counts, cuts, points, reply.is_whole)
     return [{"party": party, **column} for column in columns]
 
 
@@ -289,7 +264,7 @@ def _described(
         if pairs := [f"{category!r} and {other!r}" for category, other in near]:
             text = f"{name} may have a category in two spellings: {first(pairs, 3)}"
             strategy.warn_once(as_plain(text))
-        for text in leaks(name, column):
+        for text in tables.leaks(name, column):
             strategy.warn_once(as_plain(text))
     n_rows = columns[0]["missing"] + sum(columns[0]["counts"])
     document = {"rows": n_rows, "columns": columns}

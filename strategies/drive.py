@@ -13,16 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from fedapp.conversation import (
-    Checkpoint,
-    Conversation,
-    Exchange,
-    Parties,
-    Progress,
-    Saved,
-    SavedModel,
-    ask,
-)
+from fedapp import conversation
 from fedapp.errors import DivergedError, FedappError, PartyError, as_protocol_error
 from fedapp.messages.fields import Introduction, Reply, check_fields
 from fedapp.messages.handshake import GreetReply, GreetRequest
@@ -30,14 +21,8 @@ from fedapp.messages.vertical import Parcel
 from fedapp.run_files import RoundInfo
 from fedapp.run_folder import RunState, Stage, without_nan
 from fedapp.settings import Settings
+from strategies import handshake
 from strategies.delivery import Ledger, clock_text
-from strategies.handshake import (
-    check_steps,
-    check_tables,
-    check_texts,
-    common_notes,
-    parties_by_name,
-)
 from strategies.method import Outcome, TreeStrategy
 
 CHECKPOINT_SECONDS = 0.5  # after a checkpoint, during which another is not stored if it is optional
@@ -72,7 +57,7 @@ class Callbacks:
     def end_round(self, line: RoundInfo) -> object:
         """Called after every round; the run stops where it returns False."""
 
-    def checkpoint(self, checkpoint: Checkpoint, state: RunState) -> None:
+    def checkpoint(self, checkpoint: conversation.Checkpoint, state: RunState) -> None:
         """Called where an interrupted run could resume."""
 
     def write_model(self, files: Mapping[str, str]) -> None:
@@ -97,12 +82,12 @@ class Driver(Generic[I]):
 
     def __init__(self, protocol: TreeStrategy[I]) -> None:
         self.protocol = protocol
-        self.pending: Exchange | None = None
+        self.pending: conversation.Exchange | None = None
         self.callbacks = Callbacks()
         self.ledger = Ledger()
         self.outcome: Outcome | None = None
-        self._conversation: Conversation[Outcome] | None = None
-        self._saved: Saved | None = None
+        self._conversation: conversation.Conversation[Outcome] | None = None
+        self._saved: conversation.Saved | None = None
         self._state = RunState(protocol.model_id)
         self._checkpoint_step = 0
         self._saved_at = -math.inf  # when a checkpoint was stored
@@ -116,7 +101,7 @@ class Driver(Generic[I]):
         self._start = time.perf_counter()
         self._note_traffic()
 
-    def resume(self, saved: Saved, state: RunState) -> None:
+    def resume(self, saved: conversation.Saved, state: RunState) -> None:
         """Resume from an earlier attempt's checkpoint; call before the start."""
         self._saved = saved
         self._state = replace(state, attempt=state.attempt + 1)
@@ -138,7 +123,7 @@ class Driver(Generic[I]):
         return self.protocol.section
 
     @property
-    def parties(self) -> Parties[I]:
+    def parties(self) -> conversation.Parties[I]:
         """The parties that take part, with their introductions."""
         return self.protocol.parties
 
@@ -217,32 +202,32 @@ class Driver(Generic[I]):
                 test = _named("test", end.value.get("metrics", {}).get("test", {}))
                 self._scores = self._scores[0], {**self._scores[1], **test}
                 return
-            if isinstance(event, Exchange):
+            if isinstance(event, conversation.Exchange):
                 self.pending = event
                 if self._is_step:
                     self._note(step=self._state.step + 1)
                 return
             answers = None
             match event:
-                case Checkpoint():
+                case conversation.Checkpoint():
                     self._save(event)
-                case Progress():
+                case conversation.Progress():
                     self._report(event)
-                case SavedModel(files):  # at once: what comes after it may fail
+                case conversation.SavedModel(files):  # at once: what comes after it may fail
                     self.callbacks.write_model(files)
                     self._make_model = next(iter(files.values())).__str__
 
-    def _whole_run(self) -> Conversation[Outcome]:
+    def _whole_run(self) -> conversation.Conversation[Outcome]:
         """Greet the parties, compare their introductions, and hold the method's conversation."""
         protocol = self.protocol
         n_lost = len(self._state.left_out)
         greetings = dict.fromkeys(self._addresses, GreetRequest())
-        greeted = yield from ask(greetings, GreetReply, may_fail=n_lost)
+        greeted = yield from conversation.ask(greetings, GreetReply, may_fail=n_lost)
         # The first round's time is without that in which the parties' processes have started.
         self._last_round = (*self._last_round[:2], time.perf_counter())
-        check_texts(greeted.values())
+        handshake.check_texts(greeted.values())
         if not self._state.keys:
-            members = parties_by_name(greeted.values())
+            members = handshake.parties_by_name(greeted.values())
             protocol.keys = {name: reply.fingerprint for name, reply in members.items()}
             self._note(keys=protocol.keys)
         self.ledger.rename({node: reply.name for node, reply in greeted.items()})
@@ -250,8 +235,8 @@ class Driver(Generic[I]):
             (node for node in greetings if node in greeted), protocol.greeting()
         )
         n_lost -= len(greetings) - len(greeted)
-        replies = yield from ask(openings, protocol.introduction, may_fail=n_lost)
-        check_texts(replies.values())
+        replies = yield from conversation.ask(openings, protocol.introduction, may_fail=n_lost)
+        handshake.check_texts(replies.values())
         for node, reply in replies.items():
             name = greeted[node].name
             rule = f"must be {name}, as it was when the party was greeted, got {reply.name}"
@@ -262,23 +247,23 @@ class Driver(Generic[I]):
         self.ledger.rename(names)
         # From here on parties are addressed by name: before, only their nodes were known.
         self._addresses = {name: self._addresses[node] for node, name in names.items()}
-        protocol.parties = parties = parties_by_name(replies.values())
+        protocol.parties = parties = handshake.parties_by_name(replies.values())
         for excluded in self._state.left_out:
             if excluded["party"] in parties:
                 parties.leave(excluded["party"])
-        check_tables(parties, self._state)
-        check_steps(parties, last_steps, self._checkpoint_step)
+        handshake.check_tables(parties, self._state)
+        handshake.check_steps(parties, last_steps, self._checkpoint_step)
         if request := protocol.greeting_again():
-            hellos = yield from ask(parties.all(request), protocol.introduction)
-            check_texts(hellos.values())
-            protocol.parties = parties = Parties(hellos)
+            hellos = yield from conversation.ask(parties.all(request), protocol.introduction)
+            handshake.check_texts(hellos.values())
+            protocol.parties = parties = conversation.Parties(hellos)
         self._note(fingerprints={name: hello.fingerprint for name, hello in parties.items()})
         ahead = {name: self._clocks[node] for node, name in names.items() if node in self._clocks}
-        notes = common_notes({name: hello.notes for name, hello in parties.items()})
+        notes = handshake.common_notes({name: hello.notes for name, hello in parties.items()})
         clocks = (clock_text(f"{name}'s", by, "the coordinator's") for name, by in ahead.items())
         for text in (*notes, *filter(None, clocks)):
             protocol.warn_once(text)
-        for text in common_notes({name: hello.facts for name, hello in parties.items()}):
+        for text in handshake.common_notes({name: hello.facts for name, hello in parties.items()}):
             if text not in protocol.facts:
                 protocol.facts = (*protocol.facts, text)
                 log.info("%s", text)
@@ -305,7 +290,7 @@ class Driver(Generic[I]):
         self._note(left_out=(*self._state.left_out, entry))
         log.warning("%s is excluded from step %d on: %s", party, self._state.step, reason)
 
-    def _save(self, checkpoint: Checkpoint) -> None:
+    def _save(self, checkpoint: conversation.Checkpoint) -> None:
         self._note(finished_rounds=checkpoint.rounds)
         self._make_model = checkpoint.model
         if checkpoint.is_optional and time.monotonic() - self._saved_at < CHECKPOINT_SECONDS:
@@ -328,7 +313,7 @@ class Driver(Generic[I]):
             text += f"; where weights are small, scale them or set min-child-weight below {least:g}"
         protocol.warn_once(text)
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: conversation.Progress) -> None:
         to_parties, to_server, start = self._last_round
         self._note_traffic()
         line: RoundInfo = {

@@ -22,15 +22,7 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
-from fedapp.messages.fedavg_linear import (
-    AverageReply,
-    AverageRequest,
-    MomentsReply,
-    MomentsRequest,
-    ScoreRequest,
-    check_average,
-    check_moments,
-)
+from fedapp.messages import fedavg_linear as messages
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
@@ -114,9 +106,9 @@ class FedAvgLinear(HorizontalStrategy):
         n_inputs = len(input_names(table.columns, table.categories))
         n_classes = len(table.classes)
         replies = yield from ask(
-            parties.all(MomentsRequest(**self.terms())),
-            MomentsReply,
-            lambda party, reply: check_moments(
+            parties.all(messages.MomentsRequest(**self.terms())),
+            messages.MomentsReply,
+            lambda party, reply: messages.check_moments(
                 party, reply, n_inputs, n_classes, self.n_outputs, table.n_coded_columns
             ),
         )
@@ -142,10 +134,10 @@ class FedAvgLinear(HorizontalStrategy):
 
     def _ask(
         self, parties: Hellos, run: LinearState, n_epochs: int
-    ) -> Conversation[dict[str, AverageReply]]:
+    ) -> Conversation[dict[str, messages.AverageReply]]:
         model = run.model
         section = self.section
-        request = AverageRequest(
+        request = messages.AverageRequest(
             round_id=run.n_averaged,
             classes=model.classes,
             **{name: getattr(model, name) for name in ARRAYS},
@@ -156,11 +148,11 @@ class FedAvgLinear(HorizontalStrategy):
             score_bins=ROUND_BINS,
         )
 
-        def check_reply(party: str, reply: AverageReply) -> None:
-            check_average(party, reply, request)
+        def check_reply(party: str, reply: messages.AverageReply) -> None:
+            messages.check_average(party, reply, request)
             self.check_scores(party, reply, WATCHED)
 
-        return (yield from ask(parties.all(request), AverageReply, check_reply))
+        return (yield from ask(parties.all(request), messages.AverageReply, check_reply))
 
     def _finish(self, parties: Hellos, run: LinearState) -> Conversation[Outcome]:
         """Write and score the finished model, under early stopping that of the best round."""
@@ -171,12 +163,12 @@ class FedAvgLinear(HorizontalStrategy):
             best_round = run.history.best_round
         yield _checkpoint(run)
         model = run.best if best_round else run.model
-        scored, summary = yield from self.evaluate(parties, model, kind=ScoreRequest)
+        scored, summary = yield from self.evaluate(parties, model, kind=messages.ScoreRequest)
         yield from _record_scores(run, scored)
         return {**summary, "importance": {}, "trees": 0, "best_round": best_round}
 
 
-def _average(run: LinearState, replies: Mapping[str, AverageReply]) -> LinearModel:
+def _average(run: LinearState, replies: Mapping[str, messages.AverageReply]) -> LinearModel:
     share = shares(run.weights, replies)
     weights = sum(share[party] * reply.weights for party, reply in replies.items())
     bias = sum(share[party] * reply.bias for party, reply in replies.items())
@@ -184,7 +176,7 @@ def _average(run: LinearState, replies: Mapping[str, AverageReply]) -> LinearMod
 
 
 def _record_scores(
-    run: LinearState, replies: Mapping[str, AverageReply | EvaluateReply]
+    run: LinearState, replies: Mapping[str, messages.AverageReply | EvaluateReply]
 ) -> Conversation[None]:
     """Add the scores of the last round's model, which come with the next replies."""
     is_new = yield from run.history.record_scores(replies, run.n_averaged)

@@ -59,19 +59,9 @@ from fedapp.trees.divided import NONE, Lookup, joint_names, whole_model
 from fedapp.trees.forest.bagged import BaggedForest, branches
 from fedapp.trees.forest.levels import column_seeds, count_drawn_columns, n_features, winners
 from fedapp.trees.structure import Structure
+from strategies import vertical
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.method import LABEL_PRIVACY, SPLIT_SETTINGS, Outcome
-from strategies.vertical import (
-    MANY_PARTIES,
-    MIN_PARTIES,
-    Hellos,
-    KeySettings,
-    Mailbox,
-    VerticalStrategy,
-    final_summary,
-    named_scores,
-    parts_file,
-)
 
 Parts = dict[str, PartitionReply | FinishReply]
 OF_CATEGORIES = "must be those of the categories of each split's column"
@@ -84,7 +74,7 @@ WARNINGS = {
 }
 
 
-class FederatedForestSettings(ForestSettings, KeySettings, Section):
+class FederatedForestSettings(ForestSettings, vertical.KeySettings, Section):
     """``[federated-forest]`` of the run config; see ``FederatedForest``."""
 
     table = "federated-forest"
@@ -101,13 +91,13 @@ class FederatedForestSettings(ForestSettings, KeySettings, Section):
 class ForestState:
     """What a run has at a checkpoint."""
 
-    mailbox: Mailbox
+    mailbox: vertical.Mailbox
     rows: Mapping[str, int]  # matched, by subset
     draws: int  # seed of the columns' draws
     structure: Structure
 
 
-class FederatedForest(VerticalStrategy):
+class FederatedForest(vertical.VerticalStrategy):
     """Federated Forest: a random forest over the columns of several parties; the paper's master."""
 
     method = "federated-forest"
@@ -140,7 +130,7 @@ class FederatedForest(VerticalStrategy):
         section, around = cls.section_settings(settings), super().exchanges_around(settings)
         if section.labels != PAILLIER:
             return around
-        n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
+        n_receivers = (settings.asked_parties or vertical.MANY_PARTIES) - 1
         return around + settings.align_most_rows // section.block_rows(n_receivers)
 
     @classmethod
@@ -150,7 +140,7 @@ class FederatedForest(VerticalStrategy):
         forest = {name: getattr(section, name) for name in names}
         return {**super().planned(settings), "rounds": 0, **forest}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
+    def conversation(self, parties: vertical.Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 2, for all nodes of a level at once."""
         if saved is None:
             self.warn(WARNINGS[self.section.labels])
@@ -167,7 +157,7 @@ class FederatedForest(VerticalStrategy):
             if self.encrypted:
                 # The active party's partitions came with its choice; those of a single passive
                 # party come with its next sums.
-                is_single = len(parties) == MIN_PARTIES
+                is_single = len(parties) == vertical.MIN_PARTIES
                 won_by = [name for name in won_by if name != run.mailbox.active and not is_single]
             if won_by and not self._is_grown(run):
                 yield from self._partition(won_by, run)
@@ -184,7 +174,7 @@ class FederatedForest(VerticalStrategy):
         level, last = run.structure.level, run.structure.last
         return level == self.section.max_depth or (level > 0 and not len(last.trees))
 
-    def _begin(self, parties: Hellos) -> Conversation[ForestState]:
+    def _begin(self, parties: vertical.Hellos) -> Conversation[ForestState]:
         """Match the rows, bin the columns, encode the labels."""
         section, settings = self.section, self.settings
         mailbox, rows = yield from self.match_rows(parties)
@@ -211,7 +201,7 @@ class FederatedForest(VerticalStrategy):
             yield from mailbox.relay_blocks(EncryptRequest, TakeRequest, n_more)
         return ForestState(mailbox, rows, draws, Structure.roots(section.trees))
 
-    def _search(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
+    def _search(self, parties: vertical.Hellos, run: ForestState) -> Conversation[Won]:
         """Splits of this level: the largest improvement wins."""
         trees, nodes = run.structure.open_nodes
         requests = {
@@ -231,7 +221,7 @@ class FederatedForest(VerticalStrategy):
         won = np.flatnonzero(best >= 0)
         return trees[won], nodes[won], best[won]
 
-    def _search_encrypted(self, parties: Hellos, run: ForestState) -> Conversation[Won]:
+    def _search_encrypted(self, parties: vertical.Hellos, run: ForestState) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
         drawn, fields = self._drawn(parties, run), fields_of(run.structure.last, LevelSplits)
         active, passive = run.mailbox.active, run.mailbox.passive
@@ -256,7 +246,7 @@ class FederatedForest(VerticalStrategy):
             yield self._progress(run, reply)
         return reply.trees, reply.nodes, reply.owners
 
-    def _drawn(self, parties: Hellos, run: ForestState) -> dict[str, Array]:
+    def _drawn(self, parties: vertical.Hellos, run: ForestState) -> dict[str, Array]:
         """Number of columns of each party that are drawn for each open node."""
         seeds, owners = _column_seeds(parties, run.draws)
         n_drawn = n_features(self.section.max_features, len(seeds))
@@ -270,8 +260,8 @@ class FederatedForest(VerticalStrategy):
             run.structure.level,
             n_trees,
             n_leaves=n_trees + len(run.structure.splits.trees),
-            train=named_scores(names, reply.train_scores),
-            valid=named_scores(names, reply.valid_scores),
+            train=vertical.named_scores(names, reply.train_scores),
+            valid=vertical.named_scores(names, reply.valid_scores),
         )
 
     def _partition(
@@ -281,7 +271,7 @@ class FederatedForest(VerticalStrategy):
         fields = {**fields_of(run.structure.last, LevelSplits), "last": last}
         return (yield from run.mailbox.relay(PartitionRequest, winners, PartitionReply, **fields))
 
-    def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Outcome]:
+    def _finish(self, parties: vertical.Hellos, run: ForestState) -> Conversation[Outcome]:
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
         fields = fields_of(run.structure.last, LevelSplits)
@@ -293,17 +283,17 @@ class FederatedForest(VerticalStrategy):
             model = self._whole_model(parties, run, reply, parts | {active: reply})
             yield SavedModel({"model.json": to_text(model)})
         else:
-            yield parts_file(self.model_id, self.settings, active, run.mailbox.passive)
+            yield vertical.parts_file(self.model_id, self.settings, active, run.mailbox.passive)
         few = [part.few for part in (*parts.values(), reply)]
         return {
-            **final_summary(reply, run.mailbox, run.rows, few),
-            "oob": named_scores(reply.score_names, reply.oob_scores),
+            **vertical.final_summary(reply, run.mailbox, run.rows, few),
+            "oob": vertical.named_scores(reply.score_names, reply.oob_scores),
             "trees": self.section.trees,
             "best_round": None,
         }
 
     def _whole_model(
-        self, parties: Hellos, run: ForestState, reply: FinishReply, parts: Parts
+        self, parties: vertical.Hellos, run: ForestState, reply: FinishReply, parts: Parts
     ) -> BaggedForest:
         """Join the parties' parts: their splits, in the order of the parties, to whole trees."""
         widths = [hello.n_columns for hello in parties.values()]
@@ -336,7 +326,7 @@ STRATEGIES = {FederatedForest.method: FederatedForest}
 
 
 def _column_seeds(
-    parties: Hellos, draws: int
+    parties: vertical.Hellos, draws: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """A seed for each column's draws, and the index of each column's party."""
     sizes = [hello.n_columns for hello in parties.values()]

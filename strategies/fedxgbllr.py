@@ -32,46 +32,22 @@ from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
 from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fedxgbllr import (
-    AverageReply,
-    AverageRequest,
-    FinalReply,
-    FinalRequest,
-    FitReply,
-    FitRequest,
-    ShareReply,
-    ShareRequest,
-)
+from fedapp.messages import fedxgbllr as messages
 from fedapp.messages.fields import MOST_DEPTH, Reply, check_sizes, parameters_of
 from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees import stacked
 from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
 from fedapp.trees.sets import Ints, category_counts
-from fedapp.trees.stacked import (
-    Floats,
-    HeadShape,
-    Kind,
-    StackedModel,
-    initial_weights,
-    rates_by_party,
-    split_ensembles,
-)
+from strategies import scoring
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import OF_ROWS, TREE_SETTINGS, Outcome
-from strategies.scoring import (
-    FINAL_BINS,
-    ROUND_BINS,
-    History,
-    boosted_facts,
-    model_files,
-    score_summary,
-)
 
 TREES_OF_ALL = 500  # section 4.1: divided among the parties
 WIDEST_RESIDUAL = 3.0  # of the report's histogram, in standard deviations of the labels
@@ -106,7 +82,7 @@ class FedXGBllrSettings(Section):
     """Of Adam."""
     patience: Annotated[int, Field(ge=0)]
     """Epochs without a lower validation loss before a party stops; 0: all epochs."""
-    head: Kind
+    head: stacked.Kind
     """Network that weighs the trees: the paper's CNN, or one of its ablations."""
     channels: Count
     """Of the CNN."""
@@ -119,8 +95,8 @@ class HeadState(HorizontalState):
     """What a run has at a checkpoint."""
 
     names: tuple[str, ...]  # of the parties, in the order of the ensembles
-    model: StackedModel
-    best: Floats  # weights of the round with the best score
+    model: stacked.StackedModel
+    best: stacked.Floats  # weights of the round with the best score
     n_averaged: int = 0
 
 
@@ -175,7 +151,7 @@ class FedXGBllr(HorizontalStrategy):
         mean = hide_class_shares(mean_label(labels, 0, self.settings))
         section = self.section
         tree_parameters = {"max_depth": section.max_depth, "eta": section.eta}
-        request = FitRequest(
+        request = messages.FitRequest(
             n_outputs=n_outputs(self.settings.objective, len(classes)),
             base_score=mean,
             n_rounds=self.planned(self.settings)["trees"],
@@ -185,19 +161,19 @@ class FedXGBllr(HorizontalStrategy):
         widths = category_counts(self.table.categories, len(columns))
         fits = yield from ask(
             parties.all(request),
-            FitReply,
+            messages.FitReply,
             lambda party, reply: _check_fit(party, reply, widths, request),
         )
         by_party = [unpack_trees(arrays_of(fit), widths) for fit in fits.values()]
         grown = concatenated(by_party)
         counts = [len(part.trees) for part in by_party]
-        shape = HeadShape.over(section.head, counts, request.n_outputs, section.channels)
+        shape = stacked.HeadShape.over(section.head, counts, request.n_outputs, section.channels)
         # 0 for classification, and where all training labels are the same.
         deviation = np.sqrt(sum(fit.square_sum for fit in fits.values()) / weight_sum)
         unit = np.float32(deviation or 1)
-        weights = initial_weights(shape, self.settings.seed)
-        ensembles = split_ensembles(grown.trees, np.array(counts, dtype=np.int32))
-        model = StackedModel(
+        weights = stacked.initial_weights(shape, self.settings.seed)
+        ensembles = stacked.split_ensembles(grown.trees, np.array(counts, dtype=np.int32))
+        model = stacked.StackedModel(
             self.settings.objective,
             mean,
             columns,
@@ -210,7 +186,7 @@ class FedXGBllr(HorizontalStrategy):
             self.table.categories,
             self.table.kinds,
         )
-        share = ShareRequest(  # line 4: all ensembles, in the order of the parties' names
+        share = messages.ShareRequest(  # line 4: all ensembles, in the order of the parties' names
             **pack_trees(model.trees, sets=model.sets),
             counts=model.counts,
             n_outputs=model.n_outputs,
@@ -220,12 +196,12 @@ class FedXGBllr(HorizontalStrategy):
             base_score=mean,
             unit=float(unit),
         )
-        yield from ask(parties.all(share), ShareReply)
+        yield from ask(parties.all(share), messages.ShareReply)
         # Stopped by the loss that the head is trained for: an AUC does not depend on its offset.
         objective, asked = self.settings.objective, self.settings.eval_metrics
         loss = loss_metric(objective, LossParameters.of(self.settings))
         scored = scored_names(objective, asked)
-        history = History(objective, 0, (), asked, loss if loss in scored else "")
+        history = scoring.History(objective, 0, (), asked, loss if loss in scored else "")
         return HeadState(self.table, self.initial, history, tuple(fits), model, weights)
 
     def _average(self, parties: Hellos, run: HeadState) -> Conversation[None]:
@@ -239,23 +215,23 @@ class FedXGBllr(HorizontalStrategy):
 
     def _ask_to_train(
         self, parties: Hellos, run: HeadState, epochs: int
-    ) -> Conversation[dict[str, AverageReply]]:
+    ) -> Conversation[dict[str, messages.AverageReply]]:
         model = run.model
         names = ("batch_size", "learning_rate", "beta1", "beta2", "patience", "device")
-        request = AverageRequest(
+        request = messages.AverageRequest(
             round_id=run.n_averaged,
             weights=model.weights,
             epochs=epochs,
             seed=self.settings.seed,
-            score_bins=ROUND_BINS,
+            score_bins=scoring.ROUND_BINS,
             **{name: getattr(self.section, name) for name in names},
         )
 
-        def check_reply(party: str, reply: AverageReply) -> None:
+        def check_reply(party: str, reply: messages.AverageReply) -> None:
             check_sizes(party, reply, n_weights=len(model.weights))
             self.check_scores(party, reply, WATCHED)
 
-        return (yield from ask(parties.all(request), AverageReply, check_reply))
+        return (yield from ask(parties.all(request), messages.AverageReply, check_reply))
 
     def _evaluate(self, parties: Hellos, run: HeadState) -> Conversation[Outcome]:
         """Score the finished model, with the head of its best round where that is known."""
@@ -268,27 +244,27 @@ class FedXGBllr(HorizontalStrategy):
             if not np.isnan(run.history.scores).all():
                 best_round = run.history.best_round
         finished = replace(model, weights=run.best) if best_round else model
-        yield model_files(finished)
+        yield scoring.model_files(finished)
         widest = WIDEST_RESIDUAL * float(model.unit)
-        request = FinalRequest(finished.weights, FINAL_BINS, widest)
+        request = messages.FinalRequest(finished.weights, scoring.FINAL_BINS, widest)
         shape = model.shape
 
-        def check_reply(party: str, reply: FinalReply) -> None:
+        def check_reply(party: str, reply: messages.FinalReply) -> None:
             check_sizes(party, reply, n_parties=shape.n_parties, n_trees=shape.n_trees)
             if (np.abs(reply.rates) > LARGEST_RATE).any():
                 rule = f"must be within {LARGEST_RATE:g}"
                 raise ProtocolError(party, "FinalReply", "rates", rule)
             self.check_scores(party, reply)
 
-        scored = yield from ask(parties.all(request), FinalReply, check_reply)
+        scored = yield from ask(parties.all(request), messages.FinalReply, check_reply)
         yield from _record_scores(run, scored)
         n_rows = [parties[party].n_train for party in scored]
         rates = np.average([reply.rates for reply in scored.values()], axis=0, weights=n_rows)
         return {
-            **score_summary(model.bare, scored, widest, self.settings.scored_metrics),
-            **boosted_facts(model.bare, best_round),
+            **scoring.score_summary(model.bare, scored, widest, self.settings.scored_metrics),
+            **scoring.boosted_facts(model.bare, best_round),
             "head": {"kind": shape.kind, "parameters": shape.n_weights},
-            "learning_rates": rates_by_party(model, run.names, rates),
+            "learning_rates": stacked.rates_by_party(model, run.names, rates),
         }
 
 
@@ -308,7 +284,9 @@ def _checkpoint(run: HeadState) -> Checkpoint:
 STRATEGIES = {FedXGBllr.method: FedXGBllr}
 
 
-def _check_fit(party: str, reply: FitReply, widths: Ints, request: FitRequest) -> None:
+def _check_fit(
+    party: str, reply: messages.FitReply, widths: Ints, request: messages.FitRequest
+) -> None:
     """Check a party's trees against the table and the number asked for."""
     with as_protocol_error(party, "FitReply", "trees"):
         n_trees = len(unpack_trees(arrays_of(reply), widths).trees)

@@ -29,7 +29,7 @@ from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_records
 from fedapp.run_folder import Stages
-from strategies.delivery import Courier, read_reply
+from strategies.delivery import FLUSH_SECONDS, Courier, read_reply
 from strategies.drive import Driver
 from strategies.handshake import find_nodes, site_names
 from strategies.method import TreeStrategy
@@ -285,7 +285,7 @@ class FlowerStrategy(Driver[Any], Strategy):
         by_party = dict(zip(pending.requests, messages, strict=True))
         self._receive(self._answers(courier, by_party).values())
         end()
-        self.ledger.flush_at_times()
+        self.ledger.flush(FLUSH_SECONDS)
         if request.kind.startswith("train."):
             before, training = self._state.seconds
             self._note(seconds=(before, training + time.perf_counter() - start))

@@ -12,31 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.conversation import Conversation, ask
+from fedapp.data import labels
 from fedapp.data.columns import agreed, in_words
 from fedapp.data.datasets import party_sources
-from fedapp.data.labels import (
-    MULTI_CLASS,
-    auto_objective,
-    check_events,
-    check_mean,
-    check_spelling,
-    merge_classes,
-    note_on_measure,
-    note_on_untrained,
-)
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.schema import listed
 from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
+from fedapp.messages import handshake as messages
 from fedapp.messages.fields import Reply, fields_of, loss_fields
-from fedapp.messages.handshake import (
-    MOST_RESTARTS,
-    HelloReply,
-    HelloRequest,
-    LabelsReply,
-    LabelsRequest,
-    check_coded,
-)
 from fedapp.messages.scoring import (
     BalanceReply,
     BalanceRequest,
@@ -56,21 +40,10 @@ from fedapp.trees.stock_xgboost import (
     stock_ensemble,
     way_of_objective,
 )
+from strategies import scoring
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel
 from strategies.method import LOCAL_TABLES, SPLIT_SETTINGS, Outcome, TreeStrategy
-from strategies.scoring import (
-    UNDIVIDED,
-    AskToScore,
-    History,
-    Scored,
-    ask_to_score,
-    check_scores,
-    label_spread,
-    model_files,
-    score_order,
-    score_summary,
-)
 
 log = logging.getLogger("fedapp")
 
@@ -81,13 +54,13 @@ class HorizontalState:
 
     table: CommonTable  # does not depend on who is present in a resumed run
     initial: InitialModel
-    history: History
+    history: scoring.History
 
 
-class HorizontalStrategy(TreeStrategy[HelloReply]):
+class HorizontalStrategy(TreeStrategy[messages.HelloReply]):
     """A strategy whose parties have different rows of the same columns, with labels."""
 
-    introduction = HelloReply
+    introduction = messages.HelloReply
     reads = SPLIT_SETTINGS | setting_names(HorizontalSettings) | {"objective"}
 
     def __init__(self, settings: Settings) -> None:
@@ -100,9 +73,9 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         """Whether the server sees only sums over all parties."""
         return getattr(self.section, "aggregation", "plain") == "secure"
 
-    def greeting(self) -> HelloRequest:
+    def greeting(self) -> messages.HelloRequest:
         """Ask for the table's description; the parties hold rows back."""
-        return HelloRequest(
+        return messages.HelloRequest(
             objective=self.settings.objective,
             rounded=self.sees_only_sums,
             least_rows_per_name=self.settings.least_rows_per_name,
@@ -115,9 +88,9 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         if self.sees_only_sums:
             return {**super().plan(), "aggregation": "secure", "threshold": fewest}
         may_lose = 0 < fewest < self.settings.parties
-        return {**super().plan(), "restarts": MOST_RESTARTS * may_lose}
+        return {**super().plan(), "restarts": messages.MOST_RESTARTS * may_lose}
 
-    def greeting_again(self) -> HelloRequest | None:
+    def greeting_again(self) -> messages.HelloRequest | None:
         """Ask for the first party's order of the columns, where others differ from it."""
         (first, *others) = [hello.columns for hello in self.parties.values()]
         if not any(other != first and sorted(other) == sorted(first) for other in others):
@@ -126,8 +99,10 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
 
     def suggested_objective(self) -> tuple[Objective, str]:
         classes = [hello.classes for hello in self.parties.values()]
-        suggestion = auto_objective(classes)
-        if suggestion[0] == MULTI_CLASS and (note := note_on_measure(merge_classes(classes))):
+        suggestion = labels.auto_objective(classes)
+        if suggestion[0] == labels.MULTI_CLASS and (
+            note := labels.note_on_measure(labels.merge_classes(classes))
+        ):
             self.warn_once(note)
         self.check_classes(is_open=not is_regression(suggestion[0]))
         return suggestion
@@ -136,7 +111,9 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         """See ``check_spelling``; parts of one table always spell classes alike."""
         data, n_parties = self.settings.data, self.settings.parties
         if not self.simulated or data == LOCAL_TABLES or party_sources(data, n_parties):
-            check_spelling({name: hello.classes for name, hello in self.parties.items()}, is_open)
+            labels.check_spelling(
+                {name: hello.classes for name, hello in self.parties.items()}, is_open
+            )
 
     def row_counts(self) -> dict[str, int]:
         return {
@@ -175,7 +152,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         for text in self.table_warnings(self.simulated):
             self.warn_once(text)
         if untrained := classes_without_rows(parties):
-            self.warn_once(note_on_untrained(untrained))
+            self.warn_once(labels.note_on_untrained(untrained))
         return self.table
 
     def load_initial_model(self, trees_a_round: int) -> Ensemble | None:
@@ -206,7 +183,7 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
             num_parallel_tree=self.settings.num_parallel_tree,
         )
 
-    def store_unseen(self, replies: Mapping[str, LabelsReply]) -> None:
+    def store_unseen(self, replies: Mapping[str, messages.LabelsReply]) -> None:
         """Store and warn about values that the joint dictionary lacks."""
         self.table = self.table.coded(replies)
         for column, counts in self.table.unseen.items():
@@ -224,13 +201,13 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         scored = {"eval_metrics": self.settings.scored_metrics}
         return {**self.table.coding(), **loss_fields(self.settings), **scored}
 
-    def ask_for_labels(self, parties: Hellos) -> Conversation[dict[str, LabelsReply]]:
+    def ask_for_labels(self, parties: Hellos) -> Conversation[dict[str, messages.LabelsReply]]:
         """Have labels and categories coded; replies are sums of each party's training labels."""
         table = self.table
         replies = yield from ask(
-            parties.all(LabelsRequest(**self.terms())),
-            LabelsReply,
-            lambda party, reply: check_coded(
+            parties.all(messages.LabelsRequest(**self.terms())),
+            messages.LabelsReply,
+            lambda party, reply: messages.check_coded(
                 party,
                 reply,
                 len(table.classes),
@@ -242,7 +219,9 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
         yield from self.balance(parties, replies)
         return replies
 
-    def balance(self, parties: Hellos, replies: Mapping[str, LabelsReply]) -> Conversation[None]:
+    def balance(
+        self, parties: Hellos, replies: Mapping[str, messages.LabelsReply]
+    ) -> Conversation[None]:
         """Resolve ``scale-pos-weight=balanced`` by the sums of the labels, and send the factor."""
         if not self.settings.scale_pos_weight:
             (positives,), weight = label_sums(replies, len(self.table.classes))
@@ -254,23 +233,23 @@ class HorizontalStrategy(TreeStrategy[HelloReply]):
     def check_scores(self, party: str, reply: Reply, subsets: Sequence[str] = SUBSETS) -> None:
         """Check a party's score sums of these subsets; see ``strategies.scoring.check_scores``."""
         objective, names = self.settings.objective, self.settings.scored_metrics
-        check_scores(party, reply, objective, self.n_outputs, names, subsets)
+        scoring.check_scores(party, reply, objective, self.n_outputs, names, subsets)
 
     def evaluate(
         self,
         parties: Hellos,
-        model: Scored,
-        asks: AskToScore = ask_to_score,
+        model: scoring.Scored,
+        asks: scoring.AskToScore = scoring.ask_to_score,
         kind: Callable[..., Any] = EvaluateRequest,
-        cells: Cells = UNDIVIDED,
+        cells: Cells = scoring.UNDIVIDED,
     ) -> Conversation[tuple[Mapping[str, EvaluateReply], Outcome]]:
         """Write the finished model and have all parties score it; replies, the summary's part."""
-        files = model_files(model)
+        files = scoring.model_files(model)
         yield files
-        spread = label_spread(parties)
-        request = kind(**score_order(files.files["model.json"], spread, cells))
+        spread = scoring.label_spread(parties)
+        request = kind(**scoring.score_order(files.files["model.json"], spread, cells))
         replies = yield from asks(parties, request, self.check_scores)
-        return replies, score_summary(model, replies, spread, self.settings.scored_metrics)
+        return replies, scoring.score_summary(model, replies, spread, self.settings.scored_metrics)
 
     def _set_scale(self, scale: float) -> None:
         self.settings = self.settings.model_copy(update={"asked_scale_pos_weight": scale})
@@ -309,7 +288,7 @@ def read_init_model(settings: Settings, run: Ensemble, warn: Warn) -> Ensemble |
 
 def classes_of_init_model(settings: Settings) -> tuple[str, ...]:
     """Classes of an initial model of several; the run's rows may lack some."""
-    if not settings.init_model or settings.objective != MULTI_CLASS:
+    if not settings.init_model or settings.objective != labels.MULTI_CLASS:
         return ()
     content = _init_content(settings)
     if is_xgboost(content):
@@ -338,19 +317,19 @@ def _difference(wanted: Any, got: Any) -> str:
 
 
 def mean_label(
-    replies: Mapping[str, LabelsReply], n_classes: int, settings: Settings
+    replies: Mapping[str, messages.LabelsReply], n_classes: int, settings: Settings
 ) -> npt.NDArray[np.float32]:
     """Prediction before the first tree: ``base_score`` of all parties' training rows."""
     parameters = LossParameters.of(settings)
     sums = label_sums(replies, n_classes)
-    check_events(settings.objective, sums[0])
+    labels.check_events(settings.objective, sums[0])
     score = base_score(settings.objective, *sums, parameters)
-    check_mean(settings.objective, score)
+    labels.check_mean(settings.objective, score)
     return score
 
 
 def label_sums(
-    replies: Mapping[str, LabelsReply], n_classes: int = 0
+    replies: Mapping[str, messages.LabelsReply], n_classes: int = 0
 ) -> tuple[npt.NDArray[np.float64], float]:
     """Weighted sums of the labels, and sum of the weights, over all parties."""
     weight_sum = sum(reply.weight_sum for reply in replies.values())

@@ -25,50 +25,23 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, DataError, ProtocolError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.fixed_point import Whole
+from fedapp.messages import horizontal_forest as messages
 from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes
-from fedapp.messages.horizontal_forest import (
-    CellsReply,
-    CellsRequest,
-    CountRequest,
-    OpenRequest,
-    SketchReply,
-    SketchRequest,
-    SplitReply,
-    SplitRequest,
-)
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
+from fedapp.trees.forest import summed
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.forest.cart import Rules
 from fedapp.trees.forest.levels import PER_NODE, by_tree, column_seeds, columns_of, n_features
-from fedapp.trees.forest.summed import (
-    EXACT_BITS,
-    CellLayout,
-    Searched,
-    Splits,
-    exponents,
-    forest_of,
-    may_split,
-    node_values,
-    node_weights,
-    search_sums,
-)
 from fedapp.trees.model import importance_of
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import sets_of_rows
 from fedapp.trees.structure import Structure, joined
+from strategies import pax_sums
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Outcome
-from strategies.pax_sums import (
-    CutKinds,
-    MaskedTotals,
-    PlainTotals,
-    SumSettings,
-    Totals,
-    TotalsState,
-)
 from strategies.scoring import (
     ROUND_BINS,
     History,
@@ -77,12 +50,14 @@ from strategies.scoring import (
 )
 from strategies.secagg import Form, check_secure_aggregation, row_bounds
 
-CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
+CUTS = pax_sums.CutKinds(
+    messages.SketchRequest, messages.SketchReply, messages.OpenRequest, messages.CountRequest
+)
 PART_CELLS = 2**22  # cells that are asked for at once, of two trees at least
 Nodes = tuple[Places, Places]  # trees and nodes
 
 
-class HorizontalForestSettings(ForestSettings, SumSettings, Section):
+class HorizontalForestSettings(ForestSettings, pax_sums.SumSettings, Section):
     """``[horizontal-forest]`` of the run config; see ``HorizontalForest``."""
 
     table = "horizontal-forest"
@@ -95,11 +70,11 @@ class HorizontalForestSettings(ForestSettings, SumSettings, Section):
 class ForestState(HorizontalState):
     """What a run has at a checkpoint."""
 
-    totals: TotalsState
+    totals: pax_sums.TotalsState
     cuts: Cuts
     structure: Structure
     root_sums: Whole  # (n_trees, n_sums); none before the first level
-    levels: tuple[Splits, ...] = ()
+    levels: tuple[summed.Splits, ...] = ()
 
 
 class HorizontalForest(HorizontalStrategy):
@@ -118,7 +93,7 @@ class HorizontalForest(HorizontalStrategy):
     objectives = FOREST_OBJECTIVES
     sections = frozenset(("privacy",))
     section: HorizontalForestSettings
-    totals: Totals
+    totals: pax_sums.Totals
 
     def resolve_objective(self) -> None:
         """As usual; the criterion must fit the objective."""
@@ -155,8 +130,10 @@ class HorizontalForest(HorizontalStrategy):
         """Level by level: sums of the open nodes, their best splits, the rows moved."""
         run = saved.read(ForestState) if saved else None
         self.agree(parties, run)
-        kind: type[Totals] = MaskedTotals if self.sees_only_sums else PlainTotals
-        state = run.totals if run else TotalsState()
+        kind: type[pax_sums.Totals] = (
+            pax_sums.MaskedTotals if self.sees_only_sums else pax_sums.PlainTotals
+        )
+        state = run.totals if run else pax_sums.TotalsState()
         self.totals = kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
         if run is None:
             run = yield from self._begin(parties)
@@ -180,7 +157,9 @@ class HorizontalForest(HorizontalStrategy):
         self.store_unseen(labels)
         mean_label(labels, len(self.table.classes), self.settings)  # both classes must occur
         state = self.totals.state
-        if sketches := [reply for reply in labels.values() if isinstance(reply, SketchReply)]:
+        if sketches := [
+            reply for reply in labels.values() if isinstance(reply, messages.SketchReply)
+        ]:
             state.bounds = row_bounds(parties, max(reply.heaviest for reply in sketches))
             state.weighted = any(reply.weighted for reply in sketches)
         structure = Structure.roots(self.section.trees)
@@ -202,10 +181,10 @@ class HorizontalForest(HorizontalStrategy):
     @property
     def _powers(self) -> Ints:
         state = self.totals.state
-        return exponents(len(self.table.classes), state.bounds, state.weighted)
+        return summed.exponents(len(self.table.classes), state.bounds, state.weighted)
 
     def _values(self, sums: Whole) -> npt.NDArray[np.float64]:
-        return node_values(sums, self._powers, len(self.table.classes), self.n_outputs)
+        return summed.node_values(sums, self._powers, len(self.table.classes), self.n_outputs)
 
     def _open(self, run: ForestState) -> Nodes:
         """Nodes that may be split next, as far as their sums show."""
@@ -213,10 +192,10 @@ class HorizontalForest(HorizontalStrategy):
         if not run.levels:
             return trees, nodes
         sums = run.levels[-1].sums
-        is_open = may_split(sums.reshape(-1, sums.shape[-1]), self._rules)
+        is_open = summed.may_split(sums.reshape(-1, sums.shape[-1]), self._rules)
         return trees[is_open], nodes[is_open]
 
-    def _search(self, parties: Hellos, run: ForestState) -> Conversation[Splits | None]:
+    def _search(self, parties: Hellos, run: ForestState) -> Conversation[summed.Splits | None]:
         """The best split of each open node; None if a party was lost whose sums are needed.
 
         Where no drawn column differs in a node, the first other one in drawing order that does
@@ -231,7 +210,7 @@ class HorizontalForest(HorizontalStrategy):
             return None
         if not run.levels:
             run.root_sums = searched.totals
-            if not node_weights(run.root_sums, self._powers, self._rules.n_classes).all():
+            if not summed.node_weights(run.root_sums, self._powers, self._rules.n_classes).all():
                 raise DataError("weight must be > 0 in some row that each tree draws")
         splits = searched.splits
         again = np.flatnonzero(searched.is_constant)
@@ -249,7 +228,7 @@ class HorizontalForest(HorizontalStrategy):
 
     def _sweep(
         self, parties: Hellos, run: ForestState, nodes: Nodes, positions: slice
-    ) -> Conversation[Searched | None]:
+    ) -> Conversation[summed.Searched | None]:
         """Search some nodes for the columns at some positions of their drawing order, in parts."""
         seeds = column_seeds(self.settings.seed, run.cuts.n_columns)
         n_asked = len(range(*positions.indices(len(seeds))))
@@ -266,9 +245,9 @@ class HorizontalForest(HorizontalStrategy):
             if sums is None:
                 return None
             of_roots = run.root_sums[part[0]] if len(run.root_sums) else None
-            searched = search_sums(
+            searched = summed.search_sums(
                 sums,
-                CellLayout(columns, run.cuts.widths),
+                summed.CellLayout(columns, run.cuts.widths),
                 run.cuts,
                 self._powers,
                 self._rules,
@@ -277,7 +256,7 @@ class HorizontalForest(HorizontalStrategy):
             )
             parts.append(searched)
             first = end
-        return Searched.joined(parts)
+        return summed.Searched.joined(parts)
 
     def _ask(
         self, parties: Hellos, run: ForestState, nodes: Nodes, columns: Array
@@ -287,15 +266,15 @@ class HorizontalForest(HorizontalStrategy):
         n_bytes = max(SIZES)
         if len(self.table.classes) and not state.weighted:  # they count rows
             n_bytes = next(n for n in SIZES if state.bounds.exponent(0, n) >= 0)
-        layout, n_sums = CellLayout(columns, run.cuts.widths), len(self._powers) + 1
+        layout, n_sums = summed.CellLayout(columns, run.cuts.widths), len(self._powers) + 1
         form = Form(
-            CellsReply,
+            messages.CellsReply,
             lambda: [(layout.n_cells, n_sums)],
-            lambda sums: CellsReply(np.arange(layout.n_cells), sums[0]),
+            lambda sums: messages.CellsReply(np.arange(layout.n_cells), sums[0]),
             n_bytes,
             part_of_others=state.has_sent_cuts,
         )
-        request = CellsRequest(
+        request = messages.CellsRequest(
             **asdict(state.bounds),
             level=run.structure.level,
             trees=section.trees,
@@ -308,9 +287,9 @@ class HorizontalForest(HorizontalStrategy):
             sum_bytes=n_bytes,
             **self.totals.shared(run.cuts),
         )
-        local = {name: CellLayout(columns, self._widths(run, name)) for name in state.places}
+        local = {name: summed.CellLayout(columns, self._widths(run, name)) for name in state.places}
 
-        def check_reply(party: str, reply: CellsReply) -> None:
+        def check_reply(party: str, reply: messages.CellsReply) -> None:
             if party != EVERYONE:
                 n_classes = len(self.table.classes)
                 check_cells(party, reply, local[party], n_classes, parties[party].n_train)
@@ -333,12 +312,12 @@ class HorizontalForest(HorizontalStrategy):
         return widths
 
     def _split(
-        self, parties: Hellos, run: ForestState, splits: Splits
-    ) -> Conversation[dict[str, SplitReply]]:
+        self, parties: Hellos, run: ForestState, splits: summed.Splits
+    ) -> Conversation[dict[str, messages.SplitReply]]:
         """Have the parties move their rows, and score the forest so far."""
         last = run.structure.last
         roots = self._values(run.root_sums)
-        request = SplitRequest(
+        request = messages.SplitRequest(
             split_trees=last.trees,
             split_nodes=last.nodes,
             split_lefts=last.lefts,
@@ -352,13 +331,13 @@ class HorizontalForest(HorizontalStrategy):
             score_bins=ROUND_BINS,
         )
 
-        def check_reply(party: str, reply: SplitReply) -> None:
+        def check_reply(party: str, reply: messages.SplitReply) -> None:
             self.check_scores(party, reply, WATCHED)
 
-        form = self.totals.scores(SplitReply, WATCHED, ROUND_BINS, part_of_others=True)
+        form = self.totals.scores(messages.SplitReply, WATCHED, ROUND_BINS, part_of_others=True)
         return (yield from self.totals.sums.ask(parties, request, form, check_reply))
 
-    def _progress(self, run: ForestState, replies: Mapping[str, SplitReply]) -> Progress:
+    def _progress(self, run: ForestState, replies: Mapping[str, messages.SplitReply]) -> Progress:
         objective, more = self.settings.objective, self.settings.eval_metrics
         pooled = (pooled_statistics(replies.values(), subset) for subset in WATCHED)
         scores = (scores_of(objective, sums, more) for sums in pooled) if replies else ({}, {})
@@ -367,7 +346,7 @@ class HorizontalForest(HorizontalStrategy):
         return Progress(run.structure.level, n_trees, n_trees + n_splits, train, valid)
 
     def _finish(self, parties: Hellos, run: ForestState) -> Conversation[Outcome]:
-        grown, values = forest_of(run.structure, run.levels, run.root_sums, self._values)
+        grown, values = summed.forest_of(run.structure, run.levels, run.root_sums, self._values)
         table = self.table
         model = BaggedForest(
             self.settings.objective,
@@ -391,7 +370,7 @@ class HorizontalForest(HorizontalStrategy):
     def _importance(self, run: ForestState) -> tuple[npt.NDArray[np.float64], Ints]:
         """Each column's decrease of impurity, by a tree's weight and the trees; and its splits."""
         gains, counts = np.zeros((2, run.cuts.n_columns))
-        weights = node_weights(run.root_sums, self._powers, len(self.table.classes))
+        weights = summed.node_weights(run.root_sums, self._powers, len(self.table.classes))
         for nodes, splits in zip(run.structure.levels, run.levels, strict=True):
             worth = splits.improvements / weights[nodes.trees] / self.section.trees
             np.add.at(gains, splits.columns, worth)
@@ -412,7 +391,7 @@ def _ends(trees: Places, most_cells: int) -> Iterator[int]:
 
 
 def check_cells(
-    party: str, reply: CellsReply, layout: CellLayout, n_classes: int, n_rows: int
+    party: str, reply: messages.CellsReply, layout: summed.CellLayout, n_classes: int, n_rows: int
 ) -> None:
     """Check a party's sums: of rows that it has, the same in every column of a node."""
     n_sums = (n_classes or 2) + 1
@@ -425,7 +404,7 @@ def check_cells(
         "must be of 1 row or more, and no more than the party has": (
             (counts > 0) & (counts <= n_rows)
         ),
-        f"must be below 2^{EXACT_BITS}": np.abs(reply.sums) < 2**EXACT_BITS,
+        f"must be below 2^{summed.EXACT_BITS}": np.abs(reply.sums) < 2**summed.EXACT_BITS,
         "must be of weights > 0": (weights >= 0).all(axis=1) & weights.any(axis=1),
         "must have the same total in every column of a node": by_column == by_column[:, :1],
     }

@@ -17,19 +17,7 @@ from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout
 from fedapp.errors import check_rules
-from fedapp.messages.inference import (
-    MOST_ROWS,
-    AnswerReply,
-    AnswerRequest,
-    CellsReply,
-    CellsRequest,
-    ExplainReply,
-    ExplainRequest,
-    IntersectReply,
-    IntersectRequest,
-    WalkReply,
-    WalkRequest,
-)
+from fedapp.messages import inference as messages
 from fedapp.records.document import name_of_model
 from fedapp.settings import InferenceSettings, Section, Settings, setting_names
 from strategies.method import Outcome
@@ -56,11 +44,11 @@ class InferenceStrategy(VerticalStrategy):
     def section_settings(cls, settings: Settings) -> Any:
         """As usual; and there must be a model, and ids of the rows to be explained."""
         ids = _explained_rows(settings)
-        rule = f"be ids of up to {MOST_ROWS} rows, separated by commas"
+        rule = f"be ids of up to {messages.MOST_ROWS} rows, separated by commas"
         got = f"{len(ids)}, {ids.count('')} of them empty"
         check_rules(
             ("model", settings.model, "be the id of a trained model", "''"),
-            ("explain", all(ids) and len(ids) <= MOST_ROWS, rule, got),
+            ("explain", all(ids) and len(ids) <= messages.MOST_ROWS, rule, got),
         )
         return super().section_settings(settings)
 
@@ -83,7 +71,7 @@ class InferenceStrategy(VerticalStrategy):
         none_held_back = Holdout(0.0, 0.0, settings.seed, score_test=settings.score_test)
         rows = yield from align(parties, mailbox, settings, none_held_back)
         if ids := _explained_rows(settings):
-            yield from ask(parties.all(ExplainRequest(ids)), ExplainReply)
+            yield from ask(parties.all(messages.ExplainRequest(ids)), messages.ExplainReply)
         return mailbox, rows
 
     def predicted(
@@ -142,9 +130,13 @@ class Interactive(InferenceStrategy):
         fields = {**self.section.model_dump(), "suffix": self.settings.output}
         is_last = False
         while not is_last:
-            replies = yield from mailbox.relay(WalkRequest, [active], WalkReply, **fields)
+            replies = yield from mailbox.relay(
+                messages.WalkRequest, [active], messages.WalkReply, **fields
+            )
             is_last = replies[active].finished
-            yield from mailbox.relay(AnswerRequest, passive, AnswerReply, last=is_last)
+            yield from mailbox.relay(
+                messages.AnswerRequest, passive, messages.AnswerReply, last=is_last
+            )
         n_trees = replies[active].n_trees
         return (yield from self.predicted(mailbox, rows, n_trees))
 
@@ -159,9 +151,11 @@ class OneRound(InferenceStrategy):
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         """Algorithm 4."""
         mailbox, rows = yield from self.align_all(parties)
-        yield from mailbox.relay(CellsRequest, mailbox.passive, CellsReply)
+        yield from mailbox.relay(messages.CellsRequest, mailbox.passive, messages.CellsReply)
         active, fields = mailbox.active, dict[str, Any](suffix=self.settings.output)
-        replies = yield from mailbox.relay(IntersectRequest, [active], IntersectReply, **fields)
+        replies = yield from mailbox.relay(
+            messages.IntersectRequest, [active], messages.IntersectReply, **fields
+        )
         return (yield from self.predicted(mailbox, rows, replies[active].n_trees))
 
 

@@ -35,13 +35,7 @@ from fedapp.trees.model import (
 from fedapp.trees.sets import Ints, category_counts
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import (
-    BASE_MARGIN,
-    BOOSTING_SETTINGS,
-    INIT_MODEL,
-    OF_ROWS,
-    Outcome,
-)
+from strategies.method import BOOSTING_SETTINGS, OF_ROWS, Outcome
 from strategies.scoring import ROUND_BINS, History, boosted_facts, shares, weight_sums
 
 
@@ -74,7 +68,7 @@ class Bagging(HorizontalStrategy):
     method = "bagging"
     section_class = BaggingSettings
     section: BaggingSettings
-    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    reads = BOOSTING_SETTINGS | {"init-model", "base-margin"}
     objectives = (*OF_ROWS, CUSTOM)
 
     @classmethod
@@ -108,7 +102,7 @@ class Cyclic(HorizontalStrategy):
     """Cyclic training: parties take turns to boost the one model."""
 
     method = "cyclic"
-    reads = BOOSTING_SETTINGS | INIT_MODEL | BASE_MARGIN
+    reads = BOOSTING_SETTINGS | {"init-model", "base-margin"}
     objectives = (*OF_ROWS, CUSTOM)
 
     @classmethod

@@ -41,9 +41,6 @@ LOCAL_TABLES = "the parties' own tables"
 OF_APP = frozenset(("strategy", "run-dir", "resume", "log"))
 SPLIT_SETTINGS, CONSTRAINTS = setting_names(SplitSettings), setting_names(ConstraintSettings)
 GROWTH = setting_names(GrowthSettings)
-INIT_MODEL = frozenset(("init-model",))
-BASE_MARGIN = frozenset(("base-margin",))
-CALIBRATION = frozenset(("calibration",))
 LABEL_PRIVACY = frozenset(("label-epsilon", "label-range"))
 ALL_OBJECTIVES = tuple(name for name in LOSSES if name != CUSTOM)
 OF_ROWS = tuple(

@@ -32,22 +32,9 @@ from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import BASE, N_DIGITS, descend
 from fedapp.kernels import frozen
+from fedapp.messages import pax as messages
 from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
 from fedapp.messages.handshake import MOST_RESTARTS
-from fedapp.messages.pax import (
-    CountRequest,
-    GrowReply,
-    GrowRequest,
-    InitReply,
-    InitRequest,
-    OpenRequest,
-    QuantilesReply,
-    QuantilesRequest,
-    RisksRequest,
-    SketchReply,
-    SketchRequest,
-    check_grow,
-)
 from fedapp.metrics import survival
 from fedapp.metrics.sums import margin_middles
 from fedapp.metrics.survival import Cells
@@ -70,47 +57,23 @@ from fedapp.trees.objective import (
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
 from fedapp.trees.sets import NO_SET, NO_SETS
+from strategies import method as methods
+from strategies import pax_sums, scoring
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.method import (
-    ALL_OBJECTIVES,
-    BASE_MARGIN,
-    BOOSTING_SETTINGS,
-    CALIBRATION,
-    CONSTRAINTS,
-    GROWTH,
-    INIT_MODEL,
-    Outcome,
-)
 from strategies.pax_dp import NoisedTotals, privacy_settings
-from strategies.pax_sums import (
-    CutKinds,
-    MaskedTotals,
-    PaxSettings,
-    PlainTotals,
-    Totals,
-    TotalsState,
-)
-from strategies.scoring import (
-    FINAL_BINS,
-    ROUND_BINS,
-    UNDIVIDED,
-    History,
-    boosted_facts,
-    calibration_summary,
-    cell_fields,
-    pooled_statistics,
-)
 from strategies.secagg import Form, check_secure_aggregation
 
-CUTS = CutKinds(SketchRequest, SketchReply, OpenRequest, CountRequest)
+CUTS = pax_sums.CutKinds(
+    messages.SketchRequest, messages.SketchReply, messages.OpenRequest, messages.CountRequest
+)
 
 
 @dataclass(slots=True, eq=False)
 class PaxState(HorizontalState):
     """What a run has at a checkpoint."""
 
-    totals: TotalsState
+    totals: pax_sums.TotalsState
     boosting: Boosting
     # With a calibration: weights of validation rows by class and bin, of the model to calibrate
     validation: npt.NDArray[np.float64] | None = None
@@ -133,12 +96,12 @@ class PAX(HorizontalStrategy):
     """
 
     method = "pax"
-    reads = BOOSTING_SETTINGS | GROWTH - {"multi-strategy"} | CONSTRAINTS | INIT_MODEL | BASE_MARGIN
-    reads |= CALIBRATION | {"least-bin-rows"}
-    objectives = (*ALL_OBJECTIVES, CUSTOM)
+    reads = methods.BOOSTING_SETTINGS | methods.GROWTH - {"multi-strategy"} | methods.CONSTRAINTS
+    reads |= {"init-model", "base-margin", "calibration", "least-bin-rows"}
+    objectives = (*methods.ALL_OBJECTIVES, CUSTOM)
     sections = frozenset(("privacy",))
-    totals: Totals
-    section: PaxSettings
+    totals: pax_sums.Totals
+    section: pax_sums.PaxSettings
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -146,9 +109,9 @@ class PAX(HorizontalStrategy):
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
 
     @classmethod
-    def section_settings(cls, settings: Settings) -> PaxSettings:
+    def section_settings(cls, settings: Settings) -> pax_sums.PaxSettings:
         """``[pax]``, checked, also against what secure aggregation needs."""
-        section = PaxSettings.of(settings)
+        section = pax_sums.PaxSettings.of(settings)
         privacy_settings(settings, section.aggregation)
         if section.aggregation == "secure":
             check_secure_aggregation(settings)
@@ -183,19 +146,21 @@ class PAX(HorizontalStrategy):
             noise = {name: getattr(budget, name) for name in names}
         return {**super().plan(), **noise}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
+    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[methods.Outcome]:
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
-        kind: type[Totals] = MaskedTotals if self.sees_only_sums else PlainTotals
+        kind: type[pax_sums.Totals] = (
+            pax_sums.MaskedTotals if self.sees_only_sums else pax_sums.PlainTotals
+        )
         if self.private.epsilon:
             kind = NoisedTotals
         # The one object by which the sums of a run differ.
-        state = run.totals if run else TotalsState(budget=self._budget)
+        state = run.totals if run else pax_sums.TotalsState(budget=self._budget)
         self.totals = kind(self.settings, self.section, CUTS, self.table, state, self.warn_once)
         if run is None:
             boosting = yield from self._begin(parties)
-            history = History.of(self.settings)
+            history = scoring.History.of(self.settings)
             run = PaxState(self.table, self.initial, history, self.totals.state, boosting)
             if self.private.epsilon:  # a resumed run must not release the same sums with new noise
                 yield _checkpoint(run)
@@ -232,12 +197,12 @@ class PAX(HorizontalStrategy):
             return self._boosting(mean, cuts)
         boosting = self._boosting(init_model.base_score, cuts)
         boosting.grown = init_model.grown
-        request = InitRequest(
+        request = messages.InitRequest(
             base_margin=init_model.base_margin,
             at_cuts=_splits_at_cuts(init_model, cuts),
             **pack_trees(init_model.trees, sets=init_model.sets),
         )
-        yield from ask(parties.all(request), InitReply)
+        yield from ask(parties.all(request), messages.InitReply)
         return boosting
 
     def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
@@ -348,13 +313,13 @@ class PAX(HorizontalStrategy):
         ids = np.concatenate(leaf_ids).astype(np.int32)
         search = QuantileSearch(int(ids.max()) + 1, level)
 
-        def check(party: str, reply: QuantilesReply) -> None:
+        def check(party: str, reply: messages.QuantilesReply) -> None:
             check_sizes(party, reply, n_prefixes=len(search.wanted()[0]))
             with as_protocol_error(party, "QuantilesReply", "counts"):
                 search.check(party, reply.counts)
 
         for digit, prefixes, offsets in descend(search):
-            request = QuantilesRequest(
+            request = messages.QuantilesRequest(
                 digit=digit,
                 n_trees=len(leaf_ids),
                 leaf_ids=ids,
@@ -364,7 +329,7 @@ class PAX(HorizontalStrategy):
                 **_last_splits(boosting),
             )
             shape, n_bytes = (len(prefixes), BASE), self.totals.count_bytes
-            form = Form.of(QuantilesReply, shape, n_bytes=n_bytes)
+            form = Form.of(messages.QuantilesReply, shape, n_bytes=n_bytes)
             replies = yield from self.totals.sums.ask(parties, request, form, check, may_fail)
             if boosting is not None:
                 boosting.mark_sent()
@@ -375,38 +340,40 @@ class PAX(HorizontalStrategy):
 
     def _first_request(
         self, parties: Hellos, boosting: Boosting, growth: Growth
-    ) -> Conversation[GrowRequest]:
+    ) -> Conversation[messages.GrowRequest]:
         """The request that starts a round, after the sums of risk sets if gradients need them."""
         request = self._request(boosting, growth)
         if not has_risk_sets(boosting.bare.objective):
             return request
-        asking = RisksRequest(**fields_of(request, RisksRequest))
+        asking = messages.RisksRequest(**fields_of(request, messages.RisksRequest))
         sums = yield from self.totals.risks(parties, asking, boosting.cuts)
         boosting.mark_sent()
         return replace(self._request(boosting, growth), hazards=hazards_of(sums))
 
     def _ask_to_grow(
-        self, parties: Hellos, request: GrowRequest, boosting: Boosting
-    ) -> Conversation[dict[str, GrowReply]]:
-        def check_reply(party: str, reply: GrowReply) -> None:
+        self, parties: Hellos, request: messages.GrowRequest, boosting: Boosting
+    ) -> Conversation[dict[str, messages.GrowReply]]:
+        def check_reply(party: str, reply: messages.GrowReply) -> None:
             n_bins = len(self._global_bins(party, request.columns, boosting.cuts))
-            check_grow(party, reply, request, n_bins)
+            messages.check_grow(party, reply, request, n_bins)
             if request.level == 0:
                 self.check_scores(party, reply, WATCHED)
 
         replies = yield from self.totals.grow(parties, request, boosting, check_reply)
         if len(request.score_edges) and replies:
-            watched = [pooled_statistics(replies.values(), subset).histogram for subset in WATCHED]
+            watched = [
+                scoring.pooled_statistics(replies.values(), subset).histogram for subset in WATCHED
+            ]
             state = self.totals.state
             state.table, state.edges = watched[0] + watched[1], request.score_edges
             state.n_trees = len(boosting.grown.trees)
         return replies
 
-    def _request(self, boosting: Boosting, growth: Growth) -> GrowRequest:
+    def _request(self, boosting: Boosting, growth: Growth) -> messages.GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.unsent_leaves()
         wanted = growth.wanted
-        return GrowRequest(
+        return messages.GrowRequest(
             round_id=boosting.n_rounds,
             level=growth.level,
             n_trees=boosting.width,
@@ -414,8 +381,10 @@ class PAX(HorizontalStrategy):
             base_margin=boosting.bare.base_margin,
             subsample=self.settings.subsample,
             seed=self.settings.seed,
-            score_bins=ROUND_BINS,
-            **cell_fields(UNDIVIDED if growth.level else self._cells(boosting, ROUND_BINS)),
+            score_bins=scoring.ROUND_BINS,
+            **scoring.cell_fields(
+                scoring.UNDIVIDED if growth.level else self._cells(boosting, scoring.ROUND_BINS)
+            ),
             hazards=np.empty((0, 2)),
             **_last_splits(boosting),
             leaf_values=leaf_values,
@@ -430,7 +399,7 @@ class PAX(HorizontalStrategy):
         scores, moved by the mean leaves of the trees since then."""
         objective, state = self.settings.objective, self.totals.state
         if not is_survival(objective):
-            return UNDIVIDED
+            return scoring.UNDIVIDED
         points = survival.quantile_points(state.times, np.ones(len(state.times)), n_bins)
         if len(state.edges):
             trees = boosting.grown.trees
@@ -443,7 +412,7 @@ class PAX(HorizontalStrategy):
         return Cells(points, survival.first_edges(center, n_bins))
 
     def _merge(
-        self, replies: Mapping[str, GrowReply], boosting: Boosting, growth: Growth
+        self, replies: Mapping[str, messages.GrowReply], boosting: Boosting, growth: Growth
     ) -> tuple[Histogram, npt.NDArray[np.int32]]:
         """Line 25: sum the parties' histograms over the global cuts."""
         drawn, cuts = _drawn(growth), boosting.cuts
@@ -465,7 +434,7 @@ class PAX(HorizontalStrategy):
         columns = np.searchsorted(cuts.offsets, bins, side="right") - 1
         return bins[np.isin(columns, drawn)]
 
-    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[Outcome]:
+    def _evaluate(self, parties: Hellos, run: PaxState) -> Conversation[methods.Outcome]:
         """Score the finished model, cut back to its best round under early stopping."""
         boosting, history = run.boosting, run.history
         model, best_round = boosting.model, None
@@ -481,14 +450,14 @@ class PAX(HorizontalStrategy):
             model = model.first_rounds(run.initial.n_rounds + best_round)
         yield _checkpoint(run)
         if run.validation is not None:
-            margins = float(model.base_margin[0]) + margin_middles(ROUND_BINS)
+            margins = float(model.base_margin[0]) + margin_middles(scoring.ROUND_BINS)
             curve = fit(self.settings.calibration, margins, run.validation, self.table.n_valid)
             model = replace(model, curve=curve)
-        cells = self._cells(boosting, FINAL_BINS, len(model.trees))
+        cells = self._cells(boosting, scoring.FINAL_BINS, len(model.trees))
         scored, summary = yield from self.evaluate(parties, model, self.totals.score, cells=cells)
         yield from self._record_scores(run, scored)
-        calibration = calibration_summary(self, model.curve is not None, self.table.n_valid)
-        facts = boosted_facts(model, best_round)
+        calibration = scoring.calibration_summary(self, model.curve is not None, self.table.n_valid)
+        facts = scoring.boosted_facts(model, best_round)
         return {**summary, **facts, **calibration, **self.totals.summary()}
 
     def _record_scores(self, run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
@@ -499,7 +468,7 @@ class PAX(HorizontalStrategy):
         )
         is_best = is_due and (not history.patience or history.best_round == len(history))
         if self.settings.calibration != "none" and (is_best or not run.n_added):
-            run.validation = pooled_statistics(replies.values(), "valid").histogram
+            run.validation = scoring.pooled_statistics(replies.values(), "valid").histogram
             check_both_classes(self.settings.calibration, *run.validation.sum(axis=1))
 
 

@@ -50,17 +50,10 @@ from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import survival
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
+from fedapp.trees import objective as objectives
 from fedapp.trees.cox import N_SUMS
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import LossParameters
-from fedapp.trees.objective import (
-    gradient_exponents,
-    is_regression,
-    is_survival,
-    label_power,
-    n_label_sums,
-    n_outputs,
-)
 from fedapp.trees.rounds import Boosting, Doubles
 from fedapp.trees.shown import WHAT
 from strategies.common_table import CommonTable
@@ -148,7 +141,7 @@ class Totals(ABC):
 
     @cached_property
     def _width(self) -> int:
-        return n_outputs(self.settings.objective, len(self.table.classes))
+        return objectives.n_outputs(self.settings.objective, len(self.table.classes))
 
     @abstractmethod
     def begin(
@@ -168,7 +161,7 @@ class Totals(ABC):
     @property
     def _categories(self) -> Ints:
         """Categories of each column; times are a last one, which is never split."""
-        n_times = int(is_survival(self.settings.objective))
+        n_times = int(objectives.is_survival(self.settings.objective))
         return np.pad(self.table.category_counts, (0, n_times))
 
     def _divide_times(self, times: Array, masses: Array) -> None:
@@ -309,7 +302,7 @@ class PlainTotals(Totals):
                 reply,
                 categories,
                 n_classes,
-                n_label_sums(objective, n_classes),
+                objectives.n_label_sums(objective, n_classes),
                 n_bins[party],
                 table.n_coded_columns,
             ),
@@ -318,7 +311,7 @@ class PlainTotals(Totals):
         # Global cuts are as many as those of the party with the fewest, or with the most.
         coarsest = fusion == "coarsest"
         if fusion == "auto":
-            coarsest = is_regression(objective)
+            coarsest = objectives.is_regression(objective)
         resolution = (min if coarsest else max)(n_bins[party] for party in sketches)
         if resolution < min(FEW_BINS, max_bin):
             extreme, remedy = "the most", f"{self.section.table}.bins=equal"
@@ -342,7 +335,7 @@ class PlainTotals(Totals):
             coded = np.repeat(categories > 0, np.diff(whole.offsets)) | parties[party].merges_bins
             weights[party] = np.append(np.where(coded, weight, whole.masses), weight)
         self.state.places, self.state.weights, self.state.bins = places, weights, bins
-        if is_survival(objective):
+        if objectives.is_survival(objective):
             columns = [summary.column(len(categories) - 1) for summary in every]
             self._divide_times(*map(np.concatenate, zip(*columns, strict=True)))
         return sketches, cuts
@@ -429,7 +422,7 @@ class MaskedTotals(Totals):
         labels, used = self._read_opening(sums)
         cuts = with_categories(descent.cuts(), categories, used)
         self.state.places = {EVERYONE: np.arange(len(cuts.edges))}
-        if is_survival(self.settings.objective):
+        if objectives.is_survival(self.settings.objective):
             self._divide_times(*descent.last_column())
         return {EVERYONE: labels}, cuts
 
@@ -447,7 +440,7 @@ class MaskedTotals(Totals):
         self.state.sums = MaskedSums(roster["names"], threshold)
         n_bytes = self.count_bytes
         n_categories = int(self.table.category_counts.sum())
-        n_sums = n_label_sums(self.settings.objective, len(self.table.classes))
+        n_sums = objectives.n_label_sums(self.settings.objective, len(self.table.classes))
         return Opening(
             self.kinds.open(count_bytes=n_bytes, **roster, **terms),
             [(n_sums + 1,), (self.table.n_coded_columns,), (n_categories,)],
@@ -462,13 +455,13 @@ class MaskedTotals(Totals):
         labels, unseen, by_category = sums
         objective, n_classes = self.settings.objective, len(self.table.classes)
         loss = LossParameters.of(self.settings)
-        power = label_power(objective, n_classes, self.state.bounds, loss)
+        power = objectives.label_power(objective, n_classes, self.state.bounds, loss)
         label_sums = from_fixed(labels[:-1], self.state.bounds.exponent(power))
         (weight_sum,) = from_fixed(labels[-1:], self.state.bounds.exponent(0)).tolist()
         # Up to the highest that occurs.
         by_column = np.split(by_category, np.cumsum(self.table.category_counts)[:-1])
         used = [np.flatnonzero(counts).max(initial=-1) + 1 for counts in by_column]
-        used += [0] * int(is_survival(objective))
+        used += [0] * int(objectives.is_survival(objective))
         return LabelsReply(label_sums, weight_sum, unseen), np.array(used, dtype=np.int64)
 
     @property
@@ -491,7 +484,7 @@ class MaskedTotals(Totals):
             shapes += (request.n_trees, 2), *self._score_shapes(WATCHED, request.score_bins)
         model = boosting.bare
         exponents = np.array(
-            gradient_exponents(model.objective, self.state.bounds, model.parameters)
+            objectives.gradient_exponents(model.objective, self.state.bounds, model.parameters)
         )
 
         def read(sums: Sequence[Whole]) -> GrowReply:

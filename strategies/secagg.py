@@ -12,17 +12,8 @@ from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import n_words, recover_secret, unmasked_sum
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
+from fedapp.messages import secagg as messages
 from fedapp.messages.fields import Array, Reply, Request
-from fedapp.messages.secagg import (
-    EVERYONE,
-    SEALED_BYTES,
-    Among,
-    KeysReply,
-    KeysRequest,
-    MaskedReply,
-    UnmaskReply,
-    UnmaskRequest,
-)
 from fedapp.metrics import is_custom
 from fedapp.settings import Settings
 from fedapp.trees.custom import CUSTOM
@@ -39,7 +30,7 @@ def exchange_keys(
 
     Sums need at least ``threshold`` parties; 0: all.
     """
-    replies = yield from ask(parties.all(KeysRequest()), KeysReply)
+    replies = yield from ask(parties.all(messages.KeysRequest()), messages.KeysReply)
     bounds = row_bounds(parties, max(reply.heaviest for reply in replies.values()))
     fields = {
         "names": tuple(replies),
@@ -116,7 +107,7 @@ class MaskedSums:
         """As of ``PlainSums``: all parties answer as one, ``EVERYONE``; none if a sum lacks one."""
         if self.threshold and form.without_lost:
             self.names = tuple(name for name in self.names if name in parties)
-        if isinstance(request, Among):
+        if isinstance(request, messages.Among):
             request = replace(request, among=self.among)
         sums = yield from self.add(
             parties,
@@ -130,8 +121,8 @@ class MaskedSums:
             return {}
         reply = form.read(sums)
         if check is not None:
-            check(EVERYONE, reply)
-        return {EVERYONE: reply}
+            check(messages.EVERYONE, reply)
+        return {messages.EVERYONE: reply}
 
     def add(
         self,
@@ -161,7 +152,7 @@ class MaskedSums:
         n_others = max(len(self.among) - 1, 0)
 
         check = _check_lengths(masked=n_masked, sealed=n_others)
-        replies = yield from ask(parties.all(request), MaskedReply, check, may_fail)
+        replies = yield from ask(parties.all(request), messages.MaskedReply, check, may_fail)
         seeds: Seeds = [], []
         if self.threshold:
             if part_of_others and len(replies) < len(self.names):
@@ -173,11 +164,11 @@ class MaskedSums:
         if summed.max(initial=0) > most or summed.min(initial=0) < -most:
             # What is left of a mask is uniform, and so almost surely beyond any sum of rows.
             rule = "must add up to sums of rows: parties are of different runs, or one is missing"
-            raise ProtocolError(EVERYONE, "MaskedReply", "masked", rule)
+            raise ProtocolError(messages.EVERYONE, "MaskedReply", "masked", rule)
         return arrays_of(summed, shapes)
 
     def _unmask(
-        self, replies: Mapping[str, MaskedReply], may_fail: int | None
+        self, replies: Mapping[str, messages.MaskedReply], may_fail: int | None
     ) -> Conversation[Seeds]:
         """Seeds of the masks that remain in the sum of these answers."""
         # An answer has two kinds of masks. The seed of the self-mask is secret-shared among all
@@ -189,11 +180,11 @@ class MaskedSums:
         def sealed_for(holder: str) -> Array:
             others = [name for name in names if name != holder]
             rows = [replies[name].sealed[_row_of(before, name, holder)] for name in others]
-            return np.array(rows, dtype=np.uint8).reshape(-1, SEALED_BYTES)
+            return np.array(rows, dtype=np.uint8).reshape(-1, messages.SEALED_BYTES)
 
-        requests = {name: UnmaskRequest(names, sealed_for(name)) for name in names}
+        requests = {name: messages.UnmaskRequest(names, sealed_for(name)) for name in names}
         check = _check_lengths(shares=len(names), seeds=len(lost))
-        answers = yield from ask(requests, UnmaskReply, check, may_fail)
+        answers = yield from ask(requests, messages.UnmaskReply, check, may_fail)
         self.names = names
         if lost and (silent := [name for name in names if name not in answers]):
             rule = f"must have the masks shared with {', '.join(lost)}; the run can be resumed"

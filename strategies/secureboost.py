@@ -25,24 +25,8 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.errors import ConfigError, as_protocol_error
+from fedapp.messages import secureboost as messages
 from fedapp.messages.fields import loss_fields, parameters_of
-from fedapp.messages.secureboost import (
-    AnswerRequest,
-    BeginReply,
-    BeginRequest,
-    EncryptRequest,
-    FinishReply,
-    FinishRequest,
-    HandOverRequest,
-    PartitionRequest,
-    SetupRequest,
-    SplitReply,
-    SplitRequest,
-    SumRequest,
-    TakeRequest,
-    WalkReply,
-    WalkRequest,
-)
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import from_text
@@ -50,30 +34,10 @@ from fedapp.settings import Section, Settings
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import AUTO, has_quantile_leaves
 from fedapp.trees.size import ONE_TREE
+from strategies import method as methods
+from strategies import vertical
 from strategies.handshake import InitialModel, init_model_id
-from strategies.method import (
-    BASE_MARGIN,
-    BOOSTING_SETTINGS,
-    CALIBRATION,
-    CONSTRAINTS,
-    GROWTH,
-    INIT_MODEL,
-    LABEL_PRIVACY,
-    SPLIT_SETTINGS,
-    Outcome,
-    check_watched,
-)
 from strategies.scoring import History, calibration_summary, model_files
-from strategies.vertical import (
-    MANY_PARTIES,
-    Hellos,
-    KeySettings,
-    Mailbox,
-    VerticalStrategy,
-    final_summary,
-    named_scores,
-    parts_file,
-)
 
 log = logging.getLogger("fedapp")
 Rate = Annotated[float, Field(gt=0, lt=1)]
@@ -83,7 +47,7 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 ENOUGH_SUMS = 0.5
 
 
-class SecureBoostSettings(KeySettings, Section):
+class SecureBoostSettings(vertical.KeySettings, Section):
     """``[secureboost]`` of the run config; see ``SecureBoost``."""
 
     table = "secureboost"
@@ -102,7 +66,7 @@ class SecureBoostSettings(KeySettings, Section):
 class SecureBoostState:
     """What a run has at a checkpoint."""
 
-    mailbox: Mailbox
+    mailbox: vertical.Mailbox
     rows: Mapping[str, int]  # matched, by subset
     history: History
     initial: InitialModel
@@ -110,16 +74,16 @@ class SecureBoostState:
     is_trained: bool = False  # whether all rounds are finished
 
 
-class SecureBoost(VerticalStrategy):
+class SecureBoost(vertical.VerticalStrategy):
     """SecureBoost: XGBoost's trees over the columns of several parties, gradients under Paillier.
 
     The server relays letters that it cannot read. The model is divided among the parties, so
     ``Result.arrays`` names it, and contains it only where all parties allow its export."""
 
     method = "secureboost"
-    reads = BOOSTING_SETTINGS | GROWTH - {"feature-weights"} | CONSTRAINTS | BASE_MARGIN
-    reads |= CALIBRATION | INIT_MODEL | SPLIT_SETTINGS | LABEL_PRIVACY
-    reads |= {"objective", "allow-export"}
+    reads = methods.BOOSTING_SETTINGS | methods.GROWTH - {"feature-weights"} | methods.CONSTRAINTS
+    reads |= methods.SPLIT_SETTINGS | methods.LABEL_PRIVACY
+    reads |= {"init-model", "base-margin", "calibration", "objective", "allow-export"}
     section: SecureBoostSettings
 
     @classmethod
@@ -159,7 +123,7 @@ class SecureBoost(VerticalStrategy):
 
         Flower's loop runs this many exchanges a round: set it near the number of rows.
         """
-        n_receivers = (settings.asked_parties or MANY_PARTIES) - 1
+        n_receivers = (settings.asked_parties or vertical.MANY_PARTIES) - 1
         most = cls.section_settings(settings).block_rows(n_receivers)
         return 1 + 3 * settings.n_levels + settings.align_most_rows // most
 
@@ -167,7 +131,9 @@ class SecureBoost(VerticalStrategy):
     def planned(cls, settings: Settings) -> dict[str, Any]:
         return {**super().planned(settings), "goss": cls.section_settings(settings).goss}
 
-    def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
+    def conversation(
+        self, parties: vertical.Hellos, saved: Saved | None
+    ) -> Conversation[methods.Outcome]:
         """Round by round, level by level."""
         if saved is None:
             run = yield from self._begin(parties)
@@ -180,7 +146,7 @@ class SecureBoost(VerticalStrategy):
             yield Checkpoint(run, run.n_grown)
             n_wanted = 0 if run.history.stops else n_rounds
             replies = yield from mailbox.relay(
-                BeginRequest, [active], BeginReply, n_rounds=n_wanted
+                messages.BeginRequest, [active], messages.BeginReply, n_rounds=n_wanted
             )
             yield from _record_scores(run, replies[active])
             run.is_trained = not replies[active].begun or run.history.stops
@@ -191,13 +157,13 @@ class SecureBoost(VerticalStrategy):
                 run.n_grown = len(run.history) + 1
         return (yield from self._finish(run))
 
-    def _begin(self, parties: Hellos) -> Conversation[SecureBoostState]:
+    def _begin(self, parties: vertical.Hellos) -> Conversation[SecureBoostState]:
         """Match the rows, bin the columns, exchange a key; walk the initial model."""
         mailbox, rows = yield from self.match_rows(parties)
         self.settings = settings = self.settings.watching(rows["valid"])
         init_model = init_model_id(settings)
         self._warn_of_sums(rows["train"])
-        check_watched(settings, rows["valid"])
+        methods.check_watched(settings, rows["valid"])
         fields = {
             "objective": settings.objective,
             **parameters_of(settings),
@@ -211,15 +177,19 @@ class SecureBoost(VerticalStrategy):
             "init_model": init_model,
             **self.section.model_dump(),
         }
-        yield from mailbox.relay(SetupRequest, parties, SentReply, **fields)
+        yield from mailbox.relay(messages.SetupRequest, parties, SentReply, **fields)
         initial = InitialModel()
         if init_model:
             # The rows walk down its trees; two exchanges a level at most.
             active, passive = mailbox.active, mailbox.passive
-            reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+            reply = (yield from mailbox.relay(messages.WalkRequest, [active], messages.WalkReply))[
+                active
+            ]
             while not reply.finished:
-                yield from mailbox.relay(AnswerRequest, passive, SentReply)
-                reply = (yield from mailbox.relay(WalkRequest, [active], WalkReply))[active]
+                yield from mailbox.relay(messages.AnswerRequest, passive, SentReply)
+                reply = (
+                    yield from mailbox.relay(messages.WalkRequest, [active], messages.WalkReply)
+                )[active]
             initial = InitialModel(reply.n_rounds, reply.n_trees)
         return SecureBoostState(mailbox, rows, History.of(settings), initial)
 
@@ -240,15 +210,15 @@ class SecureBoost(VerticalStrategy):
             "smaller max-bin discloses less of a value"
         )
 
-    def _finish(self, run: SecureBoostState) -> Conversation[Outcome]:
+    def _finish(self, run: SecureBoostState) -> Conversation[methods.Outcome]:
         """Every party keeps its part; the active one scores the model, and may hand it over."""
         mailbox, active, passive = run.mailbox, run.mailbox.active, run.mailbox.passive
         best = run.history.best_round if run.history.patience else None
         yield Checkpoint(run, run.n_grown)
-        yield from mailbox.relay(HandOverRequest, passive, SentReply)
+        yield from mailbox.relay(messages.HandOverRequest, passive, SentReply)
         n_rounds = run.initial.n_rounds + (best or len(run.history))
         replies = yield from mailbox.relay(
-            FinishRequest, [active], FinishReply, best_round=n_rounds
+            messages.FinishRequest, [active], messages.FinishReply, best_round=n_rounds
         )
         reply = replies[active]
         if not self.settings.scale_pos_weight:
@@ -263,10 +233,10 @@ class SecureBoost(VerticalStrategy):
                 files = model_files(from_text(reply.model.tobytes().decode(), Ensemble))
             yield files
         else:
-            yield parts_file(self.model_id, self.settings, active, passive)
+            yield vertical.parts_file(self.model_id, self.settings, active, passive)
         has_curve = UNCALIBRATED in reply.score_names
         return {
-            **final_summary(reply, mailbox, run.rows, [reply.few]),
+            **vertical.final_summary(reply, mailbox, run.rows, [reply.few]),
             **calibration_summary(self, has_curve, run.rows["valid"]),
             "trees": reply.n_trees,
             "best_round": best,
@@ -274,24 +244,26 @@ class SecureBoost(VerticalStrategy):
         }
 
 
-def _grow(mailbox: Mailbox, n_blocks: int) -> Conversation[None]:
+def _grow(mailbox: vertical.Mailbox, n_blocks: int) -> Conversation[None]:
     """Algorithm 2: the other blocks of a round's gradients, then level by level."""
     active, passive = mailbox.active, mailbox.passive
-    yield from mailbox.relay_blocks(EncryptRequest, TakeRequest, n_blocks)
+    yield from mailbox.relay_blocks(messages.EncryptRequest, messages.TakeRequest, n_blocks)
     growing = True
     while growing:
-        yield from mailbox.relay(SumRequest, passive, SentReply)
-        split = (yield from mailbox.relay(SplitRequest, [active], SplitReply))[active]
+        yield from mailbox.relay(messages.SumRequest, passive, SentReply)
+        split = (yield from mailbox.relay(messages.SplitRequest, [active], messages.SplitReply))[
+            active
+        ]
         growing = split.growing
         if split.passive_splits and (len(passive) > 1 or not growing):
-            yield from mailbox.relay(PartitionRequest, passive, SentReply)
+            yield from mailbox.relay(messages.PartitionRequest, passive, SentReply)
 
 
-def _record_scores(run: SecureBoostState, reply: BeginReply) -> Conversation[None]:
+def _record_scores(run: SecureBoostState, reply: messages.BeginReply) -> Conversation[None]:
     """Add the scores of the rounds that are finished now."""
     for train, valid in zip(reply.train_scores, reply.valid_scores, strict=True):
-        train_scores = named_scores(reply.score_names, train)
-        valid_scores = named_scores(reply.score_names, valid)
+        train_scores = vertical.named_scores(reply.score_names, train)
+        valid_scores = vertical.named_scores(reply.score_names, valid)
         run.history.add(valid_scores)
         n_rounds = len(run.history)
         yield Progress(n_rounds, reply.n_trees, reply.n_leaves, train_scores, valid_scores)

@@ -13,14 +13,7 @@ from dataclasses import replace
 from fedapp.conversation import Conversation, Saved, ask
 from fedapp.data.partition import SUBSETS
 from fedapp.errors import check_rules
-from fedapp.messages.standing import (
-    PrepareReply,
-    PrepareRequest,
-    StoreReply,
-    StoreRequest,
-    SwitchReply,
-    SwitchRequest,
-)
+from fedapp.messages import standing as messages
 from fedapp.messages.vertical import INNER, LEFT, VerticalHelloRequest
 from fedapp.settings import Section, Settings
 from strategies.inference import InferenceStrategy
@@ -74,13 +67,13 @@ class Standing(InferenceStrategy):
         rows, n_rows = dict.fromkeys(SUBSETS, 0), 0
         if not section.none:
             mailbox, rows = yield from self.align_all(parties)
-            yield from mailbox.relay(PrepareRequest, parties, PrepareReply)
+            yield from mailbox.relay(messages.PrepareRequest, parties, messages.PrepareReply)
             stored = yield from mailbox.relay(
-                StoreRequest, parties, StoreReply, service=section.service
+                messages.StoreRequest, parties, messages.StoreReply, service=section.service
             )
             n_rows = stored[mailbox.active].n_rows
         for names in (mailbox.passive, [mailbox.active]):
-            yield from ask(dict.fromkeys(names, SwitchRequest()), SwitchReply)
+            yield from ask(dict.fromkeys(names, messages.SwitchRequest()), messages.SwitchReply)
         more = {"standing_rows": n_rows, "service": section.service}
         return (yield from self.predicted(mailbox, rows, 0, **more))
 

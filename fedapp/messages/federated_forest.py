@@ -42,9 +42,7 @@ In full:
   are drawn in all. It learns no threshold of another party.
 - The active party learns the same, and the importance of the others' columns.
 - [label-epsilon!=0] With ``label-epsilon`` at the active party's site, all this is of labels that
-  it has randomised once for all runs, encoded or encrypted. Whoever sees them, all other parties
-  together, tells two labels of a row apart with an advantage of tanh(epsilon / 2) at most; see
-  ``secureboost`` for what has no bound.
+  it has randomised once for all runs, encoded or encrypted: see ``secureboost``, with the bound.
 - No check compares where a passive party sends validation and test rows. Their scores are equations
   of labels that it so chooses; see ``secureboost``.
 - All parties are assumed to follow the protocol, the active party not to collude with a passive one

@@ -107,21 +107,16 @@ def method_of(name: str) -> Method | None:
 
 def missing_extra(method: str) -> str:
     """The command that installs a method's missing package; empty if nothing is missing."""
-    package = _package_of(method)
-    if not package or find_spec(package) is not None:
+    declared = method_of(method)
+    if not declared or not declared.package or find_spec(declared.package) is not None:
         return ""
     return f"pip install 'fedapp[{method}]'"
 
 
 def check_extra(method: str) -> None:
     """Raise ConfigError if a method needs a package that is not installed."""
-    if package := _package_of(method):
-        check_package(package, f"for {method}", method)
-
-
-def _package_of(method: str) -> str:
-    declared = method_of(method)
-    return declared.package if declared else ""
+    if (declared := method_of(method)) and declared.package:
+        check_package(declared.package, f"for {method}", method)
 
 
 def senders_of(group: str) -> frozenset[Family]:

@@ -105,6 +105,7 @@ from typing import Annotated
 import numpy as np
 
 from fedapp.errors import as_protocol_error
+from fedapp.messages import handshake
 from fedapp.messages.fields import (
     Array,
     Form,
@@ -119,15 +120,6 @@ from fedapp.messages.fields import (
     message,
     part,
     request,
-)
-from fedapp.messages.handshake import (
-    Counts,
-    Few,
-    HeldBack,
-    Kinds,
-    Names,
-    Plan,
-    read_categories,
 )
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup
@@ -189,10 +181,10 @@ class SplitTable:
     widths: Annotated[Array, Form("int64", "n_records", low=0)]  # categories; 0: a threshold
     set_bits: Annotated[Array, Form("uint8", "n_set_bytes")]  # categories that go right
     names: Annotated[tuple[str, ...], Range(0, 10**6)]
-    kinds: Kinds
-    category_counts: Counts
-    categories: Names
-    few: Few
+    kinds: handshake.Kinds
+    category_counts: handshake.Counts
+    categories: handshake.Names
+    few: handshake.Few
 
 
 def read_splits(
@@ -202,7 +194,7 @@ def read_splits(
 
     Raises a ProtocolError, with this rule for ``widths``.
     """
-    categories = read_categories(party, message, n_columns)
+    categories = handshake.read_categories(party, message, n_columns)
     columns, widths = message.columns, message.widths
     fits = len(widths) == len(columns) and bool((columns < n_columns).all())
     fits = fits and (widths == category_counts(categories, n_columns)[columns]).all()
@@ -213,7 +205,7 @@ def read_splits(
 
 
 @request("query.vertical_hello", "reading the tables", leaves="nothing")
-class VerticalHelloRequest(HeldBack, Plan, Request):
+class VerticalHelloRequest(handshake.HeldBack, handshake.Plan, Request):
     """Open a run with its plan: read the table and report its size."""
 
     needs_ids: bool
@@ -253,7 +245,7 @@ Points = Annotated[Array, Form("uint8", "n_points", 32)]  # of ristretto255
 
 
 @request("query.alignment_open", "aligning the rows")
-class OpenRequest(HeldBack, Request):
+class OpenRequest(handshake.HeldBack, Request):
     """Start the alignment with the names and keys of all parties."""
 
     names: Annotated[tuple[str, ...], Range(2, 1000)]  # of all parties, in order
