@@ -151,7 +151,6 @@ def retrain_command(
     ] = "",
     output: RunOutput = None,
     engine: AnyEngine = "local",
-    as_json: AsJson = False,
 ) -> None:
     """Train a finished run again, as if its tables had never had some rows."""
     from fedapp.run_folder import RunFolder
@@ -161,9 +160,8 @@ def retrain_command(
     training = retraining(earlier, without, engine, str(output or ""))
     with followed(lambda: what_now(training)) as training.watcher:
         folder = training.carry_out()
-    lines = remains(earlier, folder, engine)
-    show_run(folder, as_json, "runs retrain", remains=lines)
-    for line in [] if as_json else lines:
+    show_run(folder)
+    for line in remains(earlier, folder, engine):
         say(f"still has the rows: {line}")
 
 
@@ -243,7 +241,6 @@ def audit(
     site: Annotated[
         Path | None, site_option("Audit this site's own rows only: its folder, or a node config.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Attack a run from every seat, and write what was found into its report and model card.
 
@@ -253,7 +250,6 @@ def audit(
     """
     from fedapp.audit.run import Auditing, at_site
     from fedapp.findings import HEAD
-    from fedapp.records.document import to_document
 
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")
@@ -266,9 +262,6 @@ def audit(
         say(f"about {human_seconds(auditing.seconds)} in all")
         with followed(lambda: NOTHING_WRITTEN) as follower:
             audited = auditing.carry_out(follower)
-    if as_json:
-        print_json("audit", **to_document(audited))
-        return
     console.print(terminal_table(HEAD, [finding.cells for finding in audited.findings], len(HEAD)))
     for line in (*audited.notes, audited.summary):
         say(line)
