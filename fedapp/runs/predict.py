@@ -170,8 +170,7 @@ def check_predicted(unmatched: Sequence[str], notes: Sequence[str]) -> None:
     """Check that every row has a prediction, and warn the caller's caller of each data issue."""
     if unmatched:
         rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
-        way = "fedapp predict writes the others, and with --verbose the ids of these"
-        raise DataError(f"{rule}; {way}")
+        raise DataError(f"{rule}; fedapp predict writes the others")
     for note in notes:
         warnings.warn(note, stacklevel=4)
 
