@@ -38,29 +38,6 @@ ENGINES = (
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Terminal() if sys.stdout.isatty() else Terminal(width=120)
 
-# Commands and options of earlier versions, and what took their place.
-RENAMED = {
-    "fedapp standing": "fedapp serve --site FOLDER",
-    "fedapp metrics": "fedapp serve --metrics",
-    "fedapp activate": "fedapp federation activate",
-    "fedapp federation user": "fedapp federation add FOLDER --user NAME",
-    "fedapp clean": "fedapp runs clean",
-    "fedapp retrain": "fedapp runs retrain",
-    "fedapp key": "fedapp site key",
-    "fedapp trust": "fedapp site trust",
-    "fedapp site rekey": "fedapp site key --new supernode",
-    "fedapp app": "fedapp site hash",
-    "fedapp app copy": "python -m fedapp.site.bundle copy",
-    "fedapp app sign": "python -m fedapp.site.bundle sign",
-    "fedapp sbom": "fedapp documents",
-    "fedapp run --folds": "fedapp compare --folds",
-    "fedapp compare --baselines": "fedapp compare, which always has baselines",
-    "fedapp tune --exchanges": "fedapp tune --runs",
-    "fedapp tune --bytes": "fedapp tune --runs",
-    "fedapp site check --config": "fedapp site check --site",
-    "fedapp site check --node-config": "fedapp site check --site",
-}
-
 # Short options of settings.
 SHORT = ("data", "label", "id", "parties")
 
@@ -212,25 +189,19 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands; those of earlier versions, and their options, name the new ones."""
+    """Commands; one that is unknown names the nearest."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command; exit with status 2 and the new name for one of an earlier version."""
-        command, *more = args
+        """Find a command; exit with status 2 and a hint for an unknown one."""
+        command = args[0]
         group = f"fedapp {context.info_name}" if context.parent else "fedapp"
-        path, is_known = f"{group} {command}", command in self.commands
-        written = [f"{path} {word.partition('=')[0]}" for word in more]
-        for old in written if is_known else [*written, path]:
-            if old in RENAMED:
-                print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
-                raise typer.Exit(2)
-        if not is_known and not command.startswith("-"):
+        if command not in self.commands and not command.startswith("-"):
             from fedapp.messages.methods import all_methods
 
             hint = command_hint(command, group, self.commands, all_methods())
-            print(f"error: {path} is not a command{hint}", file=sys.stderr)
+            print(f"error: {group} {command} is not a command{hint}", file=sys.stderr)
             raise typer.Exit(2)
         return super().resolve_command(context, args)
 

@@ -79,46 +79,6 @@ class RunsDocument(TypedDict):
     not_shown: int  # number of older ones, which `--all` adds
 
 
-class SiteColumn(TypedDict):
-    name: str  # as in the table
-    type: str  # `0/1`, `whole numbers`, `numbers`, `one value` or `empty`
-    missing: int  # rows without a value
-
-
-class SiteMethod(TypedDict):
-    method: str  # its name
-    takes_part: str  # `yes`, or why not
-    coordinator_gets: str  # in words
-
-
-@with_config(ConfigDict(extra="allow"))
-class SiteDocument(TypedDict):
-    """A site; beside these fields its policy: keys of the node config with `_` for `-`."""
-
-    site: str  # its name
-    rows: int  # rows of its table
-    columns: list[SiteColumn]  # features
-    label: str  # the label in words, or what is wrong
-    ids: str  # the ids in words, or what is wrong
-    versions: list[str]  # of packages that runs compare
-    keys: str  # whether others can read keys here
-    certificate: str  # how long it is valid
-    align_ids_per_day: int  # ids that alignments may see in a day
-    allow: list[str]  # methods
-    rows_are_drawn: str  # how test rows are drawn
-    app: list[str]  # hashes of allowed app bundles
-    runs_today: int  # number of runs since midnight
-    total_epsilon: float  # budget of all runs on these rows
-    spent_epsilon: float  # of that budget
-    label_holder_could_read: dict[str, int]  # rows a round, by method
-    passive_party_could_read: dict[str, int]  # labels a round, by method
-    others_could_read_labels: dict[str, int]  # rows, by method of descriptions
-    cells_show: dict[str, float]  # share of the sides of rows at splits, 0 to 1, by model
-    trusted: dict[str, str]  # fingerprints by site
-    methods: list[SiteMethod]  # all methods
-    warnings: list[str]  # on the table and the machine
-
-
 class WaitingRun(TypedDict):
     run: str  # id of its model
     site: str  # where it waits
@@ -166,11 +126,10 @@ DOCUMENTS: dict[str, Any] = {
     "predict": PredictionDocument,
     "runs list": RunsDocument,
     "settings": SettingsDocument,
-    "site check": SiteDocument,
     "site approve": WaitingDocument,
     "site log": LogDocument,
     "federation list": FederationDocument,
 }
-# Documents and their objects have no other fields, but for the policy of a site.
-for _document in {*DOCUMENTS.values()} - {SiteDocument}:
+# Documents and their objects have no other fields.
+for _document in DOCUMENTS.values():
     with_config(ConfigDict(extra="forbid"))(_document)

@@ -26,7 +26,6 @@ NODE = 'name = "bank"\ndata = "rows.csv"\nlabel = "y"\nallow = "pax"\n'
 COMMANDS = [
     (("run", "pax", *SHORT, *ROWS), {"folder", "summary"}),
     (("runs",), {"runs", "not_shown"}),
-    (("site", "check", "--site", "site.toml"), {"site", "rows", "methods", "spent_epsilon"}),
     (("site", "approve"), {"waiting"}),
 ]
 
