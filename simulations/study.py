@@ -39,8 +39,7 @@ from fedapp.home import app_folder
 from fedapp.process import versions
 from fedapp.run_files import RunFiles
 from fedapp.run_folder import RunFolder
-from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import Pooled, baseline_rows, train_boosted
+from fedapp.runs.baselines import Pooled, baseline_rows, same_nodes, train_boosted
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import Settings
 from fedapp.trees.categories import Categories

@@ -74,8 +74,7 @@ def describe_command(
     from fedapp.arguments import parse_overrides
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
-    from fedapp.home import write_atomically
-    from fedapp.outputs import Kind, check_output
+    from fedapp.home import Kind, check_output, write_atomically
     from fedapp.settings import flatten, load_settings
     from fedapp.site.settings import SiteConfig, table_settings
 

@@ -30,8 +30,7 @@ from fedapp.commands.common import (
     site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
-from fedapp.home import write_atomically
-from fedapp.outputs import Kind, begins_with, check_output
+from fedapp.home import Kind, begins_with, check_output, write_atomically
 from fedapp.process import listening_socket, start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED

@@ -29,8 +29,7 @@ from fedapp.commands.common import (
 )
 from fedapp.commands.run import show_run, what_now
 from fedapp.errors import ConfigError
-from fedapp.home import RUNS, display_path
-from fedapp.outputs import check_output
+from fedapp.home import RUNS, check_output, display_path
 from fedapp.report.summary import human_bytes, human_seconds, terminal_table
 from fedapp.run_files import read_run
 
@@ -249,7 +248,7 @@ def audit(
     deployment, --site asks how far the model shows which of its own rows trained it.
     """
     from fedapp.audit.run import Auditing, at_site
-    from fedapp.findings import HEAD
+    from fedapp.run_files import HEAD
 
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")

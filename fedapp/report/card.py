@@ -21,7 +21,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedapp.errors import ConfigError, as_plain, did_you_mean
-from fedapp.findings import HEAD, Audit
 from fedapp.messages import reveals
 from fedapp.messages.methods import kinds_of, module_of_group, modules_of_method
 from fedapp.report.seats import settings_in_force
@@ -43,7 +42,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import TEMPLATES
-from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
+from fedapp.run_files import HEAD, Audit, RunFiles, Summary, importance_kind, importance_of
 from fedapp.settings import flatten
 from fedapp.trees.shown import FEW, WHAT
 

@@ -32,9 +32,8 @@ from fedapp.data.predictions import (
 from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
-from fedapp.home import display_path, home
+from fedapp.home import check_output, display_path, home
 from fedapp.messages.vertical import INNER
-from fedapp.outputs import check_output
 from fedapp.records.document import from_text, kind_of, model_text
 from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
 from fedapp.run_folder import schema_copy

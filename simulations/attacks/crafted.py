@@ -28,7 +28,7 @@ from fedapp.crypto.paillier import decrypt, encrypt
 from fedapp.crypto.workers import Workers, shared_workers
 from fedapp.messages.secureboost import EncryptedSums, SplitReply, SplitRequest, Splits
 from fedapp.messages.vertical import Partition
-from fedapp.runs.agreement import same_nodes
+from fedapp.runs.baselines import same_nodes
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.model import Ensemble

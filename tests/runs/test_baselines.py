@@ -12,8 +12,7 @@ from fedapp.home import home
 from fedapp.report.certainty import certainty_notes, score_text, span_text
 from fedapp.report.summary import score_notes
 from fedapp.run_files import read_run
-from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import order_range, run_baselines
+from fedapp.runs.baselines import order_range, run_baselines, same_nodes
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import gains_by_party, joined_model
 from fedapp.runs.session import warnings_of_parties

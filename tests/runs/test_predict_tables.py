@@ -18,7 +18,7 @@ from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
-from fedapp.runs.baselines import table_facts
+from fedapp.runs.differences import table_facts
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.joined import read_joined
