@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -24,12 +24,7 @@ DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels a
 
 def home() -> Path:
     """``$FEDAPP_HOME``, by default ``~/.fedapp``: sites' state, Flower's files, data."""
-    return _expanded(os.environ.get("FEDAPP_HOME") or "~/.fedapp", os.environ.get("HOME"))
-
-
-@lru_cache(maxsize=1)
-def _expanded(path: str, _: str | None) -> Path:
-    return Path(os.path.expanduser(path))
+    return Path(os.environ.get("FEDAPP_HOME") or "~/.fedapp").expanduser()
 
 
 def display_path(path: Path) -> str:
