@@ -22,13 +22,13 @@ from fedapp.commands.common import (
     On,
     Overrides,
     RunOutput,
+    Setting,
     console,
     followed,
     in_folder,
     print_json,
     say,
 )
-from fedapp.commands.json_documents import Setting
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
