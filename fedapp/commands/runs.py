@@ -104,28 +104,19 @@ def _local(time: str) -> str:
 @runs_app.command("clean", cls=Command)
 def clean_command(
     yes: Annotated[bool, Option("--yes", help="Delete without asking.")] = False,
-    older_than: Annotated[
-        float | None,
-        Option(
-            metavar="DAYS",
-            min=0.0,
-            help="Only what has not changed for this many days. By default: unfinished runs of any "
-            "age, and what sites have kept for a week.",
-        ),
-    ] = None,
     all_parts: Annotated[
         bool,
         Option("--all", help="Parts of models too, also those that finished runs predict with."),
     ] = False,
 ) -> None:
-    """Delete failed and interrupted runs in ./runs, and what sites keep of old runs.
+    """Delete failed and interrupted runs in ./runs, and what sites have kept for a week of others.
 
     Shows first what goes, and how large it is. Finished runs, runs that are going on, and the keys
     of sites always stay.
     """
     from fedapp.runs.clean import plan
 
-    cleaning = plan(RUNS, older_than, all_parts, say)
+    cleaning = plan(RUNS, all_parts, say)
     if cleaning.retained:
         size = human_bytes(sum(state.n_bytes for state in cleaning.retained))
         number = len(cleaning.retained)
