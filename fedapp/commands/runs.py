@@ -78,7 +78,10 @@ def list_command(
     rows = []
     for run in shown:
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
-        times = map(_local, (run.started, run.ended))
+        times = (
+            f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
+            for time in (run.started, run.ended)
+        )
         rows.append((*cells, run.score, human_bytes(run.n_bytes), *times))
     console.print(terminal_table(head, rows, len(head)))
     if len(shown) < len(listed):
@@ -94,11 +97,6 @@ def _fields(run: ListedRun) -> dict[str, Any]:
     score = {"metric": run.metric, "test_score": run.value}
     times = {"started": run.started or None, "ended": run.ended or None}
     return {"run": run.path, **facts, **score, "bytes": run.n_bytes, **times}
-
-
-def _local(time: str) -> str:
-    """A recorded time on this machine's clock; empty without one."""
-    return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 @runs_app.command("clean", cls=Command)
