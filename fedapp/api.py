@@ -163,6 +163,10 @@ def tune(
     """
     from fedapp.runs.tune import Tuning
 
+    for name in ("exchanges", "bytes"):
+        if name in settings:
+            rule = "must be omitted, as runs= limits a search"
+            raise ConfigError(f"{name} {rule}, got {settings[name]}")
     overrides = _settings(strategy, settings, label, parties)
     with naming_python_keywords():
         domains = {name: str(text) for name, text in settings_of(strategy, space or {}).items()}

@@ -163,6 +163,24 @@ this metric is not supported | c-index rmse auc mlogloss | cox-*
 | reg:quantileerror mae | quantile
 this metric is not supported | auc mlogloss gamma-deviance rmse | ams auc_mu gamma-nloglik
 """
+# Commands of other tools.
+_COMMANDS = """
+| "fedapp run METHOD" | train fit
+| "fedapp report RUN or fedapp predict RUN --data FILE" | score evaluate eval test metrics
+| "fedapp predict RUN --data FILE" | inference infer
+| "fedapp compare METHOD METHOD" | cv benchmark
+| "fedapp tune METHOD" | search optimize hpo
+| "fedapp report RUN" | show plot open explain importance
+| "fedapp runs" | list ls
+| "fedapp export RUN" | save convert
+| "fedapp site init or fedapp federation init" | init start new
+| "fedapp site" | check approve
+| "fedapp run --help" | methods strategies
+| "fedapp settings" | config parameters params
+| "fedapp data list" | datasets
+| "fedapp --help" | help
+| "fedapp --version" | version
+"""
 # Names of methods elsewhere; of several, those of each family of parties.
 _METHODS = """
 | fedavg-linear | *logistic* *linear* *regression lr glm fedavg *logreg fedprox
@@ -191,14 +209,21 @@ SPELLED_ALIKE = 0.85  # a name that is nearer to one of ours than this is ours
 ALIASES = {name: nearest for name, reason, nearest in _rows(_NAMES) if not reason}
 UNSUPPORTED = [row for row in _rows(_NAMES) if row[1]]
 VALUES = _rows(_VALUES)
+COMMANDS = {name: near.strip('"') for name, _, (near,) in _rows(_COMMANDS)}
 METHODS = _rows(_METHODS)
 
 
 def command_hint(name: str, path: str, known: Collection[str], methods: Collection[str]) -> str:
-    """The nearest of the ``known`` commands that follow ``path``, or of the methods."""
+    """What does here what another tool's command does, or ``did_you_mean``.
+
+    ``known`` are the commands that follow ``path``.
+    """
     written = name.lower().lstrip("-").replace("_", "-")
-    if " " not in path and written in methods:
+    is_first = " " not in path
+    if is_first and written in methods:
         return f"; did you mean {path} run {written}?"
+    if is_first and written in COMMANDS:
+        return f"; did you mean {COMMANDS[written]}?"
     meant = nearest(written, known)
     return f"; did you mean {path} {meant}?" if meant else f"; {path} --help lists them"
 

@@ -18,8 +18,8 @@ from sphinx.application import Sphinx
 from fedapp import messages as wire
 from fedapp import run_files
 from fedapp import settings as of_run
-from fedapp.commands import cli, common
-from fedapp.commands.common import DOCUMENTS as PRINTED
+from fedapp.commands import cli, json_documents
+from fedapp.commands.json_documents import DOCUMENTS as PRINTED
 from fedapp.commands.run import in_words, list_settings
 from fedapp.messages.fields import Form, OneOf, Range, Reply, Request
 from fedapp.messages.fields import Message as WireMessage
@@ -28,7 +28,7 @@ from fedapp.settings import declared, method_sections
 from fedapp.site.settings import SiteConfig
 
 COMMENTED = re.compile(r"^    (\w+): .*  # (.+)$", re.MULTILINE)  # a field, and its comment
-OBJECTS = {**vars(run_files), **vars(common)}  # by name, those in documents
+OBJECTS = {**vars(run_files), **vars(json_documents)}  # by name, those in documents
 TYPES = {str: "text", tuple: "texts", bool: "true or false", int: "whole number", float: "number"}
 TITLES = {  # of modules of messages; the others follow, with the first line of each
     "handshake": "Opening of a run",

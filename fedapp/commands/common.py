@@ -10,26 +10,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NotRequired, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import click
 import typer
-from pydantic import ConfigDict, with_config
 from rich.panel import Panel
 from rich.table import Table as Grid
 from typer import Argument, Option
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
-from typing_extensions import TypedDict
 
 from fedapp.errors import ConfigError, nearest
 from fedapp.home import home
 from fedapp.known_names import alias, command_hint, setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
-from fedapp.run_files import Summary, adapter, existing_folder
+from fedapp.run_files import adapter, existing_folder
 from fedapp.run_folder import without_nan
 from fedapp.settings import about_settings, defaults
 from fedapp.terminal import Terminal
@@ -40,6 +37,29 @@ ENGINES = (
 )
 # Tables are cut to the width of a terminal; a file or a pipe has none.
 console = Terminal() if sys.stdout.isatty() else Terminal(width=120)
+
+# Commands and options of earlier versions, and what took their place.
+RENAMED = {
+    "fedapp standing": "fedapp serve --site FOLDER",
+    "fedapp metrics": "fedapp serve --metrics",
+    "fedapp activate": "fedapp federation activate",
+    "fedapp federation user": "fedapp federation add FOLDER --user NAME",
+    "fedapp clean": "fedapp runs clean",
+    "fedapp retrain": "fedapp runs retrain",
+    "fedapp key": "fedapp site key",
+    "fedapp trust": "fedapp site trust",
+    "fedapp site rekey": "fedapp site key --new supernode",
+    "fedapp app": "fedapp site hash",
+    "fedapp app copy": "python -m fedapp.site.bundle copy",
+    "fedapp app sign": "python -m fedapp.site.bundle sign",
+    "fedapp sbom": "fedapp documents",
+    "fedapp run --folds": "fedapp compare --folds",
+    "fedapp compare --baselines": "fedapp compare, which always has baselines",
+    "fedapp tune --exchanges": "fedapp tune --runs",
+    "fedapp tune --bytes": "fedapp tune --runs",
+    "fedapp site check --config": "fedapp site check --site",
+    "fedapp site check --node-config": "fedapp site check --site",
+}
 
 # Short options of settings.
 SHORT = ("data", "label", "id", "parties")
@@ -141,6 +161,8 @@ def say(text: str) -> None:
 
 def print_json(command: str, **fields: Any) -> None:
     """Print the JSON document of a command, as it is declared; NaN becomes null, a path a text."""
+    from fedapp.commands.json_documents import DOCUMENTS
+
     text = json.dumps(without_nan(fields), indent=2, allow_nan=False, default=str)
     print(text)  # first: a field of another form than declared must cost nobody the results
     adapter(DOCUMENTS[command]).validate_json(text, strict=True)
@@ -190,19 +212,25 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands; one that is unknown names the nearest."""
+    """Commands; those of earlier versions, and their options, name the new ones."""
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command; exit with status 2 and a hint for an unknown one."""
-        command = args[0]
+        """Find a command; exit with status 2 and the new name for one of an earlier version."""
+        command, *more = args
         group = f"fedapp {context.info_name}" if context.parent else "fedapp"
-        if command not in self.commands and not command.startswith("-"):
+        path, is_known = f"{group} {command}", command in self.commands
+        written = [f"{path} {word.partition('=')[0]}" for word in more]
+        for old in written if is_known else [*written, path]:
+            if old in RENAMED:
+                print(f"error: {old} is now {RENAMED[old]}", file=sys.stderr)
+                raise typer.Exit(2)
+        if not is_known and not command.startswith("-"):
             from fedapp.messages.methods import all_methods
 
             hint = command_hint(command, group, self.commands, all_methods())
-            print(f"error: {group} {command} is not a command{hint}", file=sys.stderr)
+            print(f"error: {path} is not a command{hint}", file=sys.stderr)
             raise typer.Exit(2)
         return super().resolve_command(context, args)
 
@@ -319,127 +347,3 @@ def _print_methods(title: str, family: str) -> None:
         text = method.title or text
         grid.add_row(name, text[:1].upper() + text[1:])
     Terminal().print(Panel(grid, title=title, title_align="left", border_style="dim"))
-
-
-# What commands print with ``--json``. A field's comment is its line on the page of JSON documents.
-
-Figures = dict[str, float | None]  # by name; null if undefined
-Given = str | bool | int | float  # value of a setting
-
-
-class RunDocument(TypedDict):
-    """A finished run."""
-
-    folder: str | None  # the run's folder; null where another machine has it
-    summary: Summary | None  # its `summary.json`, see below
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting in words."""
-
-    name: str  # as in files, with its section
-    default: Given  # value where none is given
-    values: str  # type and range, or the values in backquotes
-    text: str  # what it does
-    methods: tuple[str, ...]  # that read it
-
-
-class SettingsDocument(TypedDict):
-    """Settings of runs."""
-
-    settings: list[Setting]  # of the method, or those that several share
-    methods: list[str]  # all methods
-
-
-class ReadTable(TypedDict):
-    source: str | None  # where it is; null if unknown
-    rows: int  # number of rows
-    columns: int  # number of columns
-
-
-class PredictionDocument(TypedDict):
-    """A prediction, without ids; only `output`, null, if its rows are on another machine."""
-
-    output: str | None  # file with the predictions
-    rows: NotRequired[int]  # rows written
-    unmatched_rows: NotRequired[int]  # rows not written, as some table lacks them
-    tables: NotRequired[dict[str, ReadTable]]  # by party; empty for one table
-    scores: NotRequired[Figures]  # of the rows with labels
-    note: NotRequired[str]  # why there are no scores despite labels
-    warnings: NotRequired[list[str]]  # on the tables
-
-
-class ListedRun(TypedDict):
-    run: str  # its folder
-    state: str  # `running`, `finished`, `failed`, `interrupted` or `resumable`
-    method: str  # empty if unknown, as the next two
-    data: str  # the setting
-    metric: str  # the watched score
-    test_score: float | None  # of the metric; null without one
-    bytes: int  # size on disk
-    started: str | None  # ISO 8601, UTC; null if not recorded
-    ended: str | None  # likewise; null of a run that runs or was killed
-
-
-class RunsDocument(TypedDict):
-    """Runs in ./runs."""
-
-    runs: list[ListedRun]  # by their ends, or starts, latest first
-    not_shown: int  # number of older ones, which `--all` adds
-
-
-class WaitingRun(TypedDict):
-    run: str  # id of its model
-    site: str  # where it waits
-    method: str  # its method
-    data: str  # the site's table
-    first_asked: str  # time, ISO 8601, UTC
-    waits_because: list[str]  # reasons in words
-    plan: dict[str, Any]  # settings of its opening, by field of the message
-
-
-class WaitingDocument(TypedDict):
-    """Runs that wait."""
-
-    waiting: list[WaitingRun]  # of all sites of this home
-
-
-class LogDocument(TypedDict):
-    """A site's log."""
-
-    lines: int  # number of lines
-    signed: int  # number of the last signed line; 0: none
-    key: str  # public key that signed, hex; empty without one
-    faults: list[str]  # what is wrong, in words
-    last: list[dict[str, Any]]  # chosen lines, the newest last
-
-
-class Member(TypedDict):
-    name: str  # of the site
-    status: str  # Flower's: registered, online, offline; else none or unknown
-    since: str | None  # when the status began
-    fingerprint: str  # of its key; empty without one
-
-
-class FederationDocument(TypedDict):
-    """A federation."""
-
-    sites: list[Member]  # by name
-    users: list[str]  # who may start runs
-    certificate_days: dict[str, int]  # days that a certificate is valid, by file
-    fault: str  # why the SuperLink did not answer; empty otherwise
-
-
-DOCUMENTS: dict[str, Any] = {
-    "run": RunDocument,
-    "predict": PredictionDocument,
-    "runs list": RunsDocument,
-    "settings": SettingsDocument,
-    "site approve": WaitingDocument,
-    "site log": LogDocument,
-    "federation list": FederationDocument,
-}
-# Documents and their objects have no other fields.
-for _document in DOCUMENTS.values():
-    with_config(ConfigDict(extra="forbid"))(_document)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import get_current_context
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table as Grid
 from typer import Argument, Option
 
-from fedapp.commands.common import Command, Group, Id, Overrides, console
+from fedapp.commands.common import AsJson, Command, Group, Id, console, print_json
 from fedapp.report.summary import print_notes
 from fedapp.terminal import Terminal
 
@@ -29,15 +30,23 @@ data_app = typer.Typer(cls=Group, help="Data sets: list, fetch, describe.", no_a
 
 
 @data_app.command("list", cls=Command)
-def list_command() -> None:
+def list_command(as_json: AsJson = False) -> None:
     """List the data sets that are known by name."""
     from fedapp.data.datasets import dataset_names, find_dataset
 
-    grid = Grid("name", "task", "rows x columns", "where")
+    listed: list[dict[str, Any]] = []
     for name in dataset_names():
         dataset = find_dataset(name)
         rows, columns = dataset.shape
-        grid.add_row(name, dataset.task, f"{rows} x {columns}", _where(name))
+        facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(name)}
+        listed.append({"name": name, **facts})
+    if as_json:
+        print_json("data list", data_sets=listed)
+        return
+    grid = Grid("name", "task", "rows x columns", "where")
+    for entry in listed:
+        shape = f"{entry['rows']} x {entry['columns']}"
+        grid.add_row(entry["name"], entry["task"], shape, entry["where"])
     Terminal().print(grid)
 
 
@@ -61,39 +70,57 @@ def describe_command(
     source: Annotated[str, Argument(help="Name of a data set, or a file.")],
     label: Annotated[str, Option(help="Label column of a file.")] = "",
     id_column: Id = "",
-    config: Overrides = None,
+    weight: Annotated[str, Option(help="Column of weights.")] = "",
+    base_margin: Annotated[
+        str, Option(help="Column of the margin that each row starts from.")
+    ] = "",
+    missing_label: Annotated[
+        str, Option(help="What becomes of rows without a label: refuse or drop.")
+    ] = "",
+    drop_columns: Annotated[
+        str, Option(help="Columns that are not features, separated by commas.")
+    ] = "",
+    header: Annotated[
+        bool, Option(help="Whether the first line of the file names the columns.")
+    ] = True,
+    decimal: Annotated[str, Option(help="Decimal point or comma of a file.")] = ".",
+    encoding: Annotated[str, Option(help="Encoding of a file, as latin-1.")] = "",
     schema: Annotated[
         Path | None,
         Option(help="A schema: applied if the file is there, else written there, to be changed."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Describe a table: what each column holds, what a run would do with it, and its label.
-
-    Settings of tables change how it is read, as -c weight=COLUMN or -c decimal=,.
-    """
-    from fedapp.arguments import parse_overrides
+    """Describe a table: what each column holds, what a run would do with it, and its label."""
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
     from fedapp.home import Kind, check_output, write_atomically
-    from fedapp.settings import flatten, load_settings
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()
     if schema is not None and not is_read:
         check_output(schema, Kind("a schema", (".toml",)), name="--schema")
-    options = {"label": label, "id": id_column, "schema": str(schema) if is_read else ""}
-    named = {name: value for name, value in options.items() if value}
-    settings = load_settings({**parse_overrides(config or []), **named, "data": source})
-    site = SiteConfig("describe", **table_settings(flatten(settings.as_config())))
-    roles = site.roles
+    options = {
+        name.replace("_", "-"): value for name, value in get_current_context().params.items()
+    }
+    settings = {
+        **options,
+        "data": source,
+        "id": id_column,
+        "missing-label": missing_label or "refuse",
+        "schema": str(schema) if is_read else "",
+    }
+    config = SiteConfig("describe", **table_settings(settings))
+    roles = config.roles
     check_source(source)
     if source in dataset_names():
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
-    description = describe(source, roles, site.reader)
+    description = describe(source, roles, config.reader)
     n_features = sum(column.use.startswith("feature") for column in description.columns)
     console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
-    console.print(_columns(description.columns))
+    if not as_json:
+        console.print(_columns(description.columns))
     print_notes(console, description.facts, description.warnings)
     if schema is not None and not is_read:
         write_atomically(schema.resolve(), schema_text(description).encode())
@@ -102,10 +129,24 @@ def describe_command(
     refused = "see the columns, and --schema" if has_refused else description.refused
     if refused:
         console.print(f"a run refuses this table: {refused}", highlight=False)
+    labels = None
     if not has_refused:
         roles = replace(roles, drop_unlabelled=roles.drop_unlabelled or bool(refused))
-        if (labels := read_source(source, roles, site.reader).labels) is not None:
-            console.print(_labels(labels))
+        labels = read_source(source, roles, config.reader).labels
+    counts = None if labels is None else _label_counts(labels)
+    if as_json:
+        print_json(
+            "data describe",
+            rows=description.n_rows,
+            features=n_features,
+            columns=[_column_fields(column) for column in description.columns],
+            label=counts,
+            facts=description.facts,
+            warnings=description.warnings,
+            refused=refused,
+        )
+    elif counts is not None:
+        console.print(_labels(counts))
 
 
 def _where(name: str) -> str:
@@ -118,6 +159,13 @@ def _where(name: str) -> str:
     if path is None:
         return "not here"
     return "cache" if path.parent == cache_folder() else "folder"
+
+
+def _column_fields(column: Described) -> dict[str, Any]:
+    """A column in JSON, by the titles of the table."""
+    counts = {"type": column.type, "missing": column.n_missing, "distinct": column.n_distinct}
+    texts = {"range": column.ends, "example": column.example, "in_a_run": column.use}
+    return {"name": column.name, **counts, **texts, "refused": column.refused}
 
 
 def _columns(columns: Iterable[Described]) -> Grid:
@@ -133,19 +181,35 @@ def _columns(columns: Iterable[Described]) -> Grid:
     return grid
 
 
-def _labels(labels: npt.NDArray[Any]) -> Grid:
+def _label_counts(labels: npt.NDArray[Any]) -> dict[str, Any]:
     """Rows of each class; the range of numbers with more than ``MAX_CLASSES`` values."""
     import numpy as np
 
     values, counts = np.unique(labels, return_counts=True)
     if len(values) > MAX_CLASSES and labels.dtype.kind == "f":
+        ends = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
+        return {"distinct": len(values), **{name: float(end) for name, end in ends.items()}}
+    return {
+        "classes": [
+            {
+                "label": values[at].item(),
+                "rows": int(counts[at]),
+                "share": float(counts[at] / len(labels)),
+            }
+            for at in np.argsort(-counts, kind="stable")
+        ]
+    }
+
+
+def _labels(counted: Mapping[str, Any]) -> Grid:
+    if "classes" not in counted:
         grid = Grid("label distinct", "min", "mean", "max")
-        ends = (f"{end:.6g}" for end in (labels.min(), labels.mean(), labels.max()))
-        grid.add_row(str(len(values)), *ends)
+        ends = (f"{counted[name]:.6g}" for name in ("min", "mean", "max"))
+        grid.add_row(str(counted["distinct"]), *ends)
         return grid
     grid = Grid("label", "rows", "share")
-    for at in np.argsort(-counts, kind="stable"):
-        value = values[at].item()
+    for counts in counted["classes"]:
+        value = counts["label"]
         text = f"{value:g}" if isinstance(value, float) else escape(value)
-        grid.add_row(text, str(counts[at]), f"{counts[at] / len(labels):.2%}")
+        grid.add_row(text, str(counts["rows"]), f"{counts['share']:.2%}")
     return grid

@@ -22,13 +22,13 @@ from fedapp.commands.common import (
     On,
     Overrides,
     RunOutput,
-    Setting,
     console,
     followed,
     in_folder,
     print_json,
     say,
 )
+from fedapp.commands.json_documents import Setting
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
 from fedapp.known_names import setting_of
@@ -85,11 +85,11 @@ def run(
     show_run(folder, as_json)
 
 
-def show_run(folder: RunFolder | None, as_json: bool = False) -> None:
-    """Print the results of a run whose folder is on this machine."""
+def show_run(folder: RunFolder | None, as_json: bool, document: str = "run", **more: Any) -> None:
+    """Print the results of a run whose folder is on this machine; ``more`` are fields in JSON."""
     summary = read_run(folder.path).summary if folder else None
     if as_json:
-        print_json("run", folder=folder and folder.path, summary=summary)
+        print_json(document, folder=folder and folder.path, summary=summary, **more)
     elif folder and summary:
         print_summary(summary, console, folder.path)
 
@@ -120,6 +120,7 @@ def describe(
     ] = False,
     engine: AnyEngine = "local",
     output: RunOutput = None,
+    as_json: AsJson = False,
 ) -> None:
     """Look at the parties' tables together before training: counts, quantiles, drift, leaks.
 
@@ -135,6 +136,9 @@ def describe(
     from fedapp.report.description import column_tables, read_description, shares_note
 
     document = read_description(folder.path)
+    if as_json:
+        print_json("describe", folder=folder.path, **document)
+        return
     for _, head, rows, n_texts in column_tables(document):
         console.print(terminal_table(head, rows, n_texts))
     say(shares_note(document))
@@ -158,23 +162,27 @@ def compare(
         ),
     ] = None,
     on: On = "",
+    as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
     from fedapp.report.comparison import difference_table, score_table
     from fedapp.runs.compare import carry_out
-    from fedapp.runs.run_groups import PAGE
+    from fedapp.runs.run_groups import PAGE, Compared
     from fedapp.runs.series import other_code
 
     with followed(lambda: FINISHED_CELLS) as follower:
         folder, comparison = carry_out(
             strategies, parse_overrides(config or []), seeds, engine, follower, output, on, folds
         )
-    records = comparison.folded.records
-    console.print(f"[bold]{escape(comparison.verdict)}[/]\n", highlight=False)
-    console.print(fact_grid(comparison.facts))
-    console.print(score_table(records))
-    if (differences := difference_table(records)) is not None:
-        console.print("", differences)
+    if as_json:
+        print_json("compare", folder=folder, summary=Compared(folder).summary)
+    else:
+        records = comparison.folded.records
+        console.print(f"[bold]{escape(comparison.verdict)}[/]\n", highlight=False)
+        console.print(fact_grid(comparison.facts))
+        console.print(score_table(records))
+        if (differences := difference_table(records)) is not None:
+            console.print("", differences)
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)
@@ -206,9 +214,10 @@ def tune(
         ),
     ] = None,
     on: On = "",
+    as_json: AsJson = False,
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
-    from fedapp.report.summary import repeat_command, trial_table
+    from fedapp.report.summary import ranked, repeat_command, trial_table
     from fedapp.runs.run_groups import BEST, Tuned, read_trials
     from fedapp.runs.tune import Tuning
 
@@ -220,7 +229,12 @@ def tune(
         )
         folder = tuning.carry_out().path
     summary = Tuned(folder).summary
-    console.print(trial_table(read_trials(folder), summary["metric"]))
+    trials = read_trials(folder)
+    if as_json:
+        records = [asdict(trial) for trial in ranked(trials, summary["metric"])]
+        print_json("tune", folder=folder, summary=summary, trials=records)
+    else:
+        console.print(trial_table(trials, summary["metric"]))
     say(f"test scores of the best, trial {summary['best']}: {_scores(summary['test'])}")
     if compared := summary.get("baselines"):
         say(f"pooled rows, as many trials: {_scores(compared['pooled']['test'])}")

@@ -139,6 +139,7 @@ def retrain_command(
     ] = "",
     output: RunOutput = None,
     engine: AnyEngine = "local",
+    as_json: AsJson = False,
 ) -> None:
     """Train a finished run again, as if its tables had never had some rows."""
     from fedapp.run_folder import RunFolder
@@ -148,8 +149,9 @@ def retrain_command(
     training = retraining(earlier, without, engine, str(output or ""))
     with followed(lambda: what_now(training)) as training.watcher:
         folder = training.carry_out()
-    show_run(folder)
-    for line in remains(earlier, folder, engine):
+    lines = remains(earlier, folder, engine)
+    show_run(folder, as_json, "runs retrain", remains=lines)
+    for line in [] if as_json else lines:
         say(f"still has the rows: {line}")
 
 
@@ -229,6 +231,7 @@ def audit(
     site: Annotated[
         Path | None, site_option("Audit this site's own rows only: its folder, or a node config.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Attack a run from every seat, and write what was found into its report and model card.
 
@@ -237,6 +240,7 @@ def audit(
     deployment, --site asks how far the model shows which of its own rows trained it.
     """
     from fedapp.audit.run import Auditing, at_site
+    from fedapp.records.document import to_document
     from fedapp.run_files import HEAD
 
     if site and quick:
@@ -250,6 +254,9 @@ def audit(
         say(f"about {human_seconds(auditing.seconds)} in all")
         with followed(lambda: NOTHING_WRITTEN) as follower:
             audited = auditing.carry_out(follower)
+    if as_json:
+        print_json("audit", **to_document(audited))
+        return
     console.print(terminal_table(HEAD, [finding.cells for finding in audited.findings], len(HEAD)))
     for line in (*audited.notes, audited.summary):
         say(line)

@@ -253,7 +253,7 @@ def approve_command(
 
 
 @site_app.command("check", cls=Command)
-def check_command(site: SiteFolder = None) -> None:
+def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.handshake import relevant_versions
     from fedapp.data.datasets import check_source
@@ -265,7 +265,7 @@ def check_command(site: SiteFolder = None) -> None:
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
-    from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending
+    from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
     from fedapp.site.table import held_tables
     from fedapp.site.trust import pins_in
@@ -289,6 +289,46 @@ def check_command(site: SiteFolder = None) -> None:
         checked = check_site(config, all_methods(), fractions, run.max_depth)
         runs = [site_run for folder in folders for site_run in runs_on_table(folder, config)]
     charged = [site_run for site_run in runs if site_run.charged]
+    allowed = sorted(config.allowed)
+    bundles = sorted(config.bundles or {installed_bundle()})
+    facts: dict[str, object] = {
+        "label": checked.label,
+        "ids": checked.ids,
+        "versions": relevant_versions(),
+        "keys": who_may_read_keys(folders),
+        "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
+        **policy_of(config),
+        "align-ids-per-day": config.align_ids_per_day or IDS_A_ROW * checked.n_rows,
+        "allow": allowed,
+        "rows are drawn": "as a run asks" if config.draws_openly else "by a key of the site",
+        "app": bundles,
+        "runs today": n_today(runs),
+    }
+    warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
+    if as_json:
+        print_json(
+            "site check",
+            site=config.name,
+            rows=checked.n_rows,
+            columns=[
+                {"name": column.name, "type": column.kind, "missing": column.n_missing}
+                for column in checked.columns
+            ],
+            **{re.sub("[ -]", "_", name): value for name, value in facts.items()},
+            total_epsilon=config.total_epsilon,
+            spent_epsilon=spent(charged)[0],
+            label_holder_could_read=checked.readable,
+            passive_party_could_read=checked.disclosed,
+            others_could_read_labels=checked.readable_labels,
+            cells_show=checked.shown,
+            trusted=trusted,
+            methods=[
+                {"method": method, "takes_part": answer, "coordinator_gets": gets}
+                for method, (answer, gets) in checked.methods.items()
+            ],
+            warnings=warnings,
+        )
+        return
     terminal = Terminal()
     table = Grid("column", "type", "missing")
     for column in checked.columns:
@@ -298,17 +338,10 @@ def check_command(site: SiteFolder = None) -> None:
     for fact, text in {
         "site": config.name,
         "rows, columns": f"{checked.n_rows}, {len(checked.columns)}",
-        "label": checked.label,
-        "ids": checked.ids,
-        "versions": in_words(relevant_versions()),
-        "keys": who_may_read_keys(folders),
-        "certificate": validity(ca) if ca.is_file() else "no ca.crt here",
-        **{name: in_words(value) for name, value in policy_of(config).items()},
-        "align-ids-per-day": in_words(config.align_ids_per_day or IDS_A_ROW * checked.n_rows),
-        "allow": ", ".join(sorted(config.allowed)) or "no method (see fedapp site init --policy)",
-        "rows are drawn": "as a run asks" if config.draws_openly else "by a key of the site",
-        "app": " or ".join(sorted(config.bundles or {installed_bundle()})),
-        "runs today": str(n_today(runs)),
+        **{name: in_words(value) for name, value in facts.items()},
+        "allow": ", ".join(allowed) or "no method (see fedapp site init --policy)",
+        "app": " or ".join(bundles),
+        "runs today": str(facts["runs today"]),
         "total-epsilon": f"spent {spending(charged, config.total_epsilon)}",
         "trusted": ", ".join(" ".join(pin) for pin in sorted(trusted.items())) or NOBODY,
         **{f"{name} {COULD}": READABLE.format(n) for name, n in checked.readable.items()},
@@ -325,7 +358,7 @@ def check_command(site: SiteFolder = None) -> None:
     for method, (answer, gets) in checked.methods.items():
         methods.add_row(method, answer, gets)
     terminal.print(methods)
-    for warning in filter(None, (*checked.notes, SITE.slow_mode())):
+    for warning in warnings:
         print_warning(terminal, warning)
 
 

@@ -90,16 +90,12 @@ def _rounded(value: Value, domain: Any) -> Value:
 def read_trials(folder: Path) -> list[Trial]:
     """The finished trials of a search."""
     from optuna import load_study
-
-    is_there = (folder / STUDY).is_file()
-    return trials_of(load_study(study_name=None, storage=storage_of(folder))) if is_there else []
-
-
-def storage_of(folder: Path) -> Any:
-    """Optuna's journal in a search's folder."""
     from optuna.storages import JournalStorage, journal
 
-    return JournalStorage(journal.JournalFileBackend(str(folder / STUDY)))
+    if not (path := folder / STUDY).is_file():
+        return []
+    storage = JournalStorage(journal.JournalFileBackend(str(path)))
+    return trials_of(load_study(study_name=None, storage=storage))
 
 
 def trials_of(study: Any) -> list[Trial]:

@@ -32,7 +32,6 @@ from fedapp.runs.run_groups import (
     STUDY,
     finished_trials,
     settings_of_trial,
-    storage_of,
     trials_of,
 )
 from fedapp.runs.series import Series, check_series_folder, default_folder
@@ -337,6 +336,7 @@ def new_study(larger_is_better: bool, folder: Path | None = None) -> Any:
     There, a trial whose command was interrupted has failed. It does not count and is repeated.
     """
     import optuna
+    from optuna.storages import JournalStorage, journal
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = None
@@ -346,7 +346,7 @@ def new_study(larger_is_better: bool, folder: Path | None = None) -> Any:
             pass
         if not (text := path.read_bytes()).endswith(b"\n"):  # a line that was not written whole
             write_atomically(path, text[: text.rfind(b"\n") + 1])
-        storage = storage_of(folder)
+        storage = JournalStorage(journal.JournalFileBackend(str(path)))
     study = optuna.create_study(
         study_name="tune",
         storage=storage,

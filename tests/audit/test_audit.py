@@ -202,7 +202,8 @@ def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train):
     assert CliRunner().invoke(cli, ["documents", str(run.path)]).exit_code == 0
     threats = (run.path / "documents" / "threat-model.md").read_text()
     assert f"| {SUMS} | coordinator |" in threats.partition("## Measured attacks")[2]
-    document = json.loads((run.path / "audit.json").read_text())
+    as_json = CliRunner().invoke(cli, ["audit", str(run.path), "--quick", "--json"])
+    document = json.loads(as_json.stdout)
     assert document["quick"] is True
     assert {one["attack"] for one in document["findings"]} == {SUMS, TREES} | MEMBERS
 

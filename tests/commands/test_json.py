@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.commands.common import print_json
+from fedapp.commands.data import data_app
 from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError, WaitingError
 from fedapp.messages.handshake import HelloRequest
@@ -25,14 +26,19 @@ NODE = 'name = "bank"\ndata = "rows.csv"\nlabel = "y"\nallow = "pax"\n'
 # A command, and the fields of its document.
 COMMANDS = [
     (("run", "pax", *SHORT, *ROWS), {"folder", "summary"}),
+    (("tune", "pax", "--runs", "1", *SHORT, *ROWS), {"folder", "summary", "trials"}),
+    (("describe", *ROWS, "-c", "parties=2"), {"folder", "rows", "columns", "warnings"}),
     (("runs",), {"runs", "not_shown"}),
+    (("data", "list"), {"data_sets"}),
+    (("data", "describe", "rows.csv", "--label", "y"), {"rows", "features", "label", "refused"}),
+    (("site", "check", "--site", "site.toml"), {"site", "rows", "methods", "spent_epsilon"}),
     (("site", "approve"), {"waiting"}),
 ]
 
 
 def invoked(*words):
     """A command that succeeds, in this process."""
-    app = site_app if words[0] == "site" else cli
+    app = {"data": data_app, "site": site_app}.get(words[0], cli)
     done = CliRunner().invoke(app, words if app is cli else words[1:])
     if done.exception:
         raise done.exception

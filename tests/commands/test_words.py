@@ -1,4 +1,4 @@
-"""Words of commands that are refused: ports, settings that a command sets itself."""
+"""Words of commands that are refused: ports, settings that a command sets itself, old names."""
 
 import socket
 from pathlib import Path
@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
+from fedapp.commands.common import RENAMED
 from fedapp.errors import ConfigError
 from fedapp.runs.set_by_command import SET_BY_COMMAND
 from fedapp.settings import defaults
@@ -87,3 +88,9 @@ def test_an_estimator_refuses_every_setting_that_it_sets_itself():
         estimator = fedapp.PAXClassifier(settings={name.replace("-", "_"): "1"})
         with pytest.raises(ValueError, match=r"^settings must have none that the"):
             estimator.fit([[0.0], [1.0]] * 20, [0, 1] * 20)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_word_names_the_new_one(old):
+    result = CliRunner().invoke(cli, [*old.split()[1:], "x", "--y"])
+    assert (result.exit_code, result.output) == (2, f"error: {old} is now {RENAMED[old]}\n")

@@ -12,7 +12,7 @@ import typer.main
 import yaml
 
 from fedapp.commands import cli
-from fedapp.commands.common import DOCUMENTS
+from fedapp.commands.json_documents import DOCUMENTS
 from fedapp.errors import DataError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods, module_of_group

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sklearn.ensemble
+import typer
 import xgboost
 from typer.testing import CliRunner
 
@@ -19,6 +20,7 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.known_names import (
     ALIASES,
+    COMMANDS,
     SYNONYMS,
     UNSUPPORTED,
     VALUES,
@@ -310,6 +312,7 @@ UNKNOWN = {
     **{
         words: rf"\Aerror: fedapp [\w ]+ is not a command.*; {way}\n\Z"
         for words, way in {
+            "evaluate": r"did you mean fedapp report RUN or fedapp predict RUN --data FILE\?",
             "pax --data loans.csv": r"did you mean fedapp run pax\?",
             "rnu pax": r"did you mean fedapp run\?",
             "site chek": r"did you mean fedapp site check\?",
@@ -324,6 +327,16 @@ def test_unknown_or_missing_words_are_errors_of_usage(words):
     done = invoke(words)
     assert done.exit_code == 2
     assert re.search(UNKNOWN[words], done.output, re.DOTALL)
+
+
+def test_every_command_of_other_tools_leads_to_one_of_ours():
+    whole = typer.main.get_command(cli)
+    for written in (each for way in COMMANDS.values() for each in way.split(" or ")):
+        command = whole
+        for word in (word for word in written.split()[1:] if word.islower()):
+            options = [option for one in command.params for option in one.opts]
+            if word not in ("--help", *options):
+                command = command.commands[word]
 
 
 def test_a_wrong_path_names_the_one_that_is_spelled_alike(own_folder, write_table):

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -280,10 +281,9 @@ def test_the_command_shows_the_digest_and_what_still_has_the_rows(tmp_path, monk
     assert "trees kept none: each follows from all rows" in shown
     assert "2 of 120 rows are left out, by ids of without" in shown
     assert "still has the rows: the earlier run: rm -r first" in shown
-    words = ["runs", "retrain", "second", "--without", "more.csv", "--output", "third"]
-    shown = CliRunner().invoke(cli, words).output
-    assert "still has the rows: the earlier run: rm -r second" in shown
-    summary = read_run(tmp_path / "third").summary
-    assert sum(summary["rows"].values()) == N_ROWS - 3
-    facts = resolved_facts(summary)
+    words = ["runs", "retrain", "second", "--without", "more.csv", "--output", "third", "--json"]
+    third = json.loads(CliRunner().invoke(cli, words).stdout)
+    assert third["remains"][0] == "the earlier run: rm -r second"
+    assert sum(third["summary"]["rows"].values()) == N_ROWS - 3
+    facts = resolved_facts(read_run(tmp_path / "third").summary)
     assert "second, without rows: rows.csv 3" in facts["retrains"]

@@ -120,6 +120,7 @@ def test_baselines_have_the_trials_of_the_search(write_table):
         ({"search": "optuna"}, r"^optuna must be installed to search \(pip install 'fedapp\[tune"),
         ({"on": "spark"}, "^on must be ray, with the local engine, or omitted, got spark"),
         ({"on": "ray", "search": "optuna"}, "^on must be omitted with search=optuna, where a tri"),
+        ({"exchanges": 9}, "^exchanges must be omitted, as runs= limits a search, got 9$"),
     ],
 )
 def test_what_does_not_go_with_a_search_is_refused(more, match, monkeypatch):

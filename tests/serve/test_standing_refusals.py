@@ -485,15 +485,14 @@ def test_a_site_sees_beforehand_what_its_cells_show(threads, monkeypatch):
         scored(threads, ids(), way="live")
 
     def shown_at(site):
-        command = ["check", "--site", str(threads.sites.config(site))]
-        output = CliRunner().invoke(site_app, command, env={"COLUMNS": "200"}).output
-        return [int(share) / 100 for share in re.findall(rf"{threads.model} +(\d+)% of", output)]
+        command = ["check", "--site", str(threads.sites.config(site)), "--json"]
+        return json.loads(CliRunner().invoke(site_app, command).output)["cells_show"]
 
     # That of all its rows, of which these are nearly all.
     shares = [cells_of_trees.share_open(cells, len(ids())) for cells in sent]
-    shown = [*shown_at("insurer"), *shown_at("shop")]
+    shown = [shown_at(site)[threads.model] for site in ("insurer", "shop")]
     assert sorted(shown) == pytest.approx(sorted(shares), abs=0.03)
-    assert shown_at("bank") == []
+    assert shown_at("bank") == {}
 
 
 # Cells that were sent ahead
