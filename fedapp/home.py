@@ -1,4 +1,4 @@
-"""Files on this machine: private folders, atomic writes, locks on a run's folder, safe TOML."""
+"""Files on this machine: private, atomic, locked, named as outputs; safe TOML."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import fcntl
 import os
 import secrets
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -23,12 +24,7 @@ DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels a
 
 def home() -> Path:
     """``$FEDAPP_HOME``, by default ``~/.fedapp``: sites' state, Flower's files, data."""
-    return _expanded(os.environ.get("FEDAPP_HOME") or "~/.fedapp", os.environ.get("HOME"))
-
-
-@lru_cache(maxsize=1)
-def _expanded(path: str, _: str | None) -> Path:
-    return Path(os.path.expanduser(path))
+    return Path(os.environ.get("FEDAPP_HOME") or "~/.fedapp").expanduser()
 
 
 def display_path(path: Path) -> str:
@@ -232,6 +228,69 @@ def _lock_alone(descriptor: int, folder: Path, may_lack_locks: bool = False) -> 
         if not may_lack_locks:
             rule = "must be on a file system with locks to be deleted"
             raise ConfigError(f"run folder {rule}, got {folder}") from None
+
+
+# Outputs that people name: of an ending of their kind, in a folder that exists, none of the files
+# that are read, in the place of a file of their kind only. Checked before any work; ``replacing``
+# writes such a file whole or not at all.
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of files that fedapp writes where people say."""
+
+    what: str  # as in "a new file or ..."
+    suffixes: tuple[str, ...]
+    # Whether fedapp wrote a file, which may be replaced; by default they look like anybody's.
+    is_ours: Callable[[Path], bool] = lambda _: False
+
+
+def check_output(
+    path: Path, kind: Kind, inputs: Iterable[str | Path] = (), name: str = "output"
+) -> None:
+    """Check a file that is to be written; ConfigError. ``inputs`` need not exist."""
+    path, shown = path.resolve(), path
+    if shown.suffix not in kind.suffixes:
+        raise ConfigError(f"{name} must end in {' or '.join(kind.suffixes)}, got {shown}")
+    if not path.parent.is_dir():
+        way = f"mkdir -p '{path.parent}' makes it"
+        raise ConfigError(f"{name} must be in a folder that exists, got {shown}: {way}")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{name} must be in a folder that can be written, got {shown}")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ConfigError(f"{name} must be a file, got {shown}, which is none")
+    for source in inputs:
+        if os.path.exists(source) and path.samefile(source):
+            rule = f"{name} must be another file than {source}, which is read"
+            raise ConfigError(f"{rule}, got {shown}")
+    if path.stat().st_size and not kind.is_ours(path):
+        rule = f"{name} must be a new file, or {kind.what} that fedapp wrote"
+        raise ConfigError(f"{rule}, got {shown}, which is another: name a new one")
+
+
+def check_output_folder(path: Path, own: Callable[[str], bool], what: str) -> None:
+    """Check that a folder is new or empty, but for files whose names are its ``own``."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{what} must be a folder, got the file {path}")
+    others = sorted(e.name for e in path.iterdir() if not (e.name.startswith(".") or own(e.name)))
+    if others:
+        rule = f"{what} must be a new or an empty folder"
+        raise ConfigError(f"{rule}, got {path}, which has {others[0]}")
+
+
+def begins_with(*marks: bytes, within: int = 4096) -> Callable[[Path], bool]:
+    """Whether the beginning of a file has all these marks."""
+
+    def is_ours(path: Path) -> bool:
+        with path.open("rb") as file:
+            head = file.read(within)
+        return all(mark in head for mark in marks)
+
+    return is_ours
 
 
 def read_toml(text: str, rule: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -62,8 +61,7 @@ STOP = "stop"  # if it exists, the run stops after its round
 INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it begins
 # Settings that a resumed run may change: they do not affect the model.
 CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
-BRIEF = 0.1  # seconds; a shorter stage is not shown
-NOTED = 0.25  # seconds between two notes of brief stages
+NOTED = 0.25  # seconds between two notes of exchanges of rounds
 MOST_NAMED = 6  # parties in a stage's line
 
 INITIAL_MODEL = "init-model.ubj"  # given to an estimator in memory
@@ -471,64 +469,44 @@ class Stage:
 
 
 class Stages:
-    """Turns the exchanges of a run into stages.
-
-    An exchange is brief if that of the same kind and place in the last round was.
-    """
+    """Turns the exchanges of a run into stages; of those of rounds, one now and then is noted."""
 
     def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
         self._note, self._clock = note, clock
         self._phase, self._phase_began = "", 0.0
-        self._brief = set[tuple[str, int]]()
-        self._counts: Counter[str] = Counter()  # exchanges of the round, by kind
-        self._round = 0
-        self._noted, self._noted_at = ("", 0), 0.0  # what the parties do, and the round
+        self._noted_at = 0.0  # of an exchange of a round; 0: the next one is noted
         self._stage = Stage("", 0.0)
 
     def wait(self, doing: str) -> None:
         """Begin a stage without an exchange."""
         self._phase, self._phase_began = doing, self._clock()
-        self._noted = ("", 0)
+        self._noted_at = 0.0
         self._note(Stage(doing, self._phase_began))
 
-    def begin(self, request: Request, round_id: int, n_rounds: int) -> Callable[[], None]:
-        """Begin an exchange; returns a function to call when all replies are there.
+    def begin(self, request: Request, round_id: int, n_rounds: int) -> None:
+        """Begin an exchange.
 
         ``round_id`` is from 1, and ignored if the request is not part of a round.
         """
         now = self._clock()
-        if request.each_round and round_id != self._round:
-            self._round = round_id
-            self._counts.clear()
-        self._counts[request.kind] += 1
-        exchange = request.kind, self._counts[request.kind]
         if request.each_round:
             # May be n_rounds + 1: an exchange after the last round has that round's scores.
-            number = min(round_id, n_rounds)
-            self._phase, noted = "", (request.doing, number)
-            self._stage = Stage(request.doing, now, number, n_rounds)
-            # Of brief exchanges one now and then is noted, and one a round at most.
-            is_due = noted != self._noted and now - self._noted_at >= NOTED
-            if is_due or exchange not in self._brief:
-                self._note(self._stage)
-                self._noted, self._noted_at = noted, now
+            self._phase = ""
+            self._stage = Stage(request.doing, now, min(round_id, n_rounds), n_rounds)
+            if now - self._noted_at < NOTED:
+                return
+            self._noted_at = now
         else:
-            self._noted = ("", 0)
             # Successive exchanges of one phase count as one stage.
             if request.doing != self._phase:
                 self._phase, self._phase_began = request.doing, now
             self._stage = Stage(request.doing, self._phase_began)
-            self._note(self._stage)
-
-        def end() -> None:
-            is_brief = self._clock() - now < BRIEF
-            (self._brief.add if is_brief else self._brief.discard)(exchange)
-
-        return end
+            self._noted_at = 0.0
+        self._note(self._stage)
 
     def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
         """Note the parties whose replies to the exchange are missing, and those not connected."""
-        self._noted = ("", 0)  # the next exchange is noted, however brief
+        self._noted_at = 0.0
         doing = f"{self._stage.doing}; waiting for {first(parties, MOST_NAMED)}"
         doing += f" ({first(away, MOST_NAMED)} not connected)" if away else ""
         self._note(replace(self._stage, doing=doing, waiting=parties))

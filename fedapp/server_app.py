@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import tomllib
 from pathlib import Path
 
 from flwr.app import Context
@@ -12,8 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedapp.deploy.warm import patch_serverapp, slow_modes
 from fedapp.errors import FedappError
-from fedapp.home import app_folder
-from fedapp.process import UNKNOWN, leave_no_core, start_log, versions
+from fedapp.process import leave_no_core, start_log
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
 from fedapp.settings import Settings, load_settings
 from fedapp.terminal import Terminal
@@ -56,7 +54,7 @@ def in_one_sentence(record: logging.LogRecord) -> bool:
 def train_alone(grid: Grid, settings: Settings) -> RunFolder:
     """Train, log the run and write its report, as a command does for a simulated run."""
     settings = resumed_settings(settings)
-    warnings = [*slow_modes(engine_name(grid)), *untested_versions()]
+    warnings = slow_modes(engine_name(grid))
     if not settings.run_dir:
         run_dir = str(new_run_dir(settings.strategy))
         settings = settings.model_copy(update={"run_dir": run_dir})
@@ -76,20 +74,6 @@ def train_alone(grid: Grid, settings: Settings) -> RunFolder:
         show(folder)
         logs.end()
     return folder
-
-
-def untested_versions() -> list[str]:
-    """Packages in other versions than the app was tested with: no sentence, or one."""
-    with (app_folder() / "pyproject.toml").open("rb") as file:
-        pins = tomllib.load(file)["tool"]["uv"]["constraint-dependencies"]
-    tested = dict(pin.split("==") for pin in pins)
-    differing = [
-        f"{package} {version} ({tested[package]})"
-        for package, version in versions(tested).items()
-        if version not in (tested[package], UNKNOWN)
-    ]
-    text = "packages differ in version from those that fedapp was tested with, in brackets: "
-    return [text + ", ".join(differing)] if differing else []
 
 
 def show(folder: RunFolder) -> None:

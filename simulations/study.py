@@ -46,8 +46,7 @@ from fedapp.process import versions
 from fedapp.records.document import load
 from fedapp.run_files import RunFiles, Summary
 from fedapp.run_folder import RunFolder
-from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import Floats, Pooled, baseline_rows, train_boosted
+from fedapp.runs.baselines import Floats, Pooled, baseline_rows, same_nodes, train_boosted
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import resolve_objective, stacked_tables

@@ -281,10 +281,9 @@ class FlowerStrategy(Driver[Any], Strategy):
     ) -> None:
         request = next(iter(pending.requests.values()))
         n_rounds = self.protocol.most_rounds(self.settings)
-        end = self._stages.begin(request, self._state.rounds + 1, n_rounds)
+        self._stages.begin(request, self._state.rounds + 1, n_rounds)
         by_party = dict(zip(pending.requests, messages, strict=True))
         self._receive(self._answers(courier, by_party).values())
-        end()
         self.ledger.flush(FLUSH_SECONDS)
         if request.kind.startswith("train."):
             before, training = self._state.seconds

@@ -32,9 +32,8 @@ from fedapp.audit.pax_rows import CuriousPAX, senders_of, true_rows
 from fedapp.audit.timberstrike import target_of
 from fedapp.audit.vertical import STEPS, Active, largest_bins, solved
 from fedapp.errors import FedappError
-from fedapp.findings import Finding, Unmeasured
 from fedapp.messages.methods import all_methods
-from fedapp.run_files import Summary
+from fedapp.run_files import Finding, Summary, Unmeasured
 from fedapp.runs.baselines import join_tables
 from fedapp.runs.tables import party_configs, stacked_tables
 from fedapp.settings import Settings

@@ -21,12 +21,11 @@ from fedapp.audit.listening import Trained, Transcript, trained
 from fedapp.audit.membership import certainty, predictions
 from fedapp.data.labels import class_ids
 from fedapp.errors import ConfigError, DataError
-from fedapp.findings import AUDIT, Audit, Finding, Unmeasured
 from fedapp.messages.methods import all_methods
 from fedapp.records.document import model_text, to_text
 from fedapp.report import write_report
 from fedapp.report.summary import DEPLOYMENT
-from fedapp.run_files import read_run
+from fedapp.run_files import AUDIT, Audit, Finding, Unmeasured, read_run
 from fedapp.run_folder import RunFolder, Silent, Watcher
 from fedapp.runs.predict import model_of_text, parts_of, trained_settings
 from fedapp.runs.retrain import parts_digest

@@ -94,8 +94,7 @@ def describe_command(
     """Describe a table: what each column holds, what a run would do with it, and its label."""
     from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
     from fedapp.data.describe import describe, schema_text
-    from fedapp.home import write_atomically
-    from fedapp.outputs import Kind, check_output
+    from fedapp.home import Kind, check_output, write_atomically
     from fedapp.site.settings import SiteConfig, table_settings
 
     is_read = schema is not None and schema.exists()

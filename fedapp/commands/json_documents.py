@@ -12,9 +12,8 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from fedapp.findings import Finding, Unmeasured
 from fedapp.report.summary import Trial
-from fedapp.run_files import Summary
+from fedapp.run_files import Finding, Summary, Unmeasured
 
 Figures = dict[str, float | None]  # by name; null if undefined
 Given = str | bool | int | float  # value of a setting

@@ -30,8 +30,7 @@ from fedapp.commands.common import (
     site_option,
 )
 from fedapp.errors import ConfigError, FedappError, check_package, listed
-from fedapp.home import open_private, write_atomically
-from fedapp.outputs import Kind, begins_with, check_output
+from fedapp.home import Kind, begins_with, check_output, write_atomically
 from fedapp.process import listening_socket, start_log
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from fedapp.trees.divided import DividedModel
 
 log = logging.getLogger("fedapp")
-VERBOSE = "verbose.log"
 FILES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
 KINDS = {  # by their first bytes; a model of scikit-learn has none of fedapp's
     "onnx": Kind("an ONNX model", (".onnx",), begins_with(b"\x12\x06fedapp", within=64)),
@@ -89,10 +87,6 @@ def predict(
             "disk; the ids pass through the coordinator.",
         ),
     ] = "",
-    verbose: Annotated[
-        bool,
-        Option("--verbose", help=f"Write the ids of rows without a match into RUN_DIR/{VERBOSE}."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict the rows of a table with a run's model."""
@@ -102,7 +96,6 @@ def predict(
         rule = "of a run that has finished; failure.json says why one has not"
         raise ConfigError(f"model must be a file {rule}, got {model}")
     parts = parts_of(run_dir)
-    verbose_folder = run_dir if verbose else None
     tables = {"--data": data, "--output": output, "--id": id_column, "--label": label}
     _check_tables(engine, bool(parts), tables)
     if parts:
@@ -112,13 +105,11 @@ def predict(
         if explain:
             fixed["explain"] = explain
         overrides = parse_overrides(config or [])
-        predicted = _predict_jointly(
-            run_dir, parts, overrides, fixed, output, engine, verbose_folder
-        )
+        predicted = _predict_jointly(run_dir, parts, overrides, fixed, output, engine)
     else:
         predicted = _predict_alone(run_dir, tables, explain, config or [])
     if predicted:
-        _show(predicted, output, verbose_folder, as_json)
+        _show(predicted, output, as_json)
     if as_json:
         print_json("predict", **_fields(predicted, output))
 
@@ -168,7 +159,6 @@ def _predict_jointly(
     fixed: Mapping[str, Any],
     output: str,
     engine: str,
-    verbose_folder: Path | None,
 ) -> Predicted | None:
     """Let the parties predict; the active one writes the predictions, maybe on another machine."""
     from fedapp.home import display_path, home
@@ -184,8 +174,7 @@ def _predict_jointly(
         raise
     for of_party in list(explained.values())[:1]:
         if missing := of_party["not_among_the_rows"]:
-            text = f"{len(missing):,} to be explained are not among the rows"
-            _say_rows(missing, text, verbose_folder)
+            say(f"{len(missing):,} to be explained are not among the rows")
     where = display_path(home() / "sites") if predicted else "home/sites of its site's folder"
     if settings.explain:
         console.print(f"Each party's explanation.json is in {where}.", soft_wrap=True)
@@ -203,7 +192,7 @@ def _fields(predicted: Predicted | None, output: str) -> dict[str, Any]:
     return {"output": output, **counts, **facts, "warnings": predicted.warnings}
 
 
-def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool) -> None:
+def _show(predicted: Predicted, output: str, as_json: bool) -> None:
     """Print the tables read, the number of rows written, and their scores."""
     from fedapp.data.predictions import unmatched_note
     from fedapp.report.summary import at_threshold, score_table, threshold_text
@@ -217,7 +206,7 @@ def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool)
     n_rows, unmatched, scores = predicted.n_rows, predicted.unmatched, predicted.scores
     say(f"{n_rows} rows written to {output}")
     if unmatched:
-        _say_rows(unmatched, unmatched_note(len(unmatched), n_rows + len(unmatched)), folder)
+        say(unmatched_note(len(unmatched), n_rows + len(unmatched)))
     if predicted.note:
         say(predicted.note)
     if scores and not as_json:
@@ -227,14 +216,6 @@ def _show(predicted: Predicted, output: str, folder: Path | None, as_json: bool)
         say(f"at the run's threshold, {threshold}: {at_threshold(scores)}")
     for line in predicted.warnings:
         print_warning(console, line)
-
-
-def _say_rows(ids: Sequence[str], text: str, folder: Path | None) -> None:
-    """Print a line on rows; their ids are only written to a private file in ``folder``."""
-    if folder:
-        with open_private(folder / VERBOSE, "a") as file:
-            file.write(f"{text}: {', '.join(ids)}\n")
-    say(f"{text}: {folder / VERBOSE} has their ids" if folder else f"{text} (--verbose: which)")
 
 
 def export(

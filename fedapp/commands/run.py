@@ -31,7 +31,7 @@ from fedapp.commands.common import (
 from fedapp.commands.json_documents import Setting
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
-from fedapp.known_names import alias, setting_hint, setting_of
+from fedapp.known_names import setting_of
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     fact_grid,
@@ -262,53 +262,27 @@ def _domains(pairs: list[str], method: str) -> dict[str, str]:
 
 
 def settings(
-    name: Annotated[
-        str, Argument(metavar="[METHOD or SETTING]", help="What a method reads, or one setting.")
-    ] = "",
+    name: Annotated[str, Argument(metavar="[METHOD]", help="What a method reads.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the settings of -c, those of a method or those that several share; or explain one."""
+    """List the settings of -c, those of a method or those that several share."""
     from fedapp.messages.methods import all_methods
+    from strategies.run import load_strategy
 
     methods = list(all_methods())
-    listed = list_settings()
-    if name in methods or not name:
-        shown = [
-            setting
-            for setting in listed.values()
-            if (name in setting.methods if name else "." not in setting.name)
-        ]
-    else:
-        shown = _settings_called(name, listed, methods)
+    if name:
+        load_strategy(name)  # names the nearest of an unknown one
+    shown = [
+        setting
+        for setting in list_settings().values()
+        if (name in setting.methods if name else "." not in setting.name)
+    ]
     if as_json:
         print_json("settings", settings=[asdict(setting) for setting in shown], methods=methods)
-    elif name and name not in methods:
-        for setting in shown:
-            say(f"{setting.name}: {setting.text}".replace("`", ""))
-            say(f"  default  {in_words(setting.default)}")
-            say(f"  values   {setting.values}".replace("`", ""))
-            readers = "all methods" if set(setting.methods) >= {*methods} else setting.methods
-            say(f"  read by  {readers if isinstance(readers, str) else ', '.join(readers)}")
-        say(f"to set it: -c {shown[0].name}=VALUE")
     else:
         _print_settings(shown, len(methods), name)
         if not name:
             say(f"each method has more: fedapp settings METHOD, one of {', '.join(methods)}")
-
-
-def _settings_called(name: str, listed: Mapping[str, Setting], methods: list[str]) -> list[Setting]:
-    """The settings of a name: with and without a section, or what other libraries call so."""
-    kebab = setting_of(name.lower(), listed)
-    meant = kebab if kebab in listed else alias(kebab.replace("_", "-"), listed, "")
-    settings = [
-        setting
-        for full, setting in listed.items()
-        if full == meant or full.rpartition(".")[2] == kebab
-    ]
-    if not settings:
-        hint = setting_hint(name, [*listed, *methods])
-        raise ConfigError(f"fedapp settings must name a method or a setting, got {name}{hint}")
-    return settings
 
 
 def _print_settings(shown: list[Setting], n_methods: int, method: str) -> None:

@@ -29,8 +29,7 @@ from fedapp.commands.common import (
 )
 from fedapp.commands.run import show_run, what_now
 from fedapp.errors import ConfigError
-from fedapp.home import RUNS, display_path
-from fedapp.outputs import check_output
+from fedapp.home import RUNS, check_output, display_path
 from fedapp.report.summary import human_bytes, human_seconds, terminal_table
 from fedapp.run_files import read_run
 
@@ -79,7 +78,10 @@ def list_command(
     rows = []
     for run in shown:
         cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
-        times = map(_local, (run.started, run.ended))
+        times = (
+            f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
+            for time in (run.started, run.ended)
+        )
         rows.append((*cells, run.score, human_bytes(run.n_bytes), *times))
     console.print(terminal_table(head, rows, len(head)))
     if len(shown) < len(listed):
@@ -97,36 +99,22 @@ def _fields(run: ListedRun) -> dict[str, Any]:
     return {"run": run.path, **facts, **score, "bytes": run.n_bytes, **times}
 
 
-def _local(time: str) -> str:
-    """A recorded time on this machine's clock; empty without one."""
-    return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
-
-
 @runs_app.command("clean", cls=Command)
 def clean_command(
     yes: Annotated[bool, Option("--yes", help="Delete without asking.")] = False,
-    older_than: Annotated[
-        float | None,
-        Option(
-            metavar="DAYS",
-            min=0.0,
-            help="Only what has not changed for this many days. By default: unfinished runs of any "
-            "age, and what sites have kept for a week.",
-        ),
-    ] = None,
     all_parts: Annotated[
         bool,
         Option("--all", help="Parts of models too, also those that finished runs predict with."),
     ] = False,
 ) -> None:
-    """Delete failed and interrupted runs in ./runs, and what sites keep of old runs.
+    """Delete failed and interrupted runs in ./runs, and what sites have kept for a week of others.
 
     Shows first what goes, and how large it is. Finished runs, runs that are going on, and the keys
     of sites always stay.
     """
     from fedapp.runs.clean import plan
 
-    cleaning = plan(RUNS, older_than, all_parts, say)
+    cleaning = plan(RUNS, all_parts, say)
     if cleaning.retained:
         size = human_bytes(sum(state.n_bytes for state in cleaning.retained))
         number = len(cleaning.retained)
@@ -252,8 +240,8 @@ def audit(
     deployment, --site asks how far the model shows which of its own rows trained it.
     """
     from fedapp.audit.run import Auditing, at_site
-    from fedapp.findings import HEAD
     from fedapp.records.document import to_document
+    from fedapp.run_files import HEAD
 
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")

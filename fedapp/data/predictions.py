@@ -29,8 +29,7 @@ from fedapp.data.table import (
     rows_of,
 )
 from fedapp.errors import CONTROL, DataError
-from fedapp.home import replacing
-from fedapp.outputs import Kind
+from fedapp.home import Kind, replacing
 from fedapp.trees.categories import Categories
 
 Array = npt.NDArray[Any]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedapp.errors import DataError
-from fedapp.home import display_path, replacing, write_atomically
-from fedapp.outputs import check_output
+from fedapp.home import check_output, display_path, replacing, write_atomically
 from fedapp.run_files import LeftOut, RunFiles, Summary, existing_folder, read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import defaults, flatten

@@ -22,7 +22,6 @@ from markupsafe import Markup
 
 from fedapp.crypto.paillier_keys import SMALLEST_BITS
 from fedapp.errors import ConfigError, as_plain, did_you_mean
-from fedapp.findings import HEAD, Audit
 from fedapp.messages import reveals
 from fedapp.messages.methods import (
     Method,
@@ -50,7 +49,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import TEMPLATES
-from fedapp.run_files import RunFiles, Summary, importance_kind, importance_of
+from fedapp.run_files import HEAD, Audit, RunFiles, Summary, importance_kind, importance_of
 from fedapp.settings import Value, flatten, setting_names
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.shown import FEW, WHAT

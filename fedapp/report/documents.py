@@ -17,8 +17,8 @@ from typing import Any
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from fedapp.home import Kind, begins_with
 from fedapp.messages.methods import method_of
-from fedapp.outputs import Kind, begins_with
 from fedapp.records.document import json_of, kind_of, model_text
 from fedapp.report.card import (
     CARD,

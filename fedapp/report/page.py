@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedapp.findings import TITLE, Audit
 from fedapp.metrics import is_metric, larger_is_better
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
@@ -53,8 +52,10 @@ from fedapp.report.tree import Model, first_tree, tree_html
 from fedapp.run_files import (
     DOWN,
     GAIN,
+    TITLE,
     TOTAL_GAIN,
     UP,
+    Audit,
     LedgerSums,
     RunFiles,
     Summary,

@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from fedapp.outputs import Kind, begins_with
+from fedapp.home import Kind, begins_with
 
 TEMPLATES = Path(__file__).parent / "templates"
 HTML = Kind("a page", (".html", ".htm"), begins_with(b'<meta name="generator" content="fedapp">'))

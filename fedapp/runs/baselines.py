@@ -1,8 +1,7 @@
 """Baselines of federated models, trained on the pooled rows and on each party's rows only.
 
-They are trained by XGBoost, or by scikit-learn's random forest if the model is a forest. The same
-pooled rows give contributions of columns (SHAP values) and exact scores of a model; `same_nodes`
-compares two models node for node.
+They are trained by XGBoost, or by scikit-learn's random forest if the model is a forest.
+`same_nodes` compares two models node for node.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ from fedapp.messages.fields import parameters_of
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import INNER
 from fedapp.process import raise_interrupt
-from fedapp.records.document import load
 from fedapp.run_files import GAIN, TOTAL_GAIN
-from fedapp.runs.agreement import same_nodes
 from fedapp.runs.tables import (
     PartRows,
     party_configs,
@@ -44,7 +41,6 @@ from fedapp.trees.constraints import constraints_of, weights_of
 from fedapp.trees.divided import joint_names
 from fedapp.trees.draws import parse_weights
 from fedapp.trees.losses import REGRESSION, LossParameters
-from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import (
     balance,
     base_margin,
@@ -57,7 +53,6 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.queries import grades_of, queries_of
 from fedapp.trees.sets import Ints, category_counts
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of
@@ -66,7 +61,10 @@ log = logging.getLogger("fedapp")
 Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
-MOST_ROWS = 1000  # test rows of the contributions, drawn by the run's seed
+# Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
+# libraries' float32 sigmoids is left.
+LEAF_TOLERANCE = 1e-6
+NEAR_ZERO = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +338,7 @@ def baseline_rows(settings: Settings) -> tuple[Pooled, dict[str, Pooled]]:
             np.sort(np.concatenate([rows[subset] for rows in parties]))
             for subset in ("train", "valid")
         )
-        return _pooled(settings, table, Split(train, valid, test)).in_table_order()
+        return pooled_of(settings, table, Split(train, valid, test)).in_table_order()
 
     return of(shares.values()), {name: of([rows]) for name, rows in shares.items()}
 
@@ -374,10 +372,10 @@ def join_tables(settings: Settings) -> tuple[Pooled, str, slice]:
     split = Split(*(np.searchsorted(rows, getattr(split, subset)) for subset in SUBSETS))
     first = sum(table.values.shape[1] for table in taken[:active])
     columns = slice(first, first + taken[active].values.shape[1])
-    return _pooled(settings, joined, split), configs[active].name, columns
+    return pooled_of(settings, joined, split), configs[active].name, columns
 
 
-def _pooled(settings: Settings, table: Table, split: Split) -> Pooled:
+def pooled_of(settings: Settings, table: Table, split: Split) -> Pooled:
     """Convert a table; its labels become numbers."""
     assert table.labels is not None
     classes = positive_last(
@@ -526,54 +524,62 @@ def xgboost_parameters(settings: Settings, rows: Pooled) -> dict[str, Any]:
     }
 
 
-# They need all tables in one place: a coordinator has no rows, and asks no party for any.
-def table_facts(settings: Settings, run_dir: Path) -> dict[str, Any]:
-    """``missing``: share of missing values by column with some, largest first; ``contributions``.
+def same_nodes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of equal nodes of two models, and the larger number of nodes.
 
-    These are mean absolute contributions of each column to the margin of a test row, of several
-    classes added up: ``{"rows": number of rows, "mean": {column: mean}}``, largest first; empty
-    without an XGBoost model or test rows, and of one tree for all classes, for which XGBoost has
-    none.
+    Splits are equal if column, threshold or categories, default side and gain are, gains to the
+    last bit; leaves if their values are close. Children are compared only below equal nodes.
     """
-    if all_methods()[settings.strategy].family == "vertical":
-        rows = join_tables(settings)[0]
-    else:
-        table, parts = stacked_tables(settings)
-        test = np.concatenate([part["test"] for part in parts.values()])
-        rows = _pooled(settings, table, Split(test[:0], test[:0], test))
-    shares = np.isnan(rows.values).mean(axis=0)
-    order = [c for c in np.argsort(-shares, kind="stable") if shares[c]]
-    missing = {rows.columns[c]: float(shares[c]) for c in order}
-    return {"missing": missing, "contributions": _contributions(settings, run_dir, rows)}
+    models = [model["learner"]["gradient_booster"]["model"]["trees"] for model in (ours, theirs)]
+    n_nodes = max(sum(len(tree["left_children"]) for tree in trees) for trees in models)
+    return sum(_walk(mine, other) for mine, other in zip(*models, strict=False)), n_nodes
 
 
-def _contributions(settings: Settings, run_dir: Path, rows: Pooled) -> dict[str, Any]:
-    import xgboost
-
-    path = run_dir / "model.xgb.json"
-    if not path.is_file():
-        return {}
-    model = load(run_dir / "model.json", Ensemble)
-    columns = model.columns
-    test = rows.split.test
-    if len(test) > MOST_ROWS:
-        test = np.random.default_rng(settings.seed).choice(test, MOST_ROWS, replace=False)
-    values = values_of(model, rows, test)
-    if not len(values) or model.multi_strategy == ONE_TREE:
-        return {}
-    booster = xgboost.Booster(model_file=path)
-    types = typed_columns(category_counts(model.categories, len(columns)))
-    matrix = xgboost.DMatrix(values, feature_names=booster.feature_names, **types)
-    # (n_rows, n_classes, n_columns + 1); the last column is the base margin.
-    shap = booster.predict(matrix, pred_contribs=True, strict_shape=True)
-    means = np.abs(shap[:, :, :-1].astype(np.float64)).sum(axis=1).mean(axis=0)
-    order = np.argsort(-means, kind="stable")
-    return {"rows": len(values), "mean": {columns[c]: float(means[c]) for c in order}}
+def _walk(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
+    """Count equal nodes from the root down, as nodes may be numbered differently."""
+    pairs = [(0, 0)]
+    n_same = 0
+    sets = (_sets(ours), _sets(theirs))
+    while pairs:
+        mine, other = pairs.pop()
+        if _node(ours, mine, sets[0]) != _node(theirs, other, sets[1]):
+            continue
+        if ours["left_children"][mine] == -1:
+            value, other_value = _leaf(ours, mine), _leaf(theirs, other)
+            n_same += bool(np.allclose(value, other_value, rtol=LEAF_TOLERANCE, atol=NEAR_ZERO))
+            continue
+        n_same += 1
+        pairs += [
+            (ours[side][mine], theirs[side][other]) for side in ("left_children", "right_children")
+        ]
+    return n_same
 
 
-def values_of(model: Any, rows: Pooled, of: Rows) -> Floats:
-    """Some rows with a model's columns and codes."""
-    column_ids = {name: column for column, name in enumerate(rows.columns)}
-    taken = [column_ids[name] for name in model.columns]
-    dictionaries = chosen(rows.categories, taken)
-    return recoded(rows.values[of][:, taken], dictionaries, model.categories, model.columns)[0]
+def _node(tree: Mapping[str, Any], node: int, sets: Mapping[int, list[int]]) -> tuple[Any, ...]:
+    """The fields of a split that must be equal; empty for a leaf."""
+    if tree["left_children"][node] == -1:
+        return ()
+    names = ("split_conditions", "loss_changes")
+    threshold, gain = (np.float32(tree[name][node]) for name in names)
+    if node in sets:
+        threshold = np.float32(0)
+    split = tree["split_indices"][node], int(tree["default_left"][node]), sets.get(node)
+    return threshold, gain, *split
+
+
+def _leaf(tree: Mapping[str, Any], leaf: int) -> Any:
+    """The value of a leaf, or its vector."""
+    size = int(tree["tree_param"]["size_leaf_vector"])
+    if size < 2:
+        return tree["split_conditions"][leaf]
+    first = size * tree["right_children"][leaf]
+    return tree["leaf_weights"][first : first + size]
+
+
+def _sets(tree: Mapping[str, Any]) -> dict[int, list[int]]:
+    """The categories that each categorical split sends right."""
+    names = ("categories_nodes", "categories_segments", "categories_sizes")
+    return {
+        node: tree["categories"][start : start + size]
+        for node, start, size in zip(*(tree[name] for name in names), strict=True)
+    }

@@ -279,22 +279,18 @@ def _all_runs(parent: Path, tell: Tell = QUIET.tell) -> list[ListedRun]:
     return [*runs, *list_runs(predictions_folder(), tell=tell)]
 
 
-def plan(
-    parent: Path, days: float | None = None, all_parts: bool = False, tell: Tell = QUIET.tell
-) -> Cleaning:
+def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Cleaning:
     """Decide which runs in a folder, failed predictions and site states can be deleted.
 
     Running runs and what they use stay, and so does what a remaining run would resume from. Parts
-    of models stay unless ``all_parts`` is set or their run is deleted, too. ``days`` selects what
-    has not changed for that long; by default unfinished runs of any age, and states of
-    ``KEEP_DAYS``.
+    of models stay unless ``all_parts`` is set or their run is deleted, too. States go that have
+    not changed for ``KEEP_DAYS``.
     """
     now = time.time()
     runs = _all_runs(parent, tell)
-    before = now - (days or 0.0) * SECONDS_A_DAY
     deleted = set()
     for run in runs:
-        if run.state in UNFINISHED and run.changed <= before:
+        if run.state in UNFINISHED:
             with _skipping(run.path, tell):
                 _check_flat(run.path)
                 deleted.add(run.path)
@@ -304,7 +300,7 @@ def plan(
     # A state that changed after a running run began may be that run's.
     starts = [run.began for run in runs if run.state is State.RUNNING]
     idle = min([now - IN_USE_SECONDS, *starts])
-    old = min(idle, now - (KEEP_DAYS if days is None else days) * SECONDS_A_DAY)
+    old = min(idle, now - KEEP_DAYS * SECONDS_A_DAY)
     states: list[SiteState] = []
     parts: list[SiteState] = []
     for state in site_states():

@@ -344,22 +344,14 @@ def _wait_for(
             silent = SILENT.format(name=link.name, seconds=LONGEST_SILENCE)
             watcher.begin(f"{fault}{silent}" if is_silent else f"the run is {status}, says Flower")
             shown = status
-        _pause(folder)
-        if folder and _is_over(folder) and shown != "ended":
+        # A run on this machine may have ended, with a word or without, before Flower says so.
+        is_over = folder is not None and (folder.has_ended() or folder.has_died)
+        time.sleep(ENDING_POLL_SECONDS if is_over else STATUS_POLL_SECONDS)
+        if folder and is_over and shown != "ended":
             died = f"{DIED}; " if folder.has_died else ""
             watcher.begin(f"{died}waiting for Flower to end the run", ends=bool(died))
             shown = "ended"
     return UNKNOWN, ""
-
-
-def _is_over(folder: RunFolder | None) -> bool:
-    """Whether a run on this machine has ended, with a word or without."""
-    return folder is not None and (folder.has_ended() or folder.has_died)
-
-
-def _pause(folder: RunFolder | None) -> None:
-    """Wait until a run's status is asked for again."""
-    time.sleep(ENDING_POLL_SECONDS if _is_over(folder) else STATUS_POLL_SECONDS)
 
 
 def _cause(folder: RunFolder | None) -> str:

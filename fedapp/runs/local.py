@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
@@ -24,16 +22,13 @@ from strategies.method import TreeStrategy
 from strategies.run import train
 
 SERVER_NODE = 1
-BRIEF_SECONDS = 0.005  # after which several threads answer
 PULL_SECONDS = 0.05  # that a pull waits for all replies; most exchanges take less
 
 
 class LocalGrid(Grid):
     """A Flower Grid whose nodes are threads of this process, one for each context.
 
-    One thread answers the messages of a brief exchange in turn, as several would wait for each
-    other at every step of the interpreter; where it takes longer, the others help. By default the
-    ``client_app`` keeps the sites' states in memory.
+    By default the ``client_app`` keeps the sites' states in memory.
     """
 
     def __init__(self, contexts: Iterable[Context], client_app: ClientApp | None = None) -> None:
@@ -41,7 +36,6 @@ class LocalGrid(Grid):
         self._client_app = client_app or SiteApp(stores=LiveStores())
         self._pool = ThreadPoolExecutor(max_workers=len(self._contexts))
         self._running: dict[str, Future[Message]] = {}
-        self._waiting: deque[tuple[Future[Message], Message, Context]] = deque()
         TaskIdentity.run_id = 0
         TaskIdentity.node_id = SERVER_NODE
         TaskIdentity.task_id = 0
@@ -76,36 +70,14 @@ class LocalGrid(Grid):
             message_id = str(uuid4())
             message.metadata.__dict__["_message_id"] = message_id
             context = self._contexts[message.metadata.dst_node_id]
-            future = self._running[message_id] = Future[Message]()
-            self._waiting.append((future, message, context))
+            self._running[message_id] = self._pool.submit(self._client_app, message, context)
             ids.append(message_id)
-        if ids:
-            self._pool.submit(self._answer)
         return ids
-
-    def _answer(self) -> None:
-        """Answer the messages that no other thread answers."""
-        while self._waiting:
-            with suppress(IndexError):  # another thread has taken the last
-                future, message, context = self._waiting.popleft()
-                try:
-                    future.set_result(self._client_app(message, context))
-                except BaseException as error:
-                    future.set_exception(error)
-
-    def _help(self) -> None:
-        """Answer each message that waits in a thread of its own."""
-        for _ in range(len(self._waiting)):
-            self._pool.submit(self._answer)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies: all of them, or those that have arrived after ``PULL_SECONDS``."""
-        running = (message_id for message_id in message_ids if message_id in self._running)
-        futures = {message_id: self._running[message_id] for message_id in running}
-        done, rest = wait(futures.values(), BRIEF_SECONDS)
-        if rest:
-            self._help()
-            done, _ = wait(futures.values(), PULL_SECONDS)
+        futures = {name: self._running[name] for name in message_ids if name in self._running}
+        done, _ = wait(futures.values(), PULL_SECONDS)
         ids = [message_id for message_id, future in futures.items() if future in done]
         return [self._running.pop(message_id).result() for message_id in ids]
 
@@ -114,7 +86,6 @@ class LocalGrid(Grid):
     ) -> Iterable[Message]:
         """Push, wait, pull."""
         ids = list(self.push_messages(messages))
-        self._help()
         return [self._running.pop(message_id).result(timeout) for message_id in ids]
 
     def write_states(self) -> None:
@@ -124,7 +95,6 @@ class LocalGrid(Grid):
 
     def close(self) -> None:
         """End the threads, without waiting for those that hang."""
-        self._waiting.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -32,9 +32,8 @@ from fedapp.data.predictions import (
 from fedapp.data.schema import Roles, composed
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
-from fedapp.home import display_path, home
+from fedapp.home import check_output, display_path, home
 from fedapp.messages.vertical import INNER
-from fedapp.outputs import check_output
 from fedapp.records.document import from_text, kind_of, model_text
 from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
 from fedapp.run_folder import schema_copy
@@ -168,8 +167,7 @@ def check_predicted(unmatched: Sequence[str], notes: Sequence[str]) -> None:
     """Check that every row has a prediction, and warn the caller's caller of each data issue."""
     if unmatched:
         rule = f"rows must be in the tables of all parties, got {len(unmatched)} that are not"
-        way = "fedapp predict writes the others, and with --verbose the ids of these"
-        raise DataError(f"{rule}; {way}")
+        raise DataError(f"{rule}; fedapp predict writes the others")
     for note in notes:
         warnings.warn(note, stacklevel=4)
 

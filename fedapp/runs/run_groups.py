@@ -11,10 +11,13 @@ from fedapp.home import display_path
 from fedapp.report.summary import Trial, ranked
 from fedapp.runs.clean import COMPARISON, SEARCH
 from fedapp.runs.run import Finished, Run, as_frame
-from fedapp.runs.search_space import STUDY, finished_trials, settings_of_trial
+from fedapp.settings import Value
 from fedapp.terminal import Terminal
 
 PAGE, BEST = "comparison.html", "best"  # of a comparison; the folder of a search's best run
+STUDY = "study.log"  # the trials of a search, in Optuna's journal
+NUMBER = "number"  # attribute of a trial: its number in the search, from 1
+DIGITS = 4  # significant ones of a drawn number, so that the command to repeat it stays short
 
 
 class Compared(Finished):
@@ -62,6 +65,26 @@ class Compared(Finished):
         records, verdict = self.summary["table"], escape(self.summary.get("verdict", ""))
         tables = score_html(records) + difference_html(records)
         return f"<p>{verdict}</p>{tables}<small>{escape(display_path(self.path))}</small>"
+
+
+def finished_trials(study: Any) -> list[Any]:
+    """Trials that have a score, by their numbers in the search."""
+    from optuna.trial import TrialState
+
+    trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    return sorted(trials, key=lambda trial: int(trial.user_attrs[NUMBER]))
+
+
+def settings_of_trial(trial: Any) -> dict[str, Value]:
+    """A trial's settings; floats have ``DIGITS`` digits and are within their domains."""
+    return {name: _rounded(trial.params[name], trial.distributions[name]) for name in trial.params}
+
+
+def _rounded(value: Value, domain: Any) -> Value:
+    """A drawn float with ``DIGITS`` digits, within its domain; all others as they are."""
+    if not isinstance(value, float) or hasattr(domain, "choices"):
+        return value
+    return float(min(max(float(f"{value:.{DIGITS}g}"), domain.low), domain.high))
 
 
 def read_trials(folder: Path) -> list[Trial]:

@@ -16,8 +16,7 @@ from typing import Any
 
 from fedapp.data.schema import first
 from fedapp.errors import ConfigError
-from fedapp.home import app_files, private_folder
-from fedapp.outputs import check_output_folder
+from fedapp.home import app_files, check_output_folder, private_folder
 from fedapp.process import versions
 from fedapp.run_files import json_object, read_run
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Tell, is_of_a_beginning

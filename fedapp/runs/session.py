@@ -12,15 +12,24 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from fedapp.data.datasets import drop_frames, named_frames, party_sources, sources_to_predict
-from fedapp.errors import ConfigError, FedappError
-from fedapp.home import RUNS, check_free, display_path, home, private_folder, write_atomically
+from fedapp.errors import ConfigError, FedappError, RunFailedError, StoppedError
+from fedapp.home import (
+    RUNS,
+    check_free,
+    check_output_folder,
+    display_path,
+    home,
+    private_folder,
+    write_atomically,
+)
 from fedapp.messages.methods import all_methods, check_extra
-from fedapp.outputs import check_output_folder
 from fedapp.report.summary import worse_than_alone
 from fedapp.run_folder import (
+    QUIET,
     OnRound,
     RunFolder,
     Silent,
@@ -30,7 +39,6 @@ from fedapp.run_folder import (
     resumed_settings,
 )
 from fedapp.runs.clean import predictions_folder
-from fedapp.runs.engines import check_engine, describe_engine, engine_of
 from fedapp.runs.logs import MLflowLog, check_packages
 from fedapp.runs.predict import (
     Predicted,
@@ -41,7 +49,7 @@ from fedapp.runs.predict import (
 from fedapp.runs.set_by_command import check_set_by_command
 from fedapp.settings import Settings, load_settings, settings_named
 from fedapp.site.standing import METHOD as STANDING
-from fedapp.superlinks import SIMULATED
+from fedapp.superlinks import SIMULATED, find_superlink
 from fedapp.trees.divided import DividedModel
 
 PARTY_SIDE = ("clients/", "fedapp/site/")  # folders of the code that parties run
@@ -152,7 +160,7 @@ class Training:
             warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
             folder.add_to_summary({"baselines": scores, "warnings": warnings})
         if self.with_page and self.engine in SIMULATED and not self.describes:
-            from fedapp.runs.baselines import table_facts
+            from fedapp.runs.differences import table_facts
 
             self.watcher.begin("explaining the model on test rows")
             resolved = settings.model_copy(update={"objective": folder.summary["objective"]})
@@ -279,6 +287,89 @@ def carry_out(
     check_free(folder.path)  # before Flower is started
     with folder.held(), watcher.run(folder, settings.watched_metric):
         return run(settings)
+
+
+# Engines: in this process a thread answers for each party; otherwise a SuperLink starts the run and
+# is asked for its status.
+
+
+def check_engine(name: str) -> None:
+    """Raise ConfigError if there is no such engine."""
+    if name not in SIMULATED:
+        find_superlink(name)
+
+
+def describe_engine(name: str) -> str:
+    """Describe an engine in a line."""
+    if name == "local":
+        return "engine local: the parties are simulated in this process"
+    if name == "simulation":
+        return (
+            "engine simulation: Flower's own runtime, whose start takes some 15 s; "
+            "--engine local makes the same model without it"
+        )
+    return f"engine {name}: the SuperLink at {find_superlink(name).host}"
+
+
+def engine_of(
+    name: str, watcher: Watcher, on_round: OnRound | None = None
+) -> Callable[[Settings], RunFolder | None]:
+    """The function that carries out a run; `watcher` shows what it does around the run.
+    ``on_round`` is called after every round; ignored if the run's folder is on another machine."""
+    check_engine(name)
+    if name == "local":
+        from fedapp.runs.local import run_local  # Flower takes a second to import
+
+        return lambda settings: run_local(settings, on_round=on_round)
+    from fedapp.runs.flower import run_simulation, run_superlink
+
+    if name == "simulation":
+
+        def simulate(settings: Settings) -> RunFolder:
+            with _reporting(RunFolder(Path(settings.run_dir)), on_round):
+                return run_simulation(settings, watcher)
+
+        return simulate
+    return lambda settings: run_superlink(settings, name, watcher)
+
+
+@contextmanager
+def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
+    """Call ``on_round`` from a thread after each round, and raise here what it raises."""
+    from fedapp.report.progress import Rounds
+
+    if on_round is None:
+        yield
+        return
+    ended, faults = Event(), list[BaseException]()
+    saved = folder.saved_state
+    rounds = Rounds(folder.rounds, saved.rounds if saved else 0)
+
+    def watch() -> None:
+        is_running = True
+        while is_running:  # one pass more after the end, for the last lines
+            is_running = not ended.wait(0.1)
+            try:
+                for entry in rounds.new(QUIET.tell):
+                    if not faults and on_round(entry) is False:
+                        folder.ask_to_stop()
+            except BaseException as fault:
+                faults.append(fault)
+                folder.ask_to_stop()
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except RunFailedError as error:
+        if faults or folder.error != StoppedError.__name__:
+            raise
+        raise StoppedError(str(error)) from None
+    finally:
+        ended.set()
+        thread.join()
+        if faults:
+            raise faults[0]
 
 
 # Settings that a joint prediction takes from the training run; OF_SIMULATED only in a simulation.

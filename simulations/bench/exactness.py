@@ -23,8 +23,7 @@ import xgboost
 
 from fedapp.data.datasets import read_source
 from fedapp.histograms.sketch import quantile_cuts
-from fedapp.runs.agreement import same_nodes
-from fedapp.runs.baselines import baseline_rows
+from fedapp.runs.baselines import baseline_rows, same_nodes
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.c_math import exp32
 from simulations.study import SEED, Row, check_names, same_as_xgboost, temporary_run

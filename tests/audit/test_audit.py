@@ -15,9 +15,8 @@ from fedapp.audit.timberstrike import Leaves
 from fedapp.audit.vertical import Active
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
-from fedapp.findings import AUDIT, read_audit
 from fedapp.home import home
-from fedapp.run_files import read_run
+from fedapp.run_files import AUDIT, read_audit, read_run
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from strategies.run import load_strategy

@@ -21,8 +21,8 @@ from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
 
 from fedapp.commands.site import federation_app
 from fedapp.errors import ConfigError, RunFailedError
-from fedapp.runs.engines import describe_engine
 from fedapp.runs.flower import free_ports, run_superlink
+from fedapp.runs.session import describe_engine
 from tests.deploy_folders import init_federation, invoke
 
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")

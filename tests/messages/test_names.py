@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.arguments import parse_overrides, settings_of
 from fedapp.commands import cli
-from fedapp.commands.run import in_words, list_settings
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.known_names import (
     ALIASES,
@@ -294,7 +293,7 @@ ANSWERS = {
     "tune pax a.csv b.csv": ": write fedapp tune pax --data a.csv,b.csv$",
     "compare pax bagging loans.csv": ": write fedapp compare pax bagging --data loans.csv$",
     "run pax bagging --label y": ": fedapp compare pax bagging compares them$",
-    "settings bagger": "a method or a setting, got bagger; did you mean bagging.$",
+    "settings bagger": "strategy must be one of bagging, .*, got .bagger.; did you mean bagging.$",
 }
 
 
@@ -385,18 +384,3 @@ def test_the_settings_of_a_method_are_those_that_it_reads_and_versions_are_told(
     words = invoke("settings").output.split()
     assert {name for name in defaults() if "." not in name} <= set(words)
     assert set(all_methods()) <= {word.strip(",") for word in words}
-
-
-MEANT = {"learning-rate": "eta", "num_leaves": "max-leaves", "trees": "federated-forest.trees"}
-
-
-@pytest.mark.parametrize("name", [*list(defaults())[::8], *MEANT])
-def test_a_setting_is_explained_by_its_name(name):
-    found = invoke(["settings", name, "--json"]).stdout
-    settings = {one["name"]: one for one in json.loads(found)["settings"]}
-    assert MEANT.get(name, name) in settings
-    shown = invoke(["settings", name]).output
-    for setting in settings.values():
-        about = list_settings()[setting["name"]]
-        assert f"{about.name}: {about.text}".replace("`", "") in shown
-        assert f"  default  {in_words(about.default)}\n" in shown

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
-from fedapp.findings import Audit, Finding, Unmeasured
 from fedapp.records.document import load
 from fedapp.report import write_report
 from fedapp.report.page import _gains, attack_cards
 from fedapp.report.summary import percent_text
 from fedapp.report.tree import DEEPEST, first_tree, tree_html
+from fedapp.run_files import Audit, Finding, Unmeasured
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import load_settings
 from fedapp.trees.model import LEAF, Ensemble

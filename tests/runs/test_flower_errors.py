@@ -226,8 +226,12 @@ def test_a_superlink_is_asked_again_until_its_run_is_given_up(case, monkeypatch)
         return status, ""
 
     monkeypatch.setattr(flower_runs, "_status_of", status_of)
-    monkeypatch.setattr(flower_runs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(flower_runs, "_pause", lambda *given: clock.append(clock.pop() + 10.0))
+
+    def sleep(seconds):
+        clock[0] += 10.0
+
+    faked = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(flower_runs, "time", faked)
     is_error = isinstance(outcome, tuple)
     with pytest.raises(outcome[0], match=outcome[1]) if is_error else nullcontext():
         status, _ = flower_runs._wait_for(7, SuperLink("hospitals", {}), None, watcher)

@@ -161,7 +161,7 @@ def test_between_organisations_the_serverapp_logs(
 ):
     given = settings(log="mlflow", parties=2)
     folder = RunFolder(Path(given.run_dir))
-    monkeypatch.setattr(server_app, "untested_versions", lambda: ["numpy differs"])
+    monkeypatch.setattr(server_app, "slow_modes", lambda engine: ["numpy differs"])
     grid = type(grid_name, (LocalGrid,), {})(simulated_contexts(given))
     with closing(grid), folder.held() if is_held else nullcontext():
         server_app.train_alone(grid, given)

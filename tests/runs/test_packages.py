@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedapp import server_app
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods
-from fedapp.process import versions
 from fedapp.runs.local import run_local
 
 INSTALL = r"torch must be installed for fedxgbllr \(pip install 'fedapp\[fedxgbllr\]'\), got none$"
@@ -75,13 +73,3 @@ def test_every_requirement_is_pinned_and_those_of_a_method_are_an_extra():
     pins = (folder / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].replace("-", "_").lower() for line in pins if "==" in line}
     assert names <= pinned
-
-
-def test_a_run_warns_of_packages_that_it_was_not_tested_with(monkeypatch, tmp_path):
-    pins = ["numpy==1.0", f"scipy=={versions(['scipy'])['scipy']}", "no-such-package==1"]
-    (tmp_path / "pyproject.toml").write_text(f"[tool.uv]\nconstraint-dependencies = {pins}")
-    monkeypatch.setattr(server_app, "app_folder", lambda: tmp_path)
-    (warning,) = server_app.untested_versions()
-    assert warning.endswith(f"in brackets: numpy {versions()['numpy']} (1.0)")
-    (tmp_path / "pyproject.toml").write_text(f"[tool.uv]\nconstraint-dependencies = {pins[1:]}")
-    assert server_app.untested_versions() == []

@@ -18,7 +18,7 @@ from fedapp.data.predictions import read_columns_of
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home
-from fedapp.runs.baselines import table_facts
+from fedapp.runs.differences import table_facts
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.site.rows_to_predict import (
@@ -120,8 +120,7 @@ def swapped(of):
 WHOSE = "must say which table is whose, as in bank=TABLE,insurer=TABLE, got"
 UNLIKE = "with values unlike those that the model was trained on in 2 of"
 EINI = "--inference eini -ceini.unguarded=true -ceini.key-bits=512 -ceini.insecure-small-key=true"
-HAVE_IDS = "verbose.log has their ids"
-NOT_MATCHED = "15 rows written to out.csv", "5 of 20 rows were not matched (--verbose: which)"
+NOT_MATCHED = "15 rows written to out.csv", "5 of 20 rows were not matched"
 PREDICTED = {  # the tables from those trained on, more words, the exit status, and the output
     "no names": (lambda of: f"{of['bank']},{of['insurer']}", "", 1, [WHOSE]),
     "a label": (lambda of: insurer(of, some_rows(of["bank"], 0, 200)), "", 1, ["label column 'y'"]),
@@ -129,13 +128,8 @@ PREDICTED = {  # the tables from those trained on, more words, the exit status, 
     "narrow": (lambda of: insurer(of, narrow(of["insurer"])), "", 0, [f"narrow.csv {UNLIKE}"]),
     "in common": (in_common, "", 0, NOT_MATCHED),
     "in common, encrypted": (in_common, EINI, 0, NOT_MATCHED),
-    "in common, verbose": (in_common, "--verbose", 0, [HAVE_IDS]),
-    "explained": (named, "--explain p3,p999 --verbose", 0, ["1 to be explained are not among the"]),
+    "explained": (named, "--explain p3,p999", 0, ["1 to be explained are not among the"]),
     "other classes": (other_classes, "", 0, ["no scores: the label has 2 values t"]),
-}
-VERBOSE = {
-    "in common, verbose": "5 of 20 rows were not matched: p0, p1, p2, p3, p4\n",
-    "explained": "1 to be explained are not among the rows: p999\n",
 }
 
 
@@ -149,11 +143,6 @@ def test_parties_predict_together_and_no_id_is_printed(case, train, tables):
         assert expected in shown
     assert not re.search(r"\bp\d", shown.replace("--explain p3", ""))
     assert Path("out.csv").exists() == (not status)
-    details = folder.path / "verbose.log"
-    assert details.exists() == (case in VERBOSE)
-    if case in VERBOSE:
-        assert details.read_text() == VERBOSE[case]
-        assert details.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_answer_says_who_read_what_and_scores_by_the_label(train, tables, monkeypatch):
@@ -213,7 +202,7 @@ def test_an_exported_model_of_equal_column_names_predicts_as_its_parties_do(trai
     found = scores()
     assert list(found) == [f"p{row}" for row in range(150)]
     assert found == pytest.approx({name: together[name] for name in found}, abs=1e-6)
-    assert "50 of 200 rows were not matched (--verbose: which)" in text
+    assert "50 of 200 rows were not matched" in text
     cells = [csv_columns(path)[name] for path in tables.values() for name in "ab"]
     matrix = xgboost.DMatrix(np.array(cells, float).T, feature_names=names)
     stock = booster.predict(matrix)[:150].tolist()

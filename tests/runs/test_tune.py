@@ -8,14 +8,8 @@ import pytest
 import fedapp
 from fedapp.errors import ConfigError
 from fedapp.messages.methods import all_methods
-from fedapp.runs.search_space import (
-    DEFAULT_SPACE,
-    STUDY,
-    new_study,
-    new_trial,
-    settings_of_trial,
-    space_of,
-)
+from fedapp.runs.run_groups import STUDY, settings_of_trial
+from fedapp.runs.tune import DEFAULT_SPACE, new_study, new_trial, space_of
 from fedapp.settings import load_settings
 from fedapp.site.store import Store
 
