@@ -82,7 +82,7 @@ from fedapp.trees.objective import (
     label_sums,
     n_outputs,
 )
-from fedapp.trees.queries import N_GRADES
+from fedapp.trees.ranking import N_GRADES
 from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")

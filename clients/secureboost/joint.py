@@ -18,10 +18,14 @@ from fedapp.histograms.bins import Cuts, ragged
 from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import ColumnBins, SetupRequest
 from fedapp.site.settings import BINS_A_COLUMN
-from fedapp.trees.constraints import check_without_categories, parse_interactions, parse_monotone
 from fedapp.trees.divided import joint_names
+from fedapp.trees.limits import (
+    ONE_TREE,
+    check_without_categories,
+    parse_interactions,
+    parse_monotone,
+)
 from fedapp.trees.objective import has_quantile_leaves
-from fedapp.trees.size import ONE_TREE
 
 Ints = npt.NDArray[np.int64]
 

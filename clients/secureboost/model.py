@@ -20,9 +20,9 @@ from fedapp.messages.secureboost import Records
 from fedapp.messages.vertical import read_splits
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import Lookup, joint_names, whole_model
+from fedapp.trees.grow import without_padding
 from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.predict import Nodes
-from fedapp.trees.queue import without_padding
 from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.structure import Structure
 

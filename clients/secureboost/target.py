@@ -19,6 +19,7 @@ from fedapp.data.partition import SUBSETS
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.trees.calibration import Calibration, check_both_classes
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import Doubles, LossParameters, Objective
 from fedapp.trees.model import LEAF, NODE, Ensemble, Tree, check_range, node_of, stack_trees
 from fedapp.trees.objective import (
@@ -35,7 +36,6 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.predict import Nodes
 from fedapp.trees.quantiles import leaf_level, leaf_quantiles, quantile_score
-from fedapp.trees.size import ONE_TREE
 
 Scores = dict[str, dict[str, float]]  # by subset
 

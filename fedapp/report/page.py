@@ -65,9 +65,9 @@ from fedapp.run_files import (
 )
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.model import Ensemble
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
 MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel

@@ -17,11 +17,11 @@ from fedapp.report.template import elements
 from fedapp.trees.categories import names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
 from fedapp.trees.model import LEAF, Ensemble, Tree
 from fedapp.trees.sets import NO_SET
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel | DividedModel

@@ -66,7 +66,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
 from fedapp.trees.categories import Categories, in_secret_order, recoded, without_rare
 from fedapp.trees.divided import PARTS, ActivePart, Part
-from fedapp.trees.queries import queries_of
+from fedapp.trees.ranking import queries_of
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]

@@ -19,8 +19,19 @@ import numpy.typing as npt
 from fedapp.errors import DataError
 from fedapp.trees.categories import Categories, side_by_side
 from fedapp.trees.forest.bagged import BaggedForest
-from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
-from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
+from fedapp.trees.model import (
+    ACTIVE,
+    DIVIDED,
+    IN_FOREST,
+    LEAF,
+    PASSIVE,
+    Ensemble,
+    Kinds,
+    Model,
+    Tree,
+    check_trees,
+    ordered_sets,
+)
 from fedapp.trees.predict import Bits, sides_of
 from fedapp.trees.sets import (
     NO_SET,

@@ -309,7 +309,7 @@ def _aft_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> P
 
 
 def _cox_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
-    from fedapp.trees.cox import cox_pairs  # compiled
+    from fedapp.trees.survival import cox_pairs
 
     return cox_pairs(margins, labels)
 

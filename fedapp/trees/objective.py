@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.trees.custom import CUSTOM, has_objective
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import (
     LOG,
     LOGIT,
@@ -29,8 +30,7 @@ from fedapp.trees.losses import (
     LossParameters,
     Objective,
 )
-from fedapp.trees.queries import grades_of
-from fedapp.trees.size import ONE_TREE
+from fedapp.trees.ranking import grades_of
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -125,7 +125,7 @@ def is_survival(objective: str) -> bool:
 
 
 def is_ranking(objective: str) -> bool:
-    """Whether labels are codes of queries and relevances, see ``fedapp.trees.queries``."""
+    """Whether labels are codes of queries and relevances, see ``fedapp.trees.ranking``."""
     return objective in LOSSES and LOSSES[objective].is_ranking
 
 

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.sets import NO_SET, CategorySets
-from fedapp.trees.size import ONE_TREE
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years
 SUMS = "sums"

@@ -22,9 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories
-from fedapp.trees.kinds import STACKED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
-from fedapp.trees.model import Ensemble, Tree, pack_trees, trees_with_sets, unpack_trees
+from fedapp.trees.model import (
+    STACKED,
+    Ensemble,
+    KindsOfColumns,
+    Model,
+    Tree,
+    pack_trees,
+    trees_with_sets,
+    unpack_trees,
+)
 from fedapp.trees.objective import base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
 from fedapp.trees.sets import NO_SETS, CategorySets, CodedSets, category_counts

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.schema import Roles
 from fedapp.settings import load_settings
-from fedapp.trees.size import MultiStrategy
+from fedapp.trees.limits import MultiStrategy
 from simulations.study import SEED, Bench, Row, compare_with_xgboost, measured, run_once, write_rows
 
 REAL, REAL_CLASSES = "kddcup99", 23

@@ -19,13 +19,12 @@ from fedapp.metrics.survival import cell_scores
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, load_settings
-from fedapp.trees.cox import cox_pairs
-from fedapp.trees.grow import ROUTE
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.objective import gradients, measures
 from fedapp.trees.sets import NO_SETS
-from fedapp.trees.survival import concordance
+from fedapp.trees.structure import ROUTE
+from fedapp.trees.survival import concordance, cox_pairs
 from fedapp.trees.xgboost import with_bounds
 from strategies.scoring import History
 from tests import network

@@ -13,14 +13,15 @@ from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import Categories
 from fedapp.trees.forest.cart import Ints, Rules
 from fedapp.trees.forest.levels import PER_NODE, Rows, count_drawn_columns, search_rows, winners
-from fedapp.trees.grow import NO_ROUTES, Routes, route_values, routes_of
-from fedapp.trees.kinds import BAGGED, KindsOfColumns, Model
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
+    BAGGED,
     LEAF,
     NODE,
     Grown,
+    KindsOfColumns,
     Margins,
+    Model,
     Tree,
     class_values,
     ordered_sets,
@@ -39,7 +40,7 @@ from fedapp.trees.sets import (
     category_counts,
     sets_of_rows,
 )
-from fedapp.trees.structure import Structure
+from fedapp.trees.structure import NO_ROUTES, Routes, Structure, route_rows, routes_of
 
 WRITTEN = "left", "column", "threshold", "default_left"  # in a document; other fields are 0
 Doubles = npt.NDArray[np.float64]
@@ -221,7 +222,7 @@ def grow_forest(
         numbers, level_sets = sets_of_rows(best.widths[won], best.rights[won])
         cuts = best.columns[won], best.thresholds[won], best.defaults[won], numbers
         routes = routes_of(splits.trees, splits.nodes, splits.lefts, *cuts)
-        nodes = route_values(nodes, routes, values, level_sets)
+        nodes = route_rows(nodes, routes, values, level_sets)
         routes["set"][numbers != NO_SET] += len(sets)
         levels.append(routes)
         sets = sets.plus(level_sets)
