@@ -29,7 +29,7 @@ from fedapp.messages.horizontal_forest import (
 from fedapp.site.account import is_masked
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
-from fedapp.trees.forest.levels import row_counts
+from fedapp.trees.forest.bagged import row_counts
 from fedapp.trees.forest.summed import CellLayout, exponents, row_terms, sum_cells
 from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes

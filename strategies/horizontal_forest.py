@@ -38,9 +38,15 @@ from fedapp.messages.horizontal_forest import (
 )
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
-from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.forest.bagged import (
+    PER_NODE,
+    BaggedForest,
+    by_tree,
+    column_seeds,
+    columns_of,
+    n_features,
+)
 from fedapp.trees.forest.cart import Rules
-from fedapp.trees.forest.levels import PER_NODE, by_tree, column_seeds, columns_of, n_features
 from fedapp.trees.forest.summed import (
     EXACT_BITS,
     CellLayout,

@@ -37,7 +37,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.trees.divided import joint_names
 from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
-from fedapp.trees.forest.label_codes import class_codes, number_codes
+from fedapp.trees.forest.cart import class_codes, number_codes
 from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.objective import check_objective, margins_of, n_outputs
 

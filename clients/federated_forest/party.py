@@ -41,18 +41,18 @@ from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.trees.divided import ForestPart, Lookup, PartTree
+from fedapp.trees.forest.bagged import Rows, row_counts, search_rows
 from fedapp.trees.forest.cart import (
     Bins,
     Candidates,
     Codes,
     Criterion,
     Ints,
+    RowFields,
     Rules,
     bin_columns,
     code_columns,
 )
-from fedapp.trees.forest.label_codes import RowFields
-from fedapp.trees.forest.levels import Rows, row_counts, search_rows
 from fedapp.trees.predict import Places
 from fedapp.trees.sets import category_counts, sets_of_rows
 

@@ -37,8 +37,7 @@ from fedapp.runs.local import site_contexts
 from fedapp.site.mail import Letters, Mail
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.cart import DRAWN
-from fedapp.trees.forest.claims import LeftClaims
-from fedapp.trees.forest.encrypted import Listing
+from fedapp.trees.forest.encrypted import LeftClaims, Listing
 from fedapp.trees.predict import rows_at
 from simulations.attack import Change, misled, tabled
 from simulations.attacks.vertical import FOREST
