@@ -39,9 +39,9 @@ from fedapp.site.roles import role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Sums, bounds_of
+from fedapp.trees.categories import CategorySets, set_numbers
 from fedapp.trees.objective import has_risk_sets, is_survival
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import CategorySets, set_numbers
 from fedapp.trees.structure import ROUTE, NodeList, Routes, first_bins, route_rows
 
 R = TypeVar("R", bound=Request)

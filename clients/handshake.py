@@ -67,6 +67,7 @@ from fedapp.site.trust import site_fingerprint
 from fedapp.trees.categories import (
     Categories,
     as_categories,
+    category_counts,
     entries_of,
     names_of,
     recoded,
@@ -83,7 +84,6 @@ from fedapp.trees.objective import (
     n_outputs,
 )
 from fedapp.trees.ranking import N_GRADES
-from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
 

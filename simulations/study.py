@@ -43,14 +43,13 @@ from fedapp.runs.agreement import same_nodes
 from fedapp.runs.baselines import Pooled, baseline_rows, train_boosted
 from fedapp.runs.tables import resolve_objective
 from fedapp.settings import Settings
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import Categories, category_counts
 from fedapp.trees.forest import bagged
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import Rules, bin_columns, class_codes, code_columns, number_codes
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import category_counts
 from simulations.passing import temporary_run
 from strategies.run import load_strategy
 

@@ -23,9 +23,15 @@ from fedapp.messages.handshake import (
     read_categories,
 )
 from fedapp.settings import Settings
-from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
+from fedapp.trees.categories import (
+    MOST_CATEGORIES,
+    Categories,
+    Ints,
+    category_counts,
+    joint_categories,
+    names_of,
+)
 from fedapp.trees.objective import check_base_margin, is_regression
-from fedapp.trees.sets import Ints, category_counts
 from strategies.method import check_watched
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")

@@ -47,10 +47,10 @@ from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees.categories import Ints, category_counts
 from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
-from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.stacked import (
     Floats,
     HeadShape,

@@ -38,6 +38,7 @@ from fedapp.messages.horizontal_forest import (
 )
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
+from fedapp.trees.categories import sets_of_rows
 from fedapp.trees.forest.bagged import (
     PER_NODE,
     BaggedForest,
@@ -61,7 +62,6 @@ from fedapp.trees.forest.summed import (
 )
 from fedapp.trees.model import importance_of
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import sets_of_rows
 from fedapp.trees.structure import Structure, joined
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.handshake import Hellos

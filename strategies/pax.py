@@ -54,6 +54,7 @@ from fedapp.metrics.survival import Cells
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.calibration import check_both_classes, fit
+from fedapp.trees.categories import NO_SET, NO_SETS
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.limits import (
@@ -73,7 +74,6 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
-from fedapp.trees.sets import NO_SET, NO_SETS
 from fedapp.trees.structure import ROUTE
 from fedapp.trees.survival import hazards_of
 from strategies.handshake import Hellos

@@ -13,13 +13,12 @@ from fedapp.home import home
 from fedapp.records.document import load
 from fedapp.site.store import PART_FILE, read_part, write_part
 from fedapp.site.table import Holdout, share_rows
-from fedapp.trees.categories import side_by_side
+from fedapp.trees.categories import CategorySets, category_counts, side_by_side
 from fedapp.trees.divided import PARTS, ActivePart
 from fedapp.trees.forest import bagged
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.objective import n_outputs
-from fedapp.trees.sets import CategorySets, category_counts
 from simulations.study import pooled_forest
 from strategies.run import load_strategy
 from tests.federated import summary_of

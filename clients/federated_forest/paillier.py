@@ -49,6 +49,7 @@ from fedapp.messages.vertical import (
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
+from fedapp.trees.categories import CategorySets, sets_of_rows
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.bagged import by_tree, columns_of, winners
 from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, RowFields, fewest_rows
@@ -65,7 +66,6 @@ from fedapp.trees.forest.encrypted import (
     list_columns,
 )
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import CategorySets, sets_of_rows
 from fedapp.trees.structure import SplitNodes, joined
 
 

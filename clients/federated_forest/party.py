@@ -40,6 +40,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.vertical import OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
+from fedapp.trees.categories import category_counts, sets_of_rows
 from fedapp.trees.divided import ForestPart, Lookup, PartTree
 from fedapp.trees.forest.bagged import Rows, row_counts, search_rows
 from fedapp.trees.forest.cart import (
@@ -54,7 +55,6 @@ from fedapp.trees.forest.cart import (
     code_columns,
 )
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import category_counts, sets_of_rows
 
 Doubles = npt.NDArray[np.float64]
 NO_DOUBLES: Doubles = np.zeros(0)

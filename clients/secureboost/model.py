@@ -18,12 +18,11 @@ from fedapp.data.columns import check_kinds
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.secureboost import Records
 from fedapp.messages.vertical import read_splits
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import NO_SET, Categories, category_counts
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.grow import without_padding
 from fedapp.trees.model import LEAF, Ensemble, Tree, split_trees, stack_trees
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import NO_SET, category_counts
 from fedapp.trees.structure import Structure
 
 Floats = npt.NDArray[np.float32]

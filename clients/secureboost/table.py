@@ -17,10 +17,9 @@ from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import ColumnBins, SetupRequest
 from fedapp.site.answer import MODEL_ID
-from fedapp.trees.categories import recoded, trained_first
+from fedapp.trees.categories import CategorySets, category_counts, recoded, trained_first
 from fedapp.trees.divided import Lookup, Part
 from fedapp.trees.limits import ONE_TREE, constraints_of
-from fedapp.trees.sets import CategorySets, category_counts
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 

@@ -94,7 +94,7 @@ class Table:
     partitions: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
     # warnings about the whole table, also if these are some of its rows
     notes: tuple[Note, ...] = ()
-    categories: Categories = ()  # of each column, see ``fedapp.trees.sets``
+    categories: Categories = ()  # of each column, see ``fedapp.trees.categories``
     # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
     base_margins: Floats | None = None  # (n_rows,): initial margins

@@ -39,7 +39,15 @@ from fedapp.runs.tables import (
 from fedapp.settings import Settings
 from fedapp.site.joined import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
-from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
+from fedapp.trees.categories import (
+    Categories,
+    Ints,
+    category_counts,
+    chosen,
+    recoded,
+    side_by_side,
+    trained_first,
+)
 from fedapp.trees.divided import joint_names
 from fedapp.trees.limits import ONE_TREE, constraints_of, parse_weights, weights_of
 from fedapp.trees.losses import REGRESSION, LossParameters
@@ -55,7 +63,6 @@ from fedapp.trees.objective import (
     n_outputs,
 )
 from fedapp.trees.ranking import grades_of, queries_of
-from fedapp.trees.sets import Ints, category_counts
 from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of

@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.trees.categories import Categories, side_by_side
+from fedapp.trees.categories import (
+    NO_SET,
+    NO_SETS,
+    Categories,
+    CategorySets,
+    category_counts,
+    set_numbers,
+    side_by_side,
+)
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.model import (
     ACTIVE,
@@ -33,13 +41,6 @@ from fedapp.trees.model import (
     ordered_sets,
 )
 from fedapp.trees.predict import Bits, sides_of
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    CategorySets,
-    category_counts,
-    set_numbers,
-)
 from fedapp.trees.structure import joined
 
 Ints = npt.NDArray[np.int64]

@@ -42,9 +42,9 @@ from fedapp.histograms.split import (
 )
 from fedapp.histograms.vector_splits import best_vector_splits, vector_weights
 from fedapp.kernels import frozen
+from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets, set_numbers
 from fedapp.trees.limits import FREE, WIDEST, GrowPolicy, Limits
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, node_of, ordered_sets
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, set_numbers
 from fedapp.trees.structure import Numbers, Routes, number_children, roots_of, routes_of
 
 Bools = npt.NDArray[np.bool_]

@@ -8,7 +8,7 @@
     columns    per split
     defaults   per split  1 if missing goes left
     sets       per split of a column of categories: one bit per category, 1 if it goes right, padded
-               to whole bytes (see ``fedapp.trees.sets``); no bytes for other splits
+               to whole bytes (see ``fedapp.trees.categories``); no bytes for other splits
 
 and, if explanations will be made of them, ``gains`` per split, ``hessians`` and ``weights`` (before
 the learning rate) per node.
@@ -28,7 +28,16 @@ import numpy.typing as npt
 from fedapp.errors import DivergedError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.calibration import Curve, calibrated
-from fedapp.trees.categories import Categories, chosen
+from fedapp.trees.categories import (
+    NO_SET,
+    NO_SETS,
+    Categories,
+    CategorySets,
+    CodedSets,
+    Ints,
+    category_counts,
+    chosen,
+)
 from fedapp.trees.limits import ONE_TREE, MultiStrategy
 from fedapp.trees.losses import PLAIN, LossParameters, Objective
 from fedapp.trees.objective import (
@@ -38,7 +47,6 @@ from fedapp.trees.objective import (
     exact_predictions,
     n_outputs,
 )
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, CodedSets, Ints, category_counts
 
 Kinds = tuple[str, ...]
 BOOSTED, BAGGED, STACKED = "boosted", "bagged", "trees under a head"

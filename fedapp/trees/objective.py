@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
+from fedapp.trees.c_math import log32
 from fedapp.trees.custom import CUSTOM, has_objective
 from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import (
@@ -378,8 +379,6 @@ def check_base_margin(objective: str) -> None:
 
 def base_margin(objective: Objective, scores: Floats) -> Floats:
     """``base_score`` on the scale of the margins, XGBoost's to the last bit; shape (n_outputs,)."""
-    from fedapp.trees.c_math import log32
-
     if LOSSES[objective].link is LOGIT:
         return -log32(np.float32(1) / scores - np.float32(1))
     if LOSSES[objective].link is LOG:

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError
+from fedapp.trees.categories import NO_SET, CategorySets
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.sets import NO_SET, CategorySets
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years
 SUMS = "sums"

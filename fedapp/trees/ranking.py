@@ -65,7 +65,9 @@ def paired_rows(labels: npt.NDArray[Any]) -> tuple[int, int]:
     return len(counts), int((counts > 1).sum())
 
 
-def ranking_pairs(margins: Floats, labels: Floats, is_ndcg: bool) -> tuple[Floats, Floats]:
+def ranking_pairs(
+    is_ndcg: bool, margins: Floats, labels: Floats, parameters: object
+) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     queries, grades = queries_of(labels), grades_of(labels)
     ranks, starts, discounts = _ranked(queries, -margins[:, 0])

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, leaf_weights
 from fedapp.kernels import frozen
+from fedapp.trees.categories import NO_SETS, CategorySets, Members
 from fedapp.trees.grow import Growth, Shape, leaves_under
 from fedapp.trees.limits import ALIKE, FREE, Limits, Weights, draw_columns
 from fedapp.trees.model import (
@@ -33,7 +34,6 @@ from fedapp.trees.model import (
     concatenated,
     stack_trees,
 )
-from fedapp.trees.sets import NO_SETS, CategorySets, Members
 from fedapp.trees.structure import NO_ROUTES, Routes
 
 Doubles = npt.NDArray[np.float64]

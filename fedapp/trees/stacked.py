@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import NO_SETS, Categories, CategorySets, CodedSets, category_counts
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
     STACKED,
@@ -35,7 +35,6 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
-from fedapp.trees.sets import NO_SETS, CategorySets, CodedSets, category_counts
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]

@@ -178,7 +178,7 @@ N_SUMS = len(DIGITS) + 1  # of a bin of times
 LOST = 0.01  # error of a sum at risk, relative, from which it is summed in another order
 
 
-def cox_pairs(margins: Floats, labels: Floats) -> tuple[Floats, Floats]:
+def cox_pairs(margins: Floats, labels: Floats, parameters: object) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape, as XGBoost's.
 
     As there, of rows with one time each counts only the events up to its place in the order of

@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError, DataError, as_plain
-from fedapp.trees.categories import Categories, as_categories, names_of
+from fedapp.trees.categories import (
+    NO_SET,
+    Categories,
+    CategorySets,
+    Ints,
+    as_categories,
+    category_counts,
+    names_of,
+)
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import LOSSES, PLAIN, REGRESSION, LossParameters, Objective
@@ -33,7 +41,6 @@ from fedapp.trees.model import (
     trees_with_sets,
 )
 from fedapp.trees.objective import gradients, has_risk_sets, is_survival, n_outputs
-from fedapp.trees.sets import NO_SET, CategorySets, Ints, category_counts
 
 Floats = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal

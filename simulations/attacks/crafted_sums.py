@@ -29,8 +29,8 @@ from fedapp.run_files import RunFiles
 from fedapp.runs.baselines import join_tables
 from fedapp.settings import load_settings
 from fedapp.site.mail import Letters
+from fedapp.trees.categories import CategorySets
 from fedapp.trees.divided import Lookup
-from fedapp.trees.sets import CategorySets
 from simulations.attack import misled, tabled
 from simulations.attacks.vertical import ACTIVE, SECUREBOOST
 from simulations.study import Row

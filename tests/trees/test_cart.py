@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
+from fedapp.trees.categories import category_counts
 from fedapp.trees.forest.bagged import (
     BaggedForest,
     Rows,
@@ -28,7 +29,6 @@ from fedapp.trees.forest.bagged import (
 )
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.model import parents_of
-from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
 EXACT = 65535

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from fedapp.errors import ConfigError
 from fedapp.histograms.build import inside_of
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import (
+    NO_SET,
+    NO_SETS,
+    Categories,
+    CategorySets,
+    CodedSets,
+    category_counts,
+    sets_of_rows,
+)
 from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, RowFields, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.losses import Objective
@@ -39,14 +47,6 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import margins_of, n_outputs
 from fedapp.trees.predict import Nodes, Places, find_leaves
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    CategorySets,
-    CodedSets,
-    category_counts,
-    sets_of_rows,
-)
 from fedapp.trees.structure import NO_ROUTES, Routes, Structure, joined, route_rows, routes_of
 
 Words = npt.NDArray[np.uint64]
