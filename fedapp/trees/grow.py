@@ -428,10 +428,13 @@ class Growth:
         cut = splits["cut"]
         cuts = self.cuts
         by_category = cuts.by_category[columns]
-        members = [
-            self._right_members(int(columns[row]), int(cut[row]), histograms[row])
-            for row in np.flatnonzero(by_category).tolist()
-        ]
+        members = list[Bools]()
+        for row in np.flatnonzero(by_category).tolist():
+            start, end = cuts.offsets[columns[row] : columns[row] + 2]
+            of_column, rules = histograms[row, start:end], self.shape.rules
+            used = right_categories(of_column, int(cut[row]), self.shape.penalties, rules)
+            members.append(np.zeros(cuts.categories[columns[row]], dtype=bool))
+            members[-1][: len(used)] = used
         trees, nodes = parents.T
         lefts, _ = number_children(trees, np.array([len(tree) for tree in self.state.trees]))
         edges = cuts.edges[cuts.offsets[columns] + np.where(by_category, 0, np.maximum(cut, 0))]
@@ -440,14 +443,6 @@ class Growth:
         sets = set_numbers(by_category)
         routes = routes_of(trees, nodes, lefts, columns, thresholds, splits["default_left"], sets)
         return routes, CategorySets.of(members)
-
-    def _right_members(self, column: int, cut: int, histogram: Histogram) -> npt.NDArray[np.bool_]:
-        """Which categories of a column a split sends right."""
-        bins = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
-        used = right_categories(histogram[bins], cut, self.shape.penalties, self.shape.rules)
-        right = np.zeros(self.cuts.categories[column], dtype=bool)
-        right[: len(used)] = used
-        return right
 
     def _divided(self, nodes: Tree, routes: Routes, splits: npt.NDArray[Any]) -> Tree:
         """A tree with the splits of a level, whose children are not weighed yet."""

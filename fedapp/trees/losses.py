@@ -124,9 +124,9 @@ class Loss:
     intercept: float | None = None  # the first prediction, if it does not depend on labels
     # Whether a label is the time of an event, or minus the time at which its row was censored.
     is_survival: bool = False
-    # Whether a row's gradient depends on the margins of all rows at risk; see ``cox``.
+    # Whether a row's gradient depends on the margins of all rows at risk; see ``survival``.
     has_risk_sets: bool = False
-    # Whether a label is a code of its row's query and relevance; see ``queries``.
+    # Whether a label is a code of its row's query and relevance; see ``ranking``.
     is_ranking: bool = False
     has_quantile_leaves: bool = False  # of residuals, in place of Newton steps
 
