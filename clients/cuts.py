@@ -39,10 +39,10 @@ from fedapp.site.roles import role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Sums, bounds_of
-from fedapp.trees.grow import ROUTE, NodeList, Routes, first_bins, route_codes
+from fedapp.trees.categories import CategorySets, set_numbers
 from fedapp.trees.objective import has_risk_sets, is_survival
 from fedapp.trees.predict import Nodes
-from fedapp.trees.sets import CategorySets, set_numbers
+from fedapp.trees.structure import ROUTE, NodeList, Routes, first_bins, route_rows
 
 R = TypeVar("R", bound=Request)
 
@@ -79,7 +79,7 @@ class Binned:
     def routed(self, nodes: Nodes, routes: Routes, sets: CategorySets) -> Nodes:
         """Nodes of the rows, (n_trees, n_rows), after some splits."""
         firsts = first_bins(*frozen(self.representatives, self.offsets, routes))
-        return route_codes(nodes, routes, firsts, self.codes, self.missing_code, sets)
+        return route_rows(nodes, routes, self.codes, sets, firsts, self.missing_code)
 
     def sums(
         self, columns: Array, terms: Array, nodes: Nodes, wanted: NodeList

@@ -62,9 +62,8 @@ from fedapp.site.account import is_masked
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums
-from fedapp.trees.categories import RARE, Categories, entries_of
+from fedapp.trees.categories import RARE, Categories, category_counts, entries_of
 from fedapp.trees.objective import check_objective, is_regression
-from fedapp.trees.sets import category_counts
 
 log = logging.getLogger("fedapp.site")
 

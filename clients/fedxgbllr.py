@@ -33,10 +33,10 @@ from fedapp.messages.scoring import arrays_of
 from fedapp.records.document import to_text
 from fedapp.site.policy import check_share
 from fedapp.site.roles import Order, handlers, role
+from fedapp.trees.categories import CategorySets
 from fedapp.trees.losses import IDENTITY, LOSSES
 from fedapp.trees.model import Grown, Tree, pack_trees, unpack_trees
 from fedapp.trees.objective import base_margin, check_base_score
-from fedapp.trees.sets import CategorySets
 from fedapp.trees.stacked import (
     HeadShape,
     Kind,

@@ -67,6 +67,7 @@ from fedapp.site.trust import site_fingerprint
 from fedapp.trees.categories import (
     Categories,
     as_categories,
+    category_counts,
     entries_of,
     names_of,
     recoded,
@@ -82,8 +83,7 @@ from fedapp.trees.objective import (
     label_sums,
     n_outputs,
 )
-from fedapp.trees.queries import N_GRADES
-from fedapp.trees.sets import category_counts
+from fedapp.trees.ranking import N_GRADES
 
 log = logging.getLogger("fedapp.site")
 

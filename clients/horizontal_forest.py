@@ -29,11 +29,11 @@ from fedapp.site.account import is_masked
 from fedapp.site.policy import check_draws
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
-from fedapp.trees.forest.levels import row_counts
+from fedapp.trees.forest.bagged import row_counts
 from fedapp.trees.forest.summed import CellLayout, exponents, row_terms, sum_cells
-from fedapp.trees.grow import children_of, each_once_among, roots_of, route_values
 from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes
+from fedapp.trees.structure import children_of, each_once_among, roots_of, route_rows
 
 CENTER = 0.0  # of the histograms of scores; see ``BaggedForest.base_margin``
 
@@ -155,7 +155,7 @@ class Grower(Counted):
             request,
             {
                 "train": self.bins.routed(nodes["train"], routes, sets),
-                "valid": route_values(nodes["valid"], routes, self.values["valid"], sets),
+                "valid": route_rows(nodes["valid"], routes, self.values["valid"], sets),
             },
         )
         means = {subset: self.growing.means(subset) for subset in nodes}

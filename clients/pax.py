@@ -48,13 +48,6 @@ from fedapp.site.account import is_masked
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
-from fedapp.trees.cox import binned_pairs, risk_sums
-from fedapp.trees.grow import (
-    children_of,
-    each_once_among,
-    roots_of,
-    route_values,
-)
 from fedapp.trees.objective import (
     gradients,
     has_quantile_leaves,
@@ -63,6 +56,8 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.predict import Nodes, add_trees
 from fedapp.trees.quantiles import leaf_digit_counts
+from fedapp.trees.structure import children_of, each_once_among, roots_of, route_rows
+from fedapp.trees.survival import binned_pairs, risk_sums
 
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
 Bools = npt.NDArray[np.bool_]
@@ -174,7 +169,7 @@ class Round:
                 parents = floor.rows_of(request.split_trees, request.split_nodes)
             floor = floor.split(request, parents, moved, bins, self.drawn)
         if len(party.values["valid"]):
-            nodes["valid"] = route_values(nodes["valid"], routes, party.values["valid"], sets)
+            nodes["valid"] = route_rows(nodes["valid"], routes, party.values["valid"], sets)
         return replace(self, nodes=nodes, floor=floor)
 
     def check_entries(self, party: str, request: SplitRows, field: str, offsets: Ints) -> None:

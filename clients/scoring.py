@@ -38,7 +38,7 @@ from fedapp.site.account import planned
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of
 from fedapp.trees.calibration import calibrated
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import Categories, category_counts
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel
@@ -46,7 +46,6 @@ from fedapp.trees.losses import PLAIN, LossParameters, Objective, one_hot
 from fedapp.trees.model import Described, Ensemble, Grown, Tree, unpack_trees
 from fedapp.trees.objective import is_of_rows, margins_of, transform
 from fedapp.trees.predict import add_trees, predict_margins
-from fedapp.trees.sets import category_counts
 from fedapp.trees.shown import cuts_of, few_rows
 from fedapp.trees.xgboost import grow_trees
 

@@ -27,12 +27,17 @@ from fedapp.sections import Section as Section
 from fedapp.sections import check as check
 from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES, auto_child_weight
-from fedapp.trees.constraints import parse_interactions, parse_monotone
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.draws import parse_weights
+from fedapp.trees.limits import (
+    GrowPolicy,
+    MultiStrategy,
+    n_levels,
+    parse_interactions,
+    parse_monotone,
+    parse_weights,
+)
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import AUTO, check_settings
-from fedapp.trees.size import GrowPolicy, MultiStrategy, n_levels
 
 Value = bool | int | float | str
 Share = Annotated[float, Field(gt=0, le=1)]

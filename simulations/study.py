@@ -51,16 +51,14 @@ from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import resolve_objective, stacked_tables
 from fedapp.settings import Settings, load_settings
-from fedapp.trees.categories import Categories, recoded
-from fedapp.trees.forest import levels
+from fedapp.trees.categories import Categories, category_counts, recoded
+from fedapp.trees.forest import bagged
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
-from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
-from fedapp.trees.forest.label_codes import class_codes, number_codes
+from fedapp.trees.forest.cart import Rules, bin_columns, class_codes, code_columns, number_codes
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes, predict_margins
-from fedapp.trees.sets import category_counts
 from strategies.run import load_strategy
 
 STATUS = "/proc/{process}/status"
@@ -395,7 +393,7 @@ def pooled_forest(
     labels: npt.NDArray[np.float32],
     weights: npt.NDArray[np.float32],
     categories: Categories = (),
-) -> tuple[BaggedForest, levels.Rows, Nodes]:
+) -> tuple[BaggedForest, bagged.Rows, Nodes]:
     """Grow the forest of a run, with the same random draws, from all columns in one place.
 
     ``values``, ``labels`` and ``weights`` are of the training rows, in the run's order. Returns the
@@ -407,9 +405,9 @@ def pooled_forest(
     codes, unit = number_codes(labels) if is_numbers else (class_codes(labels), 1.0)
     widths = category_counts(categories, n_columns)
     bins = bin_columns(values, settings.max_bin, widths)
-    counts = levels.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
+    counts = bagged.row_counts(section.bootstrap, settings.seed, section.trees, n_rows)
     exact_weights = weights.astype(np.float64)
-    rows = levels.Rows(code_columns(values, bins), bins, codes, exact_weights, counts)
+    rows = bagged.Rows(code_columns(values, bins), bins, codes, exact_weights, counts)
     n_classes = 0 if is_numbers else int(labels.max()) + 1
     rules = Rules(
         section.criterion_for(settings.objective),
@@ -418,8 +416,8 @@ def pooled_forest(
         section.min_samples_leaf,
         section.min_impurity_decrease / unit**2,
     )
-    seeds = levels.column_seeds(settings.seed, n_columns)
-    n_drawn = levels.n_features(section.max_features, n_columns)
+    seeds = bagged.column_seeds(settings.seed, n_columns)
+    n_drawn = bagged.n_features(section.max_features, n_columns)
     trees, sets, nodes = grow_forest(
         rows, values, seeds, n_drawn, section.max_depth, rules, section.max_features_per
     )

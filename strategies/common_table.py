@@ -16,9 +16,15 @@ from fedapp.data.schema import first, listed
 from fedapp.errors import ConfigError, DataError, ProtocolError, as_plain, as_protocol_error
 from fedapp.messages import handshake as messages
 from fedapp.settings import Settings
-from fedapp.trees.categories import MOST_CATEGORIES, Categories, joint_categories, names_of
+from fedapp.trees.categories import (
+    MOST_CATEGORIES,
+    Categories,
+    Ints,
+    category_counts,
+    joint_categories,
+    names_of,
+)
 from fedapp.trees.objective import check_base_margin, is_regression
-from fedapp.trees.sets import Ints, category_counts
 from strategies.method import check_watched
 
 DIGEST = re.compile(r"([0-9a-f]{64})?")

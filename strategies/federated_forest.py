@@ -56,8 +56,14 @@ from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import Categories
 from fedapp.trees.divided import NONE, Lookup, joint_names, whole_model
-from fedapp.trees.forest.bagged import BaggedForest, branches
-from fedapp.trees.forest.levels import column_seeds, count_drawn_columns, n_features, winners
+from fedapp.trees.forest.bagged import (
+    BaggedForest,
+    branches,
+    column_seeds,
+    count_drawn_columns,
+    n_features,
+    winners,
+)
 from fedapp.trees.structure import Structure
 from strategies import vertical
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings

@@ -39,10 +39,11 @@ from fedapp.metrics import loss_metric, scored_names
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
 from fedapp.trees import stacked
+from fedapp.trees.categories import category_counts
 from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
-from fedapp.trees.sets import Ints, category_counts
+from fedapp.trees.structure import Ints
 from strategies import scoring
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos

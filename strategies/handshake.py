@@ -25,7 +25,7 @@ from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.model import Ensemble
-from fedapp.trees.stock_xgboost import is_xgboost
+from fedapp.trees.xgboost import is_xgboost
 from strategies.delivery import RULE
 
 Hellos = Parties[HelloReply]

@@ -33,13 +33,7 @@ from fedapp.settings import HorizontalSettings, Settings, setting_names
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import balance, base_score, is_regression, n_label_sums, n_outputs
-from fedapp.trees.stock_xgboost import (
-    Warn,
-    is_xgboost,
-    stock_classes,
-    stock_ensemble,
-    way_of_objective,
-)
+from fedapp.trees.xgboost import Warn, is_xgboost, stock_classes, stock_ensemble, way_of_objective
 from strategies import scoring
 from strategies.common_table import CommonTable, classes_without_rows, common_table, similar_names
 from strategies.handshake import Hellos, InitialModel

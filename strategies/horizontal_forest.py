@@ -29,13 +29,19 @@ from fedapp.messages import horizontal_forest as messages
 from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
+from fedapp.trees.categories import sets_of_rows
 from fedapp.trees.forest import summed
-from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.forest.bagged import (
+    PER_NODE,
+    BaggedForest,
+    by_tree,
+    column_seeds,
+    columns_of,
+    n_features,
+)
 from fedapp.trees.forest.cart import Rules
-from fedapp.trees.forest.levels import PER_NODE, by_tree, column_seeds, columns_of, n_features
 from fedapp.trees.model import importance_of
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import sets_of_rows
 from fedapp.trees.structure import Structure, joined
 from strategies import pax_sums
 from strategies.forest import FOREST_OBJECTIVES, ForestSettings

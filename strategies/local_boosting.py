@@ -21,6 +21,7 @@ from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, Turn
 from fedapp.messages.scoring import BoostReport, arrays_of
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
+from fedapp.trees.categories import Ints, category_counts
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import (
     NO_TREES,
@@ -32,7 +33,6 @@ from fedapp.trees.model import (
     scaled,
     unpack_trees,
 )
-from fedapp.trees.sets import Ints, category_counts
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import BOOSTING_SETTINGS, OF_ROWS, Outcome

@@ -41,11 +41,16 @@ from fedapp.metrics.survival import Cells
 from fedapp.records.document import to_text
 from fedapp.settings import Settings
 from fedapp.trees.calibration import check_both_classes, fit
-from fedapp.trees.constraints import check_without_categories, constraints_of, weights_of
-from fedapp.trees.cox import hazards_of
+from fedapp.trees.categories import NO_SET, NO_SETS
 from fedapp.trees.custom import CUSTOM
-from fedapp.trees.draws import parse_weights
-from fedapp.trees.grow import ROUTE, Growth, Limits, Shape
+from fedapp.trees.grow import Growth, Shape
+from fedapp.trees.limits import (
+    Limits,
+    check_without_categories,
+    constraints_of,
+    parse_weights,
+    weights_of,
+)
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.model import LEAF, Ensemble, Tree, pack_trees, split_trees, stack_trees
 from fedapp.trees.objective import (
@@ -56,7 +61,8 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
 from fedapp.trees.rounds import Boosting, Sampling
-from fedapp.trees.sets import NO_SET, NO_SETS
+from fedapp.trees.structure import ROUTE
+from fedapp.trees.survival import hazards_of
 from strategies import method as methods
 from strategies import pax_sums, scoring
 from strategies.handshake import Hellos

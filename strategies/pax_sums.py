@@ -51,11 +51,11 @@ from fedapp.metrics import survival
 from fedapp.metrics.adders import WholeNumbers, read_sums
 from fedapp.settings import Section, Settings
 from fedapp.trees import objective as objectives
-from fedapp.trees.cox import N_SUMS
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.rounds import Boosting, Doubles
 from fedapp.trees.shown import WHAT
+from fedapp.trees.survival import N_SUMS
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.scoring import FINAL_BINS, History, score_form

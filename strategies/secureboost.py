@@ -31,9 +31,9 @@ from fedapp.messages.vertical import SentReply
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.records.document import from_text
 from fedapp.settings import Section, Settings
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import AUTO, has_quantile_leaves
-from fedapp.trees.size import ONE_TREE
 from strategies import method as methods
 from strategies import vertical
 from strategies.handshake import InitialModel, init_model_id

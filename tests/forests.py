@@ -13,13 +13,12 @@ from fedapp.home import home
 from fedapp.records.document import load
 from fedapp.site.store import PART_FILE, read_part, write_part
 from fedapp.site.table import Holdout, share_rows
-from fedapp.trees.categories import side_by_side
+from fedapp.trees.categories import CategorySets, category_counts, side_by_side
 from fedapp.trees.divided import PARTS, ActivePart
-from fedapp.trees.forest import levels
+from fedapp.trees.forest import bagged
 from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
 from fedapp.trees.forest.cart import Rules, bin_columns, code_columns
 from fedapp.trees.objective import n_outputs
-from fedapp.trees.sets import CategorySets, category_counts
 from simulations.study import pooled_forest
 from strategies.run import load_strategy
 from tests.federated import summary_of
@@ -128,7 +127,7 @@ def pooled_rows(settings):
     for number, share in enumerate(shares):
         name = zlib.crc32(f"party-{number + 1}".encode())
         seed = int(np.random.default_rng([settings.seed, 0, name]).integers(2**63))
-        draws.append(levels.row_counts(section.bootstrap, seed, section.trees, len(share)))
+        draws.append(bagged.row_counts(section.bootstrap, seed, section.trees, len(share)))
     labels = class_ids(table.labels, class_names(table.labels, settings.objective))
     weights = np.ones(len(labels), np.float32) if table.weights is None else table.weights
     return table.values[rows], labels[rows], weights[rows], np.concatenate(draws, axis=1)
@@ -141,12 +140,12 @@ def forest_of_rows(settings, model):
     n_classes, n_columns = len(model.classes), values.shape[1]
     bins = bin_columns(values, 65535, category_counts(model.categories, n_columns))
     exact = weights.astype(np.float64)
-    rows = levels.Rows(code_columns(values, bins), bins, labels.astype(np.float64), exact, draws)
+    rows = bagged.Rows(code_columns(values, bins), bins, labels.astype(np.float64), exact, draws)
     fewest = section.min_samples_split, section.min_samples_leaf
     criterion = section.criterion_for(settings.objective)
     rules = Rules(criterion, n_classes, *fewest, section.min_impurity_decrease)
-    seeds = levels.column_seeds(settings.seed, n_columns)
-    n_drawn = levels.n_features(section.max_features, n_columns)
+    seeds = bagged.column_seeds(settings.seed, n_columns)
+    n_drawn = bagged.n_features(section.max_features, n_columns)
     trees, sets, nodes = grow_forest(
         rows, values, seeds, n_drawn, section.max_depth, rules, section.max_features_per
     )

@@ -19,9 +19,8 @@ from fedapp.site.table import (
     split_common,
     split_ordered,
 )
-from fedapp.trees.categories import recoded, side_by_side
+from fedapp.trees.categories import category_counts, recoded, side_by_side
 from fedapp.trees.model import LEAF
-from fedapp.trees.sets import category_counts
 from fedapp.trees.xgboost import typed_columns
 from tests.federated import model_of
 from tests.reference import compare_trees

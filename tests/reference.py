@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedapp.trees.categories import NO_SET
 from fedapp.trees.model import LEAF
-from fedapp.trees.sets import NO_SET
 from fedapp.trees.xgboost import in_xgboosts_order
 
 

@@ -46,12 +46,15 @@ from fedapp.messages.vertical import (
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
+from fedapp.trees.categories import CategorySets, sets_of_rows
 from fedapp.trees.divided import Lookup
-from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, fewest_rows
-from fedapp.trees.forest.claims import Extremes, LeftClaims
+from fedapp.trees.forest.bagged import by_tree, columns_of, winners
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, RowFields, fewest_rows
 from fedapp.trees.forest.encrypted import (
     Choices,
+    Extremes,
     Flags,
+    LeftClaims,
     Listing,
     NodeTotals,
     OwnerColumns,
@@ -59,10 +62,7 @@ from fedapp.trees.forest.encrypted import (
     best_cuts,
     list_columns,
 )
-from fedapp.trees.forest.label_codes import RowFields
-from fedapp.trees.forest.levels import by_tree, columns_of, winners
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import CategorySets, sets_of_rows
 from fedapp.trees.structure import SplitNodes, joined
 
 

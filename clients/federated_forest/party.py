@@ -53,24 +53,32 @@ from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, Se
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_draws
 from fedapp.site.roles import Order, role
+from fedapp.trees.categories import category_counts, sets_of_rows
 from fedapp.trees.divided import ForestPart, Lookup, PartTree, joint_names
-from fedapp.trees.forest.bagged import BaggedForest, branches, leaf_values
+from fedapp.trees.forest.bagged import (
+    BaggedForest,
+    Rows,
+    branches,
+    leaf_values,
+    row_counts,
+    search_rows,
+)
 from fedapp.trees.forest.cart import (
     Bins,
     Candidates,
     Codes,
     Criterion,
     Ints,
+    RowFields,
     Rules,
     bin_columns,
+    class_codes,
     code_columns,
+    number_codes,
 )
-from fedapp.trees.forest.label_codes import RowFields, class_codes, number_codes
-from fedapp.trees.forest.levels import Rows, row_counts, search_rows
 from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.objective import check_objective, margins_of, n_outputs
 from fedapp.trees.predict import Places
-from fedapp.trees.sets import category_counts, sets_of_rows
 
 Doubles = npt.NDArray[np.float64]
 NO_DOUBLES: Doubles = np.zeros(0)

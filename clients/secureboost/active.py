@@ -81,16 +81,15 @@ from fedapp.site.account import check_within
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.trees.calibration import Calibration, calibrated, fit
-from fedapp.trees.categories import auto_child_weight
+from fedapp.trees.categories import NO_SET, CategorySets, auto_child_weight
 from fedapp.trees.divided import ActivePart
-from fedapp.trees.grow import Growth, Routes
+from fedapp.trees.grow import Growth, without_padding
+from fedapp.trees.limits import MultiStrategy
 from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves
-from fedapp.trees.queue import without_padding
 from fedapp.trees.rounds import Sampling, n_leaves
-from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.shown import not_counted
-from fedapp.trees.size import MultiStrategy
+from fedapp.trees.structure import Routes
 
 DUE = "must be due: blocks of gradients and levels of trees come one after the other"
 Sums = tuple[Histogram, Array]  # of a party, by node and bin; missing rows, by node and column

@@ -28,17 +28,16 @@ from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import ColumnBins, SetupRequest
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.settings import BINS_A_COLUMN
-from fedapp.trees.categories import recoded, trained_first
-from fedapp.trees.constraints import (
+from fedapp.trees.categories import CategorySets, category_counts, recoded, trained_first
+from fedapp.trees.divided import Lookup, Part, joint_names
+from fedapp.trees.limits import (
+    ONE_TREE,
     check_without_categories,
     constraints_of,
     parse_interactions,
     parse_monotone,
 )
-from fedapp.trees.divided import Lookup, Part, joint_names
 from fedapp.trees.objective import has_quantile_leaves
-from fedapp.trees.sets import CategorySets, category_counts
-from fedapp.trees.size import ONE_TREE
 
 NO_CUTS = Cuts(np.empty(0, np.float32), np.zeros(1, np.int64), np.empty(0, np.float32))
 BOTH = "monotone-constraints and interaction-constraints"

@@ -26,8 +26,10 @@ from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import FinishRequest, Records, SetupRequest
 from fedapp.messages.vertical import read_splits
 from fedapp.trees.calibration import Calibration, check_both_classes
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import NO_SET, Categories, category_counts
 from fedapp.trees.divided import Lookup, joint_names, whole_model
+from fedapp.trees.grow import without_padding
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import Doubles, LossParameters, Objective
 from fedapp.trees.model import (
     LEAF,
@@ -53,9 +55,6 @@ from fedapp.trees.objective import (
 )
 from fedapp.trees.predict import Nodes
 from fedapp.trees.quantiles import leaf_level, leaf_quantiles, quantile_score
-from fedapp.trees.queue import without_padding
-from fedapp.trees.sets import NO_SET, category_counts
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.structure import Structure
 
 Scores = dict[str, dict[str, float]]  # by subset

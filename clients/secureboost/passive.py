@@ -47,13 +47,13 @@ from fedapp.site.account import planned
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
+from fedapp.trees.categories import CategorySets
 from fedapp.trees.divided import NO_NESTING, Nesting, PassivePart
-from fedapp.trees.grow import each_once_among
+from fedapp.trees.limits import ONE_TREE, n_levels
 from fedapp.trees.losses import Objective
 from fedapp.trees.objective import n_outputs
 from fedapp.trees.predict import Nodes, Places
-from fedapp.trees.sets import CategorySets
-from fedapp.trees.size import ONE_TREE, n_levels
+from fedapp.trees.structure import each_once_among
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,11 +21,11 @@ from fedapp.histograms.claimed import carried, row_sums, unfit_column
 from fedapp.messages.fields import Array, parameters_of
 from fedapp.messages.secureboost import SetupRequest
 from fedapp.site.policy import check_sample_size
-from fedapp.trees.grow import Growing, Growth, Limits, Routes, Shape, node_keys
+from fedapp.trees.categories import NO_SET, CategorySets
+from fedapp.trees.grow import Growing, Growth, Shape, VectorGrowth
+from fedapp.trees.limits import Limits
 from fedapp.trees.predict import Nodes, Places
-from fedapp.trees.sets import NO_SET, CategorySets
-from fedapp.trees.structure import SplitNodes
-from fedapp.trees.vector_leaves import VectorGrowth
+from fedapp.trees.structure import Routes, SplitNodes, node_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

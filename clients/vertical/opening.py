@@ -89,7 +89,7 @@ from fedapp.site.table import (
 )
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.objective import AUTO
-from fedapp.trees.queries import queries_of
+from fedapp.trees.ranking import queries_of
 
 log = logging.getLogger("fedapp.site")
 FEWEST_ROWS = 2  # to train

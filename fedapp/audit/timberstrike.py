@@ -17,9 +17,8 @@ from fedapp.audit.listening import Trained
 from fedapp.data.labels import class_ids
 from fedapp.records.document import from_text
 from fedapp.runs.tables import stacked_tables
-from fedapp.trees.categories import recoded
+from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets, category_counts, recoded
 from fedapp.trees.model import LEAF, Ensemble, Tree
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, category_counts
 from fedapp.trees.stacked import StackedModel
 
 # timberstrike: the arithmetic

@@ -31,7 +31,7 @@ from fedapp.data.schema import listed, plain_text
 from fedapp.errors import DataError
 from fedapp.trees.losses import LOSSES, REGRESSION, Objective
 from fedapp.trees.objective import AUTO, check_base_score, is_ranking, is_regression, is_survival
-from fedapp.trees.queries import paired_rows
+from fedapp.trees.ranking import paired_rows
 
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 

@@ -59,7 +59,7 @@ from fedapp.data.schema import (
 )
 from fedapp.errors import DataError, did_you_mean
 from fedapp.trees.categories import Categories, as_categories, chosen, names_of
-from fedapp.trees.queries import MOST_QUERIES, N_GRADES, numbered
+from fedapp.trees.ranking import MOST_QUERIES, N_GRADES, numbered
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -101,12 +101,12 @@ class Table:
     partitions: npt.NDArray[np.str_] | None = None  # (n_rows,): the column of a natural partition
     # warnings about the whole table, also if these are some of its rows
     notes: tuple[Note, ...] = ()
-    categories: Categories = ()  # of each column, see ``fedapp.trees.sets``
+    categories: Categories = ()  # of each column, see ``fedapp.trees.categories``
     # columns whose categories come from a schema, not from the rows
     given: frozenset[str] = frozenset()
     base_margins: Floats | None = None  # (n_rows,): initial margins
     kinds: tuple[str, ...] = ()  # of the columns, see ``kinds_of``; empty for rows to predict
-    is_ranked: bool = False  # whether labels are those of ``fedapp.trees.queries``
+    is_ranked: bool = False  # whether labels are those of ``fedapp.trees.ranking``
     groups: npt.NDArray[np.str_] | None = None  # (n_rows,): whose rows are in one subset
     # (n_rows,): numbers, or datetime64 in UTC, by which rows are held back
     times: Times | None = None
@@ -251,7 +251,7 @@ def _signed_times(
 def _with_queries(
     grades: Labels | None, read: Converted, roles: Roles, text: TextFile | None
 ) -> Labels:
-    """Labels of ranked rows; see ``fedapp.trees.queries``."""
+    """Labels of ranked rows; see ``fedapp.trees.ranking``."""
     if grades is None:
         rule = "qid column {} must be in the table with the labels, which label names, got no label"
         raise DataError.naming(rule, listed([roles.qid]))

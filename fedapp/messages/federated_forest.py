@@ -53,7 +53,7 @@ In full:
 - The server learns for every open node how much each party's best split would improve it.
   Improvements show how impure nodes are.
 - A passive party learns codes of the labels of the training rows: which rows share a class (so two
-  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.levels``). With
+  classes up to a swap), or numbers up to an affine map (``fedapp.trees.forest.bagged``). With
   sample weights it learns these too, and with ``min-impurity-decrease`` above 0 the scale of the
   numbers.
 - A passive party learns of leaf values only what the codes show.
@@ -117,7 +117,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, RoundScores, SplitTable
-from fedapp.trees.forest.label_codes import MOST_BITS
+from fedapp.trees.forest.cart import MOST_BITS
 
 GROUPS = {
     "federated_forest": Method(
@@ -255,7 +255,7 @@ class EncryptedLabels(Letter):
     """Active to passive, with ``labels=paillier``: a ciphertext of each row that has a weight."""
 
     n: Annotated[Array, Form("uint8", "n_key_bytes")]  # the key's, big-endian
-    n_fields: Annotated[int, Range(1, 1000)]  # numbers of a row: see forest.label_codes.RowFields
+    n_fields: Annotated[int, Range(1, 1000)]  # numbers of a row: see forest.cart.RowFields
     bits: Annotated[int, Range(0, 53)]  # of the largest of them
     weighted: Annotated[Array, Form("uint8", "n_weighted_bytes")]  # bits, a training row each
     ciphertexts: Ciphertexts  # of the first training rows

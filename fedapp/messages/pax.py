@@ -210,7 +210,7 @@ class RisksRequest(Among, SharedCuts, Grown, Request):
 
 @message
 class RisksReply(Reply):
-    """Sums over the party's bins of times, as of ``fedapp.trees.cox.risk_sums``."""
+    """Sums over the party's bins of times, as of ``fedapp.trees.survival.risk_sums``."""
 
     risks: Annotated[Array, Form("int64", "n_time_bins", 4)]
 

@@ -161,7 +161,7 @@ from fedapp.messages.methods import Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, SplitTable
 from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES
-from fedapp.trees.size import MultiStrategy
+from fedapp.trees.limits import MultiStrategy
 
 GROUPS = {
     "secureboost": Method(

@@ -121,9 +121,8 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.trees.categories import Categories
+from fedapp.trees.categories import Categories, CategorySets, category_counts
 from fedapp.trees.divided import Lookup
-from fedapp.trees.sets import CategorySets, category_counts
 
 INNER, LEFT = "inner", "left"  # rows that all parties have, or all of the active party's
 ABSENT = -1

@@ -14,14 +14,13 @@ from markupsafe import Markup
 from fedapp.data.convert import EPOCH
 from fedapp.report.plots import plain
 from fedapp.report.template import elements
-from fedapp.trees.categories import names_of
+from fedapp.trees.categories import NO_SET, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.linear import LinearModel
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, STEP
 from fedapp.trees.model import LEAF, Ensemble, Tree
-from fedapp.trees.sets import NO_SET
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel | DividedModel

@@ -36,10 +36,17 @@ from fedapp.runs.tables import (
 from fedapp.settings import Settings
 from fedapp.site.rows_to_predict import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
-from fedapp.trees.categories import Categories, chosen, recoded, side_by_side, trained_first
-from fedapp.trees.constraints import constraints_of, weights_of
+from fedapp.trees.categories import (
+    Categories,
+    Ints,
+    category_counts,
+    chosen,
+    recoded,
+    side_by_side,
+    trained_first,
+)
 from fedapp.trees.divided import joint_names
-from fedapp.trees.draws import parse_weights
+from fedapp.trees.limits import constraints_of, parse_weights, weights_of
 from fedapp.trees.losses import REGRESSION, LossParameters
 from fedapp.trees.objective import (
     balance,
@@ -51,8 +58,7 @@ from fedapp.trees.objective import (
     margins_of,
     n_outputs,
 )
-from fedapp.trees.queries import grades_of, queries_of
-from fedapp.trees.sets import Ints, category_counts
+from fedapp.trees.ranking import grades_of, queries_of
 from fedapp.trees.xgboost import for_xgboost, typed_columns, with_bounds
 from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of

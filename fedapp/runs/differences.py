@@ -21,12 +21,11 @@ from fedapp.runs.predict import joined_model, load_model, parts_of, predict
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings
 from fedapp.site.table import Rows
-from fedapp.trees.categories import chosen, recoded
+from fedapp.trees.categories import category_counts, chosen, recoded
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import category_counts
-from fedapp.trees.size import ONE_TREE
 from fedapp.trees.xgboost import typed_columns
 
 MOST_ROWS = 1000  # test rows of the contributions, drawn by the run's seed

@@ -23,7 +23,7 @@ from fedapp.kernels import cache_folder, config
 from fedapp.messages.methods import all_methods
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.size import ONE_TREE
+from fedapp.trees.limits import ONE_TREE
 from strategies.run import load_strategy
 
 N_ROWS = 900

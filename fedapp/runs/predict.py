@@ -41,13 +41,13 @@ from fedapp.settings import flatten
 from fedapp.site.rows_to_predict import read_joined
 from fedapp.site.settings import table_settings
 from fedapp.site.store import read_part
+from fedapp.trees.categories import NO_SET
 from fedapp.trees.divided import PARTS, ActivePart, DividedModel, joint_names, whole_model
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import Floats, transform
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import NO_SET
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel

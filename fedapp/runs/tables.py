@@ -52,7 +52,7 @@ from fedapp.site.table import (
 from fedapp.trees.categories import joint_categories, recoded
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
-from fedapp.trees.queries import join_queries, queries_of
+from fedapp.trees.ranking import join_queries, queries_of
 from strategies.common_table import check_same_columns, common_table
 from strategies.handshake import common_notes, parties_by_name, shared_rows
 from strategies.horizontal import label_sums

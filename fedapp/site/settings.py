@@ -35,7 +35,7 @@ from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, com
 from fedapp.errors import ConfigError, did_you_mean, listed
 from fedapp.home import read_toml
 from fedapp.settings import check, declared
-from fedapp.trees.constraints import parse_interactions, parse_monotone
+from fedapp.trees.limits import parse_interactions, parse_monotone
 
 log = logging.getLogger("fedapp.site")
 

@@ -46,7 +46,7 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import Method
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.categories import Categories, in_secret_order, recoded, without_rare
-from fedapp.trees.queries import queries_of
+from fedapp.trees.ranking import queries_of
 
 Rows = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]

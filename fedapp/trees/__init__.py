@@ -28,7 +28,7 @@ Objective
     ``trees.losses.LOSSES`` has each loss in float32, in XGBoost's order of multiplication.
     ``trees.c_math.exp32`` and its like are the C library's: numpy's may differ in the last bit.
     Losses of times, risk sets and ranks have float64 within: ``trees.survival.aft_pairs``,
-    ``trees.cox.cox_pairs``, ``trees.ranking.ranking_pairs``.
+    ``trees.survival.cox_pairs``, ``trees.ranking.ranking_pairs``.
 Gradients
     ``trees.objective.gradients`` multiplies the weight of a row by that of its label first, and
     then gradient and hessian by both, in float32.
@@ -44,7 +44,7 @@ Split search
     ``histograms.split.best_splits``: lower columns first, bins ascending with missing rows right,
     then descending with them left; the first of equal gains wins. With one tree for all outputs
     the rules are others, ``histograms.vector_splits.best_vector_splits``. Which columns may split
-    a node is ``trees.grow.Limits``; which nodes are split, ``trees.queue.Queue``.
+    a node is ``trees.limits.Limits``; which nodes are split, ``trees.grow.Queue``.
 Leaf
     ``histograms.split.leaf_weight`` is computed in float64 and rounded to float32. Where alpha
     leaves nothing of a gradient it is -0.0. ``trees.grow.Growth`` multiplies it by eta in float32.
@@ -55,6 +55,6 @@ Margins
     ``trees.losses.Link`` makes predictions of margins.
 Files
     ``trees.xgboost.to_xgboost_json`` writes XGBoost's format, ``trees.xgboost.tree_of_xgboost``
-    reads a tree of it, and ``trees.stock_xgboost.stock_ensemble`` a whole file. A node here is
+    reads a tree of it, and ``trees.xgboost.stock_ensemble`` a whole file. A node here is
     ``trees.model.NODE``.
 """

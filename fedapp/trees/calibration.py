@@ -1,10 +1,9 @@
 """Calibration of two classes: curves from margins to the log odds of the shares of positives.
 
-Sources: Platt 1999, "Probabilistic outputs for support vector machines", with the Newton steps of
-Lin, Lin and Weng 2007, "A note on Platt's probabilistic outputs for support vector machines";
-Zadrozny and Elkan 2002, "Transforming classifier scores into accurate multiclass probability
-estimates". Departure: the ends of an isotonic curve are Platt's targets, as no probability of 0 or
-1 follows from finitely many rows, and one such row would have an infinite loss.
+Sources: Platt 1999, "Probabilistic outputs for support vector machines"; Zadrozny and Elkan 2002,
+"Transforming classifier scores into accurate multiclass probability estimates". Departure: the ends
+of an isotonic curve are Platt's targets, as no probability of 0 or 1 follows from finitely many
+rows, and one such row would have an infinite loss.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from fedapp.trees.losses import LOGIT, Doubles
 
 Calibration = Literal["none", "platt", "isotonic"]
 FEWEST_ISOTONIC = 1000  # validation rows, below which an isotonic curve follows chance
-# Of Newton steps: the most, the mean gradient at which they end, what is added to the curvature,
-# the share of the expected fall that a step must have, and the shortest step.
-_STEPS, _FLAT, _RIDGE, _ENOUGH, _SHORTEST = 100, 1e-10, 1e-12, 1e-4, 1e-10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,12 +87,17 @@ def fit(
         return Curve(1.0, 0.0, steps.X_thresholds_, shares) if shares[-1] > shares[0] else None
     if np.ptp(points) == 0:
         return None
+    from sklearn.linear_model import LogisticRegression
+
     targets = hits * ends[1] + (weights - hits) * ends[0]
-    start = np.array([0.0, np.log((n_positives + 1) / (n_negatives + 1))])
     # Of inputs with mean 0 and deviation 1, so that no curvature is singular.
     center = np.average(points, weights=weights)
     spread = np.sqrt(np.average((points - center) ** 2, weights=weights))
-    rise, level = _line((points - center) / spread, weights, targets, start).tolist()
+    inputs = np.tile((points - center) / spread, 2)[:, None]
+    of_classes = np.concatenate((weights - targets, targets))
+    line = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8)
+    line.fit(inputs, np.repeat([0, 1], len(points)), sample_weight=of_classes)
+    rise, level = float(line.coef_[0, 0]), float(line.intercept_[0])
     slope, intercept = rise / spread, level - rise * center / spread
     return Curve(slope, intercept, np.empty(0), np.empty(0)) if slope > 0 else None
 
@@ -117,25 +118,3 @@ def _grouped(
     totals = (np.add.reduceat(values, starts) for values in (points * weights, weights, hits))
     sums, of_groups, positives = totals
     return sums / of_groups, of_groups, positives
-
-
-def _line(points: Doubles, weights: Doubles, targets: Doubles, line: Doubles) -> Doubles:
-    """Slope and intercept of the least log loss, by Newton steps with backtracking."""
-    inputs = np.stack((points, np.ones_like(points)), axis=1)
-
-    def loss(line: Doubles) -> float:
-        odds = inputs @ line
-        return float(weights @ np.logaddexp(0.0, odds) - targets @ odds)
-
-    for _ in range(_STEPS):
-        shares = LOGIT.predict_exactly(inputs @ line)
-        gradient = inputs.T @ (weights * shares - targets)
-        curvature = inputs.T @ (inputs * (weights * shares * (1 - shares))[:, None])
-        step = np.linalg.solve(curvature + _RIDGE * np.eye(2), gradient)
-        size, enough = 1.0, _ENOUGH * float(gradient @ step)
-        while size > _SHORTEST and loss(line - size * step) > loss(line) - size * enough:
-            size /= 2
-        if size <= _SHORTEST or np.abs(gradient).max() <= _FLAT * weights.sum():
-            break
-        line = line - size * step
-    return line

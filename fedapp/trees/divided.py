@@ -17,18 +17,30 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.trees.categories import Categories, side_by_side
-from fedapp.trees.forest.bagged import BaggedForest
-from fedapp.trees.kinds import ACTIVE, DIVIDED, IN_FOREST, PASSIVE, Kinds, Model
-from fedapp.trees.model import LEAF, Ensemble, Tree, check_trees, ordered_sets
-from fedapp.trees.predict import Bits, sides_of
-from fedapp.trees.sets import (
+from fedapp.trees.categories import (
     NO_SET,
     NO_SETS,
+    Categories,
     CategorySets,
     category_counts,
     set_numbers,
+    side_by_side,
 )
+from fedapp.trees.forest.bagged import BaggedForest
+from fedapp.trees.model import (
+    ACTIVE,
+    DIVIDED,
+    IN_FOREST,
+    LEAF,
+    PASSIVE,
+    Ensemble,
+    Kinds,
+    Model,
+    Tree,
+    check_trees,
+    ordered_sets,
+)
+from fedapp.trees.predict import Bits, sides_of
 from fedapp.trees.structure import joined
 
 Ints = npt.NDArray[np.int64]

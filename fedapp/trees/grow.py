@@ -1,21 +1,36 @@
 """The trees of one boosting round, grown level by level from summed histograms.
 
-``Growth`` grows them; ``ROUTE`` is a split as every party receives it, and ``route_values`` and
-``route_codes`` move rows by splits. ``Limits`` are XGBoost 3.2's: columns drawn per tree, of these
-per level, of these per node; monotone and interaction constraints. All limits follow from the tree
-so far.
+``Growth`` grows them; ``VectorGrowth`` grows one tree for all outputs, with a vector in each leaf:
+XGBoost's ``multi_output_tree``, as in XGBoost 3.2 without constraints and columns of categories.
+
+``Queue`` has the nodes that XGBoost splits, and their order, where a tree's leaves are limited. It
+takes one node after the other from a queue until the tree has ``max_leaves``. With ``depthwise`` it
+takes the lowest number, with ``lossguide`` the largest gain, and of equal gains the lowest number;
+children get the next two numbers.
+
+Parties are asked level by level all the same. Nodes whose children are not evaluated yet can only
+be passed by these, never the other way round: what is not among the first ``max_leaves - 1`` of the
+evaluated nodes never will be. So each level splits those that are, and asks for their children. In
+the end some of these splits have been passed by deeper ones; ``Queue.finished`` drops them::
+
+    gains      a 5 -> b 4, c 3      max_leaves = 3: a and one more
+    level 1    b 4 is first, c 3 is out      only b is split
+    level 2    children of b: d 9, e 1       d and e are out: a and b make three leaves
+
+Source: src/tree/driver.h of XGBoost 3.2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
     NO_BOUNDS,
@@ -25,259 +40,140 @@ from fedapp.histograms.split import (
     leaf_weights,
     right_categories,
 )
-from fedapp.kernels import frozen, kernel
-from fedapp.trees.draws import ALIKE, Weights, draw_columns
-from fedapp.trees.model import LEAF, NODE, Grown, Tree, ordered_sets
-from fedapp.trees.queue import BY_LEVEL, Queue
-from fedapp.trees.sets import (
-    NO_SET,
-    NO_SETS,
-    CategorySets,
-    goes_left,
-    kernel_sets,
-    set_numbers,
-)
+from fedapp.histograms.vector_splits import best_vector_splits, vector_weights
+from fedapp.kernels import frozen
+from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets, set_numbers
+from fedapp.trees.limits import FREE, WIDEST, GrowPolicy, Limits
+from fedapp.trees.model import LEAF, NODE, Grown, Tree, node_of, ordered_sets
+from fedapp.trees.structure import Numbers, Routes, number_children, roots_of, routes_of
 
-# A split as parties receive it: node (tree, node) is split into left and left + 1.
-ROUTE = np.dtype(
-    [
-        ("tree", np.int32),
-        ("node", np.int32),
-        ("left", np.int32),
-        ("column", np.int32),
-        ("threshold", np.float32),
-        ("default_left", np.bool_),
-        ("set", np.int32),  # of a categorical split: number of the set that goes right
-    ]
-)
-
-Routes = npt.NDArray[np.void]
-Places = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tree
-NodeList = tuple[Places, Places]  # trees and nodes, each of shape (n_nodes,)
 Bools = npt.NDArray[np.bool_]
-
-NO_ROUTES = np.empty(0, dtype=ROUTE)
-LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
-WIDEST = np.finfo(np.float32).max
+Ints = npt.NDArray[np.int64]
 
 
-def routes_of(*fields: npt.NDArray[Any]) -> Routes:
-    """Splits from the arrays of the fields of ``ROUTE``, in its order."""
-    routes = np.empty(len(fields[0]), dtype=ROUTE)
-    for name, values in zip(ROUTE.names or (), fields, strict=True):
-        routes[name] = values
-    return routes
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The order of splits, and how many a tree may have; named as in XGBoost."""
 
+    grow_policy: GrowPolicy = "depthwise"
+    max_leaves: int = 0  # 0: no limit
 
-def route_values(
-    nodes: npt.NDArray[np.int32],
-    routes: Routes,
-    values: npt.NDArray[np.float32],
-    sets: CategorySets = NO_SETS,
-) -> npt.NDArray[np.int32]:
-    """Node of each row after the splits, by its values; int32, shape (n_trees, n_rows).
+    @property
+    def is_by_level(self) -> bool:
+        """Whether trees are split in the order of their nodes."""
+        return self.grow_policy == "depthwise"
 
-    Parameters
-    ----------
-    nodes : int32, shape (n_trees, n_rows): node of each row before.
-    routes : ``ROUTE``.
-    values : float32, shape (n_rows, n_columns).
-    """
-    return _routed(nodes, routes, routes["threshold"], values, np.float32(np.nan), sets)
+    def chosen(
+        self, tree: Tree, nodes: Ints, gains: npt.NDArray[np.float32]
+    ) -> tuple[Bools, Bools]:
+        """Which open nodes of a level are split, and which of them so that children may be too.
 
-
-def route_codes(
-    nodes: npt.NDArray[np.int32],
-    routes: Routes,
-    first_right: npt.NDArray[np.int64],
-    codes: Codes,
-    missing_code: int,
-    sets: CategorySets = NO_SETS,
-) -> npt.NDArray[np.int32]:
-    """``route_values`` by bins instead of values: a bin moves as a whole.
-
-    Parameters
-    ----------
-    first_right : int64, shape (n_routes,): lowest bin of the column that goes right.
-    codes : uint8 or uint16, shape (n_rows, n_columns).
-    missing_code : the code of a missing value, or -1.
-    """
-    return _routed(nodes, routes, first_right, codes, missing_code, sets)
-
-
-def each_once_among(wanted: NodeList, nodes: NodeList) -> bool:
-    """Whether all wanted nodes are among others, none of them twice."""
-    asked = node_keys(wanted).tolist()
-    once = set(asked)  # few nodes: sets are faster than numpy
-    return len(once) == len(asked) and once.issubset(node_keys(nodes).tolist())
-
-
-def children_of(trees: Places, lefts: Places) -> NodeList:
-    """Both children of some splits, from their left ones."""
-    return np.concatenate((trees, trees)), np.concatenate((lefts, lefts + 1))
-
-
-def number_children(trees: Places, n_nodes: Places) -> tuple[Places, Places]:
-    """Left children of splits, sorted by tree, and how many nodes each tree then has: children get
-    the next two numbers of their tree."""
-    counts = np.bincount(trees, minlength=len(n_nodes))
-    ranks = np.arange(len(trees)) - (np.cumsum(counts) - counts)[trees]
-    return n_nodes[trees] + 2 * ranks, n_nodes + 2 * counts
-
-
-def roots_of(n_trees: int) -> NodeList:
-    """The root of every tree."""
-    return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
-
-
-def node_keys(nodes: NodeList) -> npt.NDArray[np.int64]:
-    """A number for each node, in the order of trees and nodes."""
-    return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
-
-
-def _routed(
-    nodes: npt.NDArray[np.int32],
-    routes: Routes,
-    firsts: npt.NDArray[Any],
-    cells: npt.NDArray[Any],
-    missing: int | np.float32,
-    sets: CategorySets,
-) -> npt.NDArray[np.int32]:
-    """Rows moved; a cell goes left if it is below its split's entry of ``firsts``."""
-    firsts = np.ascontiguousarray(firsts)
-    by_set = kernel_sets(routes["set"], sets)
-    nodes, routes, firsts, cells = frozen(nodes, routes, firsts, cells)
-    moved: npt.NDArray[np.int32] = _moved(nodes, routes, firsts, cells, missing, by_set)
-    return moved
-
-
-@kernel
-def _moved(nodes: Any, routes: Any, firsts: Any, cells: Any, missing: Any, sets: Any) -> Any:
-    """Nodes of the rows of all trees."""
-    moved = nodes.copy()
-    widths, starts, bits = sets
-    for tree in range(nodes.shape[0]):
-        highest = 0
-        for row in range(nodes.shape[1]):
-            highest = max(highest, nodes[tree, row])
-        # Index of each node's route, -1 for nodes that were not split.
-        split_at = np.full(highest + 1, -1, dtype=np.int64)
-        for split in range(len(routes)):
-            if routes[split].tree == tree and routes[split].node <= highest:
-                split_at[routes[split].node] = split
-        for row in range(nodes.shape[1]):
-            split = split_at[nodes[tree, row]]
-            if split < 0:
-                continue
-            route = routes[split]
-            cell, side = cells[row, route.column], route.default_left
-            is_left = goes_left(cell, missing, firsts[split], side, split, widths, starts, bits)
-            moved[tree, row] = route.left + (0 if is_left else 1)
-    return moved
-
-
-@kernel
-def first_bins(points: Any, offsets: Any, routes: Any) -> Any:
-    """For each route, the lowest bin of its column that goes right; int64, shape (n_routes,).
-
-    ``points`` are values of all bins, those of column f from ``offsets[f]`` to ``offsets[f + 1]``.
-    """
-    firsts = np.empty(len(routes), dtype=np.int64)
-    for split in range(len(routes)):
-        column = routes[split].column
-        of_column = points[offsets[column] : offsets[column + 1]]
-        firsts[split] = np.searchsorted(of_column, routes[split].threshold)
-    return firsts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Limits:
-    """Which columns may split a node of a round, and the bounds of its leaf weights."""
-
-    # seed, round_id: of the draws
-    seed: int = 0
-    round_id: int = 0
-    # bylevel, bynode: shares of a tree's columns drawn per level, and of these per node, in (0, 1]
-    bylevel: float = 1.0
-    bynode: float = 1.0
-    # (n_columns,): 1 if predictions must not fall as the column grows, -1 if not rise; or empty
-    monotone: npt.NDArray[np.int8] = field(default_factory=lambda: np.empty(0, dtype=np.int8))
-    interactions: tuple[frozenset[int], ...] = ()  # columns that may share a path; empty: all
-    weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of draws; or empty
-    both_children: bool = False  # with bins merged by node, no sibling follows from its parent
-
-    def columns(
-        self, level: int, places: Sequence[Sequence[int]], trees: Sequence[Tree], allowed: Bools
-    ) -> Bools:
-        """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree.
-
-        ``places`` are tree and node of each.
+        ``nodes`` ascend, and have splits of these ``gains``.
         """
-        masks = allowed[[tree for tree, _ in places]]
-        if self.bylevel < 1:
-            drawn = [
-                self._drawn(columns, self.bylevel, LEVEL, tree, level)
-                for tree, columns in enumerate(allowed)
-            ]
-            masks = np.stack([drawn[tree] for tree, _ in places])
-        if self.bynode < 1:
-            pairs = zip(masks, places, strict=True)
-            drawn = [
-                self._drawn(columns, self.bynode, NODE_DRAW, tree, node)
-                for columns, (tree, node) in pairs
-            ]
-            masks = np.stack(drawn)
-        if self.interactions:
-            for mask, (tree, node) in zip(masks, places, strict=True):
-                mask &= self._compatible(trees[tree], node, len(mask))
-        return masks
+        most = self.max_leaves - 1
+        if not self.max_leaves:
+            every = np.ones(len(nodes), dtype=bool)
+            return every, every
+        if self.is_by_level:
+            n_left = most - int((tree["left"] != LEAF).sum())
+            return np.arange(len(nodes)) < n_left, np.full(len(nodes), len(nodes) < n_left)
+        all_gains = tree["gain"].copy()
+        all_gains[nodes] = gains
+        first = _by_gain(tree["left"], all_gains, most)
+        # A child comes after its parent, so not if that is the last.
+        return np.isin(nodes, first), np.isin(nodes, first[: most - 1] if most else first)
 
-    def _drawn(self, allowed: Bools, share: float, *stream: int) -> Bools:
-        """Draw a share of some columns, at least one."""
-        rng = np.random.default_rng([self.seed, self.round_id, *stream])
-        return draw_columns(allowed, share, rng, self.weights)
+    def finished(self, tree: Tree) -> tuple[Tree, Ints, Ints]:
+        """A grown tree in XGBoost's order, without splits that the queue never reached.
 
-    def _compatible(self, nodes: Tree, node: int, n_columns: int) -> Bools:
-        """Columns that may be on a path with those above a node."""
-        used = {int(nodes["column"][above]) for above, _ in _path(nodes, node)}
-        if not used:
-            return np.ones(n_columns, dtype=bool)
-        mask = np.zeros(n_columns, dtype=bool)
-        for group in (
-            used,
-            *(interaction for interaction in self.interactions if used <= interaction),
-        ):
-            mask[list(group)] = True
-        return mask
+        ``tree`` has the values of its splits as leaves, too.
 
-    def bounds(self, nodes: Tree, node: int) -> tuple[np.float32, np.float32]:
-        """Lowest and highest weight of a leaf below a node."""
-        low, high = -WIDEST, WIDEST
-        if not len(self.monotone):
-            return low, high
-        for above, below in _path(nodes, node):
-            direction = self.monotone[nodes["column"][above]]
-            left = nodes["left"][above]
-            if not direction:
-                continue
-            middle = (nodes["weight"][left] + nodes["weight"][left + 1]) / np.float32(2)
-            if (below == left) == (direction > 0):
-                high = middle
-            else:
-                low = middle
-        return low, high
+        Returns
+        -------
+        tree : the tree.
+        nodes : int64, shape (n_nodes,): what number each of its nodes had as it grew.
+        places : int64: the node that each node of the tree that grew is now, or is below.
+        """
+        every = np.arange(len(tree))
+        if self.is_by_level:
+            whole = tree.copy()
+            whole["value"][whole["left"] != LEAF] = 0
+            return whole, every, every
+        most = self.max_leaves - 1 if self.max_leaves else len(tree)
+        order = _by_gain(tree["left"], tree["gain"], most)
+        lefts = tree["left"][order].astype(np.int64)
+        nodes = np.concatenate(([0], np.stack((lefts, lefts + 1), axis=1).ravel()))
+        places = np.full(len(tree), -1)
+        places[nodes] = np.arange(len(nodes))
+        for node in np.flatnonzero(places < 0):  # parents come first
+            places[node] = places[tree["parent"][node]]
+        ordered = tree[nodes]
+        ordered["parent"][1:] = places[ordered["parent"][1:]]
+        is_split = np.isin(nodes, order)
+        ordered["left"] = np.where(is_split, places[np.maximum(ordered["left"], 0)], LEAF)
+        dropped = ~is_split
+        for name in ("column", "threshold", "default_left", "gain"):
+            ordered[name][dropped] = 0
+        ordered["set"][dropped] = NO_SET
+        ordered["value"][is_split] = 0
+        return ordered, nodes, places
+
+    def padded(self, tree: Tree) -> tuple[Tree, Ints]:
+        """As ``finished``, followed by the nodes that it drops, whose splits now gain nothing.
+
+        All parties have these splits in their parts of a divided model, so rows go down them too;
+        all leaves below one have the value that it has as a leaf. The second is as of ``finished``.
+        """
+        ordered, nodes, places = self.finished(tree)
+        dropped = np.setdiff1d(np.arange(len(tree)), nodes)  # siblings stay side by side
+        numbers = np.concatenate((nodes, dropped))
+        now = np.argsort(numbers)
+        whole = tree[numbers]
+        whole["parent"][1:] = now[whole["parent"][1:]]
+        is_leaf = whole["left"] == LEAF
+        whole["left"] = np.where(is_leaf, LEAF, now[np.maximum(whole["left"], 0)])
+        whole["value"] = ordered["value"][places[numbers]]
+        whole["value"][~is_leaf] = 0
+        whole["gain"][: len(nodes)] = ordered["gain"]
+        whole["gain"][len(nodes) :] = 0
+        return whole, numbers
 
 
-def _path(nodes: Tree, node: int) -> list[tuple[int, int]]:
-    """Pairs (ancestor, next node on the path), from the root to a node."""
-    steps = []
-    while (above := int(nodes["parent"][node])) >= 0:
-        steps.append((above, node))
-        node = above
-    return steps[::-1]
+def without_padding(tree: Tree) -> Tree:
+    """A tree of ``Queue.padded`` without the nodes that were dropped."""
+    is_split = (tree["left"] != LEAF) & (tree["gain"] > 0)
+    first_nodes = tree[: 2 * int(is_split.sum()) + 1].copy()
+    ends = (first_nodes["left"] != LEAF) & (first_nodes["gain"] == 0)
+    for node in np.flatnonzero(ends):
+        below = int(tree["left"][node])
+        while tree["left"][below] != LEAF:
+            below = int(tree["left"][below])
+        first_nodes["value"][node] = tree["value"][below]
+    for name in ("column", "threshold", "default_left"):
+        first_nodes[name][ends] = 0
+    first_nodes["left"][ends], first_nodes["set"][ends] = LEAF, NO_SET
+    return first_nodes
 
 
-FREE = Limits()
+BY_LEVEL = Queue()
+
+
+def _by_gain(lefts: npt.NDArray[np.int32], gains: npt.NDArray[np.float32], most: int) -> Ints:
+    """The first nodes that a queue by gain takes; nodes without a split have gain 0.
+
+    ``lefts`` is ``LEAF`` where children are not evaluated.
+    """
+    order: list[int] = []
+    queue = [(-float(gains[0]), 0, 0)] if gains[0] > 0 else []  # gain, final number, node
+    while queue and len(order) < most:
+        _, _, node = heappop(queue)
+        if lefts[node] != LEAF:
+            for side in (0, 1):
+                child = int(lefts[node]) + side
+                if gains[child] > 0:
+                    heappush(queue, (-float(gains[child]), 2 * len(order) + 1 + side, child))
+        order.append(node)
+    return np.array(order, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +351,7 @@ class Growth:
             bounds if len(self.limits.monotone) else NO_BOUNDS,
         )
 
-    def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Places, Bools]:
+    def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Numbers, Bools]:
         """Indices of the open nodes that are split, and whose children may be."""
         chosen, may_grow, shape = [], [], self.shape
         is_last = 0 < shape.max_depth <= self.level + 1
@@ -489,7 +385,7 @@ class Growth:
         """Of each node while the trees grow, its node in ``grown``, or the leaf above it."""
         return tuple(places for _, _, places in self._finished())
 
-    def _finished(self) -> list[tuple[Tree, Places, Places]]:
+    def _finished(self) -> list[tuple[Tree, Numbers, Numbers]]:
         return [self.shape.queue.finished(tree) for tree in self.state.trees]
 
     def _complete(
@@ -532,10 +428,13 @@ class Growth:
         cut = splits["cut"]
         cuts = self.cuts
         by_category = cuts.by_category[columns]
-        members = [
-            self._right_members(int(columns[row]), int(cut[row]), histograms[row])
-            for row in np.flatnonzero(by_category).tolist()
-        ]
+        members = list[Bools]()
+        for row in np.flatnonzero(by_category).tolist():
+            start, end = cuts.offsets[columns[row] : columns[row] + 2]
+            of_column, rules = histograms[row, start:end], self.shape.rules
+            used = right_categories(of_column, int(cut[row]), self.shape.penalties, rules)
+            members.append(np.zeros(cuts.categories[columns[row]], dtype=bool))
+            members[-1][: len(used)] = used
         trees, nodes = parents.T
         lefts, _ = number_children(trees, np.array([len(tree) for tree in self.state.trees]))
         edges = cuts.edges[cuts.offsets[columns] + np.where(by_category, 0, np.maximum(cut, 0))]
@@ -544,14 +443,6 @@ class Growth:
         sets = set_numbers(by_category)
         routes = routes_of(trees, nodes, lefts, columns, thresholds, splits["default_left"], sets)
         return routes, CategorySets.of(members)
-
-    def _right_members(self, column: int, cut: int, histogram: Histogram) -> npt.NDArray[np.bool_]:
-        """Which categories of a column a split sends right."""
-        bins = slice(self.cuts.offsets[column], self.cuts.offsets[column + 1])
-        used = right_categories(histogram[bins], cut, self.shape.penalties, self.shape.rules)
-        right = np.zeros(self.cuts.categories[column], dtype=bool)
-        right[: len(used)] = used
-        return right
 
     def _divided(self, nodes: Tree, routes: Routes, splits: npt.NDArray[Any]) -> Tree:
         """A tree with the splits of a level, whose children are not weighed yet."""
@@ -584,8 +475,77 @@ class Growth:
             nodes["value"][at] = values[rows]
 
 
-def leaves_under(parents: Sequence[int] | Places, node: np.dtype[Any] = NODE) -> Tree:
+def leaves_under(parents: Sequence[int] | Numbers, node: np.dtype[Any] = NODE) -> Tree:
     """A leaf under each of some nodes; -1: a root."""
     leaves = np.zeros(len(parents), dtype=node)
     leaves["left"], leaves["parent"], leaves["set"] = LEAF, parents, NO_SET
     return leaves
+
+
+class VectorGrowth(Growth):
+    """``Growth`` of a single tree whose sums are of ``n_outputs`` gradients and hessians."""
+
+    def __init__(
+        self,
+        n_outputs: int,
+        cuts: Cuts,
+        allowed: Bools,
+        shape: Shape,
+        limits: Limits = FREE,
+        state: Growing | None = None,
+    ) -> None:
+        self.node = node_of(n_outputs)
+        self.cell = (n_outputs, 2)
+        super().__init__(1, cuts, allowed, shape, limits, state)
+
+    def _best(
+        self,
+        histograms: Histogram,
+        missing: npt.NDArray[np.int32],
+        allowed: Bools,
+        bounds: npt.NDArray[np.float32],
+    ) -> npt.NDArray[Any]:
+        """The best split of each open node; ``bounds`` are none."""
+        sums, penalties = self.state.sums, self.shape.penalties
+        return best_vector_splits(histograms, sums, missing, allowed, self.cuts, penalties)
+
+    def _weigh(
+        self,
+        trees: Sequence[Tree],
+        places: npt.NDArray[np.int32],
+        sums: npt.NDArray[np.float64],
+        bounds: npt.NDArray[np.float32],
+    ) -> None:
+        """Set the weights of nodes, and their values as leaves."""
+        (tree,) = trees
+        nodes = places[:, 1]
+        shape = self.shape
+        weights, values = vector_weights(*(*frozen(sums), shape.penalties.of_leaves, shape.eta))
+        tree["weight"][nodes] = weights
+        tree["value"][nodes] = values
+        # As XGBoost rounds: a root's value after its weight, and a sum after each output.
+        roots = nodes == 0
+        tree["value"][nodes[roots]] = weights[roots] * np.float32(shape.eta)
+        hessians = np.zeros(len(nodes), dtype=np.float32)
+        for of_output in sums[..., 1].T:
+            of_output = np.where(roots, of_output.astype(np.float32), of_output)
+            hessians = (hessians + of_output).astype(np.float32)
+        tree["hessian"][nodes] = hessians
+
+    def grown(self) -> Grown:
+        """The tree so far."""
+        grown = super().grown()
+        return grown._replace(trees=tuple(map(_with_sums, grown.trees)))
+
+    def padded(self) -> list[tuple[Tree, npt.NDArray[np.int64]]]:
+        """See ``Queue.padded``."""
+        return [(_with_sums(tree), numbers) for tree, numbers in super().padded()]
+
+
+def _with_sums(tree: Tree) -> Tree:
+    """The tree with sums of the children's float32 hessians at splits, as in XGBoost."""
+    splits = np.flatnonzero((tree["left"] != LEAF) & (tree["gain"] > 0))
+    lefts = tree["left"][splits]
+    whole = tree.copy()
+    whole["hessian"][splits] = tree["hessian"][lefts] + tree["hessian"][lefts + 1]
+    return whole

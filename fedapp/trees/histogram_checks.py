@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts, Ints, spans
-from fedapp.trees.grow import Routes, node_keys
+from fedapp.trees.categories import CategorySets
 from fedapp.trees.losses import LOSSES, REGRESSION, LossParameters, Objective
 from fedapp.trees.objective import BOUNDED, is_of_rows, row_bounds
 from fedapp.trees.predict import Bits, sides_of
-from fedapp.trees.sets import CategorySets
+from fedapp.trees.structure import Routes, node_keys
 
 Doubles = npt.NDArray[np.float64]
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.trees.categories import Categories, entries_of
-from fedapp.trees.kinds import LINEAR, KindsOfColumns, Model
 from fedapp.trees.losses import REGRESSION, Objective
+from fedapp.trees.model import LINEAR, KindsOfColumns, Model
 from fedapp.trees.objective import gradients, n_outputs
 
 Doubles = npt.NDArray[np.float64]

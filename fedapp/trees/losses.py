@@ -18,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.fixed_point import power_above
+from fedapp.trees.c_math import exp32, log1p32
 from fedapp.trees.custom import CUSTOM, custom_pairs
+from fedapp.trees.ranking import ranking_pairs
+from fedapp.trees.survival import aft_pairs, cox_pairs
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -121,9 +124,9 @@ class Loss:
     intercept: float | None = None  # the first prediction, if it does not depend on labels
     # Whether a label is the time of an event, or minus the time at which its row was censored.
     is_survival: bool = False
-    # Whether a row's gradient depends on the margins of all rows at risk; see ``cox``.
+    # Whether a row's gradient depends on the margins of all rows at risk; see ``survival``.
     has_risk_sets: bool = False
-    # Whether a label is a code of its row's query and relevance; see ``queries``.
+    # Whether a label is a code of its row's query and relevance; see ``ranking``.
     is_ranking: bool = False
     has_quantile_leaves: bool = False  # of residuals, in place of Newton steps
 
@@ -153,8 +156,6 @@ class Loss:
 
 def _exp_within(powers: Floats) -> Floats:
     """``exp32``, clipped to stay within float32."""
-    from fedapp.trees.c_math import exp32  # compiled, so not for those who only name an objective
-
     return exp32(np.minimum(powers, LARGEST_POWER))
 
 
@@ -185,8 +186,6 @@ def _softmax(margins: Floats) -> Floats:
 
 def _shares(margins: Floats, shifts: Floats) -> Floats:
     """Softmax of margins, less a shift per row of shape (n_rows, 1)."""
-    from fedapp.trees.c_math import exp32
-
     powers = exp32(margins - shifts)
     shares: Floats = powers / powers.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
     return shares
@@ -271,8 +270,6 @@ def _tweedie_pairs(margins: Floats, labels: Floats, parameters: LossParameters) 
 
 
 def _squared_log_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
-    from fedapp.trees.c_math import log1p32
-
     predictions = np.maximum(margins, LOWEST_PREDICTION)
     above, truth = predictions + np.float32(1), log1p32(labels)[:, None]
     logs = log1p32(predictions)
@@ -302,22 +299,8 @@ def _quantile_pairs(margins: Floats, labels: Floats, parameters: LossParameters)
 
 
 def _aft_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
-    from fedapp.trees.survival import aft_pairs  # compiled
-
     kind = DISTRIBUTIONS.index(parameters.aft_loss_distribution)
     return aft_pairs(margins, labels, kind, parameters.aft_loss_distribution_scale)
-
-
-def _cox_pairs(margins: Floats, labels: Floats, parameters: LossParameters) -> Pair:
-    from fedapp.trees.cox import cox_pairs  # compiled
-
-    return cox_pairs(margins, labels)
-
-
-def _ranking_pairs(is_ndcg: bool, margins: Floats, labels: Floats, _: Any) -> Pair:
-    from fedapp.trees.ranking import ranking_pairs  # compiled
-
-    return ranking_pairs(margins, labels, is_ndcg)
 
 
 def _no_powers(largest: int, parameters: LossParameters) -> tuple[int, int]:
@@ -431,7 +414,7 @@ LOSSES: Final[dict[str, Loss]] = {
     # a row's hazards, over all events up to its time, up to 2^16
     "survival:cox": Loss(
         LOG,
-        _cox_pairs,
+        cox_pairs,
         lambda *_: (16, 16),
         intercept=1.0,
         is_survival=True,
@@ -442,7 +425,7 @@ LOSSES: Final[dict[str, Loss]] = {
     **{
         name: Loss(
             IDENTITY,
-            partial(_ranking_pairs, name == "rank:ndcg"),
+            partial(ranking_pairs, name == "rank:ndcg"),
             lambda *_: (5, 6),
             labels=(0, np.inf),
             newton=True,

@@ -8,7 +8,7 @@
     columns    per split
     defaults   per split  1 if missing goes left
     sets       per split of a column of categories: one bit per category, 1 if it goes right, padded
-               to whole bytes (see ``fedapp.trees.sets``); no bytes for other splits
+               to whole bytes (see ``fedapp.trees.categories``); no bytes for other splits
 
 and, if explanations will be made of them, ``gains`` per split, ``hessians`` and ``weights`` (before
 the learning rate) per node.
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,41 @@ import numpy.typing as npt
 from fedapp.errors import DivergedError
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.calibration import Curve, calibrated
-from fedapp.trees.categories import Categories, chosen
-from fedapp.trees.kinds import BOOSTED, Kinds, KindsOfColumns, Model
+from fedapp.trees.categories import (
+    NO_SET,
+    NO_SETS,
+    Categories,
+    CategorySets,
+    CodedSets,
+    Ints,
+    category_counts,
+    chosen,
+)
+from fedapp.trees.limits import ONE_TREE, MultiStrategy
 from fedapp.trees.losses import PLAIN, LossParameters, Objective
-from fedapp.trees.objective import base_margin, check_base_score, exact_predictions, n_outputs
-from fedapp.trees.sets import NO_SET, NO_SETS, CategorySets, CodedSets, Ints, category_counts
-from fedapp.trees.size import ONE_TREE, MultiStrategy
+from fedapp.trees.objective import (
+    base_margin,
+    check_base_score,
+    check_classes,
+    exact_predictions,
+    n_outputs,
+)
+
+Kinds = tuple[str, ...]
+BOOSTED, BAGGED, STACKED = "boosted", "bagged", "trees under a head"
+LINEAR, DIVIDED = "linear", "parts"  # a divided model's document: where its parts are
+PASSIVE, IN_FOREST, ACTIVE = "passive part", "forest part", "active part"
+
+
+def _without_numbers(kinds: Kinds) -> Kinds:
+    return kinds if {*kinds} - {"number"} else ()
+
+
+def _as_written(kinds: tuple[str, ...]) -> Kinds:
+    return kinds
+
+
+KindsOfColumns = Annotated[Kinds, _without_numbers, _as_written]  # none if all are numbers
 
 LEAF = -1
 # The sum of some hundred trees stays within float32.
@@ -60,6 +89,32 @@ WRITTEN = tuple(name for name in NODE.names or () if name not in ("parent", "set
 VECTORS = ("weight", "value")  # with one tree for all outputs, a row of numbers a node
 WrittenTree = Annotated[Tree, NODE, WRITTEN, VECTORS]
 Margins = npt.NDArray[np.float32]
+
+
+class Model:
+    """Base of all kinds of models; a kind is a dataclass, see ``records.document``."""
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+
+    @property
+    def margin_column(self) -> str:
+        """Column whose values the margins of rows start from; empty for none."""
+        return ""
+
+    def completed(self) -> Self:
+        """The model with what follows from its fields; ValueError if they do not fit together."""
+        model: Any = self
+        if hasattr(model, "classes"):
+            check_classes(model.objective, len(model.classes))
+        n_columns = len(getattr(model, "columns", ()))
+        for name in ("categories", "kinds", "quantiles"):
+            if (n := len(getattr(model, name, ()))) not in (0, n_columns):
+                raise ValueError(f"{name} must be {n_columns}, one a column, got {n}")
+        for names in getattr(model, "categories", ()):
+            if names is not None and len({*names}) < len(names):
+                raise ValueError("categories must differ within a column")
+        return self
 
 
 def node_of(n_outputs: int) -> np.dtype[Any]:

@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
+from fedapp.trees.c_math import log32
 from fedapp.trees.custom import CUSTOM, has_objective
+from fedapp.trees.limits import ONE_TREE
 from fedapp.trees.losses import (
     LOG,
     LOGIT,
@@ -29,8 +31,7 @@ from fedapp.trees.losses import (
     LossParameters,
     Objective,
 )
-from fedapp.trees.queries import grades_of
-from fedapp.trees.size import ONE_TREE
+from fedapp.trees.ranking import grades_of
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -125,7 +126,7 @@ def is_survival(objective: str) -> bool:
 
 
 def is_ranking(objective: str) -> bool:
-    """Whether labels are codes of queries and relevances, see ``fedapp.trees.queries``."""
+    """Whether labels are codes of queries and relevances, see ``fedapp.trees.ranking``."""
     return objective in LOSSES and LOSSES[objective].is_ranking
 
 
@@ -378,8 +379,6 @@ def check_base_margin(objective: str) -> None:
 
 def base_margin(objective: Objective, scores: Floats) -> Floats:
     """``base_score`` on the scale of the margins, XGBoost's to the last bit; shape (n_outputs,)."""
-    from fedapp.trees.c_math import log32
-
     if LOSSES[objective].link is LOGIT:
         return -log32(np.float32(1) / scores - np.float32(1))
     if LOSSES[objective].link is LOG:

@@ -21,11 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError
+from fedapp.trees.categories import NO_SET, CategorySets
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.losses import LOG, LOGIT, LOSSES, SOFTMAX, STEP
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.sets import NO_SET, CategorySets
-from fedapp.trees.size import ONE_TREE
 
 OPSET, ML_OPSET, IR = 17, 3, 8  # supported by runtimes of the last years
 SUMS = "sums"
@@ -33,6 +32,7 @@ NODE_FIELDS = (
     *("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids"),
     "missing_value_tracks_true",
 )
+LEAF_FIELDS = "treeids", "nodeids", "ids", "weights"
 NO_CATEGORY = -1  # not a category
 LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"), (STEP, "Sign"))
 
@@ -40,33 +40,31 @@ LINKS = ((LOGIT, "Sigmoid"), (SOFTMAX, "Softmax"), (LOG, "Exp"), (STEP, "Sign"))
 def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
     """The model as an ONNX file; raises ConfigError if it uses a base-margin column."""
     import onnx
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, helper, numpy_helper
 
     if model.margin_column:
         rule = "must be of a model without base margins"
         raise ConfigError(f"ONNX {rule}, got margins of '{model.margin_column}'")
-    trees = _trees(model)
-    nodes = [helper.make_node("TreeEnsembleRegressor", ["rows"], [SUMS], domain="ai.onnx.ml")]
-    nodes[0].attribute.extend(helper.make_attribute(name, value) for name, value in trees.items())
-    constants: dict[str, npt.NDArray[Any]] = {}
-    steps, outputs = _outputs(model, constants)
-    nodes += [
-        helper.make_node(name, inputs, [output], **attributes)
-        for name, inputs, output, attributes in steps
-    ]
+    trees = helper.make_node("TreeEnsembleRegressor", ["rows"], [SUMS], domain="ai.onnx.ml")
+    attributes = _attributes(model).items()
+    trees.attribute.extend(helper.make_attribute(name, value) for name, value in attributes)
+    steps, constants, outputs = _outputs(model)
     graph = helper.make_graph(
-        nodes,
+        [
+            trees,
+            *(helper.make_node(name, inputs, [to], **how) for name, inputs, to, how in steps),
+        ],
         "fedapp",
         [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", len(model.columns)])],
         [
             helper.make_tensor_value_info(
                 name,
                 TensorProto.STRING if name == "label" else TensorProto.FLOAT,
-                ["n"] if width == 0 else ["n", width],
+                ["n", *([width] if width else [])],
             )
             for name, width in outputs.items()
         ],
-        [_tensor(name, array) for name, array in constants.items()],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=IR, producer_name="fedapp")
@@ -81,128 +79,83 @@ def to_onnx(model: Ensemble | BaggedForest, description: str = "") -> bytes:
     return content
 
 
-def _trees(model: Ensemble | BaggedForest) -> dict[str, Any]:
+def _attributes(model: Ensemble | BaggedForest) -> dict[str, Any]:
     """Attributes of the operator: every node of every tree, and every leaf's values."""
-    width = model.n_outputs
-    fields: dict[str, list[Any]] = {f"nodes_{name}": [] for name in NODE_FIELDS}
-    fields |= {f"target_{name}": [] for name in ("treeids", "nodeids", "ids", "weights")}
+    nodes, targets = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    is_boosted = isinstance(model, Ensemble)
     for tree_id, tree in enumerate(model.trees):
-        nodes = _with_chains(tree, _nodes(tree), model.sets)
-        nodes["treeids"] = [tree_id] * len(nodes["nodeids"])
-        for name, values in nodes.items():
-            fields[f"nodes_{name}"] += values
+        nodes += [(tree_id, *node) for node in _nodes(tree, model.sets)]
         leaves = np.flatnonzero(tree["left"] == LEAF)
-        for target, weights in _leaf_weights(model, tree_id, leaves):
-            fields["target_treeids"] += [tree_id] * len(leaves)
-            fields["target_nodeids"] += leaves.tolist()
-            fields["target_ids"] += [target] * len(leaves)
-            fields["target_weights"] += weights.astype(float).tolist()
-    attributes: dict[str, Any] = {**fields, "n_targets": width, "post_transform": "NONE"}
-    if isinstance(model, Ensemble):
-        attributes["base_values"] = model.base_margin.tolist()
-    return attributes
+        terms = model.leaf_terms(tree_id)[leaves] / (1 if is_boosted else len(model.trees))
+        for target, weights in enumerate(terms.T):
+            if weights.any() or target == tree_id % model.n_outputs:
+                pairs = zip(leaves.tolist(), weights.tolist(), strict=True)
+                targets += [(tree_id, leaf, target, weight) for leaf, weight in pairs]
+    columns = zip(NODE_FIELDS, zip(*nodes, strict=True), strict=True)
+    attributes: dict[str, Any] = {f"nodes_{name}": list(values) for name, values in columns}
+    columns = zip(LEAF_FIELDS, zip(*targets, strict=True), strict=True)
+    attributes |= {f"target_{name}": list(values) for name, values in columns}
+    attributes |= {"base_values": model.base_margin.tolist()} if is_boosted else {}
+    return {**attributes, "n_targets": model.n_outputs, "post_transform": "NONE"}
 
 
-def _nodes(tree: npt.NDArray[Any]) -> dict[str, list[Any]]:
-    """The nodes of a tree, by the operator's field names."""
-    is_leaf = tree["left"] == LEAF
-    lefts = np.where(is_leaf, 0, tree["left"])
-    columns = {
-        "nodeids": np.arange(len(tree)),
-        "featureids": np.where(is_leaf, 0, tree["column"]),
-        "values": np.where(is_leaf, 0, tree["threshold"]),
-        "modes": np.where(is_leaf, "LEAF", "BRANCH_LT"),
-        "truenodeids": lefts,
-        "falsenodeids": np.where(is_leaf, 0, lefts + 1),
-        "missing_value_tracks_true": np.where(is_leaf, False, tree["default_left"]).astype(int),
-    }
-    return {name: values.tolist() for name, values in columns.items()}
-
-
-def _with_chains(
-    tree: npt.NDArray[Any], nodes: dict[str, list[Any]], sets: CategorySets
-) -> dict[str, list[Any]]:
-    """Replace each split by a set with a chain of ``BRANCH_EQ``; its end is the default side."""
-    by_set = (tree["set"] != NO_SET) & (tree["left"] != LEAF) & (len(sets) > 0)
-    for node in np.flatnonzero(by_set).tolist():
-        left = int(tree["left"][node])
-        to_left = bool(tree["default_left"][node])
-        goes_right = sets.members(int(tree["set"][node]))
-        codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist() or [NO_CATEGORY]
-        member_child, default = (left + 1, left) if to_left else (left, left + 1)
-        at_node = node
-        for position, code in enumerate(codes):
-            next_node = len(nodes["nodeids"]) + (position > 0)
-            is_last = position == len(codes) - 1
-            fields = {
-                "nodeids": at_node,
-                "featureids": int(tree["column"][node]),
-                "values": float(code),
-                "modes": "BRANCH_EQ",
-                "truenodeids": member_child,
-                "falsenodeids": default if is_last else next_node,
-                "missing_value_tracks_true": 0,
-            }
-            for name, value in fields.items():
-                if position == 0:
-                    nodes[name][node] = value
-                else:
-                    nodes[name].append(value)
-            at_node = next_node
-    return nodes
-
-
-def _leaf_weights(
-    model: Ensemble | BaggedForest, tree_id: int, leaves: npt.NDArray[Any]
-) -> list[tuple[int, npt.NDArray[Any]]]:
-    """What a tree's leaves add to each output."""
-    if isinstance(model, Ensemble) and model.multi_strategy != ONE_TREE:
-        return [(tree_id % model.n_outputs, model.trees[tree_id]["value"][leaves])]
-    if isinstance(model, Ensemble):
-        values = model.trees[tree_id]["value"][leaves]
-    else:
-        values = model.values[tree_id][leaves] / len(model.trees)
-    return [(target, values[:, target]) for target in range(model.n_outputs)]
+def _nodes(tree: npt.NDArray[Any], sets: CategorySets) -> list[tuple[Any, ...]]:
+    """The nodes of a tree, ``NODE_FIELDS`` of each but for the tree."""
+    nodes, links = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    names = "left", "column", "threshold", "default_left", "set"
+    for node, split in enumerate(zip(*(tree[name].tolist() for name in names), strict=True)):
+        left, column, threshold, to_left, number = split
+        if left == LEAF:
+            nodes.append((node, 0, 0.0, "LEAF", 0, 0, 0))
+        elif number == NO_SET or not len(sets):
+            nodes.append((node, column, threshold, "BRANCH_LT", left, left + 1, int(to_left)))
+        else:
+            # A chain of nodes that test for one category each; its end is the default side.
+            goes_right = sets.members(number)
+            codes = np.flatnonzero(goes_right if to_left else ~goes_right).tolist()
+            child, default = (left + 1, left) if to_left else (left, left + 1)
+            first_link = len(tree) + len(links)
+            ids = [node, *range(first_link, first_link + len(codes) - 1)]
+            chain = [
+                (at, column, float(code), "BRANCH_EQ", child, after, 0)
+                for at, code, after in zip(
+                    ids, codes or [NO_CATEGORY], [*ids[1:], default], strict=True
+                )
+            ]
+            nodes.append(chain[0])
+            links += chain[1:]
+    return nodes + links
 
 
 Step = tuple[str, Sequence[str], str, dict[str, Any]]
 
 
 def _outputs(
-    model: Ensemble | BaggedForest, constants: dict[str, npt.NDArray[Any]]
-) -> tuple[list[Step], dict[str, int]]:
-    """Operators from sums to outputs, and the width of each output, 0 for a vector."""
+    model: Ensemble | BaggedForest,
+) -> tuple[list[Step], dict[str, npt.NDArray[Any]], dict[str, int]]:
+    """Operators from sums to outputs, their constants, and each output's width, 0 for a vector."""
     operator = "Identity"
-    steps: list[Step]
     if isinstance(model, Ensemble):
         link = LOSSES[model.objective].link
         operator = next((name for inverse, name in LINKS if inverse is link), "Identity")
     if operator == "Sign":
-        steps = [("Sign", [SUMS], "sign", {}), ("Relu", ["sign"], "prediction", {})]
-        return steps, {"prediction": 1}
+        steps: list[Step] = [("Sign", [SUMS], "sign", {}), ("Relu", ["sign"], "prediction", {})]
+        return steps, {}, {"prediction": 1}
     if not model.classes:
-        return [(operator, [SUMS], "prediction", {})], {"prediction": 1}
-    is_multi = model.n_outputs > 1
-    attributes: dict[str, Any] = {"axis": 1} if operator == "Softmax" else {}
-    steps = [(operator, [SUMS], "probabilities" if is_multi else "second", attributes)]
-    if not is_multi:
+        return [(operator, [SUMS], "prediction", {})], {}, {"prediction": 1}
+    constants = {"classes": np.array(model.classes, object)}
+    if model.n_outputs > 1:
+        attributes: dict[str, Any] = {"axis": 1} if operator == "Softmax" else {}
+        steps = [(operator, [SUMS], "probabilities", attributes)]
+    else:
         constants["one"] = np.ones(1, np.float32)
-        steps += [
+        steps = [
+            (operator, [SUMS], "second", {}),
             ("Sub", ["one", "second"], "first", {}),
             ("Concat", ["first", "second"], "probabilities", {"axis": 1}),
         ]
-    constants["classes"] = np.array(model.classes, object)
     steps += [
         ("ArgMax", ["probabilities"], "chosen", {"axis": 1, "keepdims": 0}),
         ("Gather", ["classes", "chosen"], "label", {}),
     ]
-    return steps, {"label": 0, "probabilities": len(model.classes)}
-
-
-def _tensor(name: str, array: npt.NDArray[Any]) -> Any:
-    from onnx import TensorProto, helper
-
-    if array.dtype == object:
-        texts = [text.encode() for text in array]
-        return helper.make_tensor(name, TensorProto.STRING, array.shape, texts)
-    return helper.make_tensor(name, TensorProto.FLOAT, array.shape, array.tolist())
+    return steps, constants, {"label": 0, "probabilities": len(model.classes)}

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from fedapp.histograms.build import inside_of
 from fedapp.kernels import frozen, kernel
+from fedapp.trees.categories import NO_SETS, CategorySets, goes_left, kernel_sets
 from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, leaf_rows, stack_trees
-from fedapp.trees.sets import NO_SETS, CategorySets, goes_left, kernel_sets
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
 Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree

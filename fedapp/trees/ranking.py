@@ -1,4 +1,7 @@
-"""LambdaMART's gradients as in XGBoost 3.2, and NDCG, of rows with the labels of ``queries``.
+"""Ranked rows: their labels, LambdaMART's gradients as in XGBoost 3.2, and NDCG.
+
+A label is ``N_GRADES`` times the number of the row's query, plus its relevance, so it goes wherever
+labels go. Its numbers of queries mean nothing outside of the table.
 
 Sources: Burges 2010, "From RankNet to LambdaRank to LambdaMART: An Overview"; pairs and both
 normalizations are the defaults of XGBoost 3.2.
@@ -7,6 +10,7 @@ normalizations are the defaults of XGBoost 3.2.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,18 +18,56 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, inlined, kernel
-from fedapp.trees.queries import grades_of, queries_of
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+N_GRADES: Final = 32  # relevances, from 0; as in XGBoost, gains are 2^relevance - 1
+MOST_QUERIES: Final = 2**24 // N_GRADES  # up to 2^24 float32 has all whole numbers
 
 # Ranks whose pairs with all lower ones count, and of an NDCG that names none.
 N_TOP: Final = 32
 _LEAST_HESSIAN: Final = 1e-16
 
 
-def ranking_pairs(margins: Floats, labels: Floats, is_ndcg: bool) -> tuple[Floats, Floats]:
+def queries_of(labels: npt.NDArray[Any]) -> Ints:
+    """Number of each row's query."""
+    return labels.astype(np.int64) // N_GRADES
+
+
+def grades_of(labels: npt.NDArray[Any]) -> Ints:
+    """Relevance of each row."""
+    return labels.astype(np.int64) % N_GRADES
+
+
+def numbered(names: npt.NDArray[np.str_]) -> Ints:
+    """Numbers of queries in the order in which they first occur; (n_rows,)."""
+    _, firsts, places = np.unique(names, return_index=True, return_inverse=True)
+    numbers = np.empty(len(firsts), dtype=np.int64)
+    numbers[np.argsort(firsts)] = np.arange(len(firsts))
+    return numbers[places]
+
+
+def join_queries(tables: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Labels of several tables as those of one, in which all have queries of their own."""
+    labels, n_before = list[npt.NDArray[Any]](), 0
+    for of_table in tables:
+        labels.append(of_table + N_GRADES * n_before)
+        n_before += int(queries_of(of_table).max(initial=-1)) + 1
+    return np.concatenate(labels)
+
+
+def paired_rows(labels: npt.NDArray[Any]) -> tuple[int, int]:
+    """How many queries there are, and how many of them have rows of different relevance."""
+    codes = np.unique(labels)  # a query occurs once for each relevance
+    counts = np.unique(queries_of(codes), return_counts=True)[1]
+    return len(counts), int((counts > 1).sum())
+
+
+def ranking_pairs(
+    is_ndcg: bool, margins: Floats, labels: Floats, parameters: object
+) -> tuple[Floats, Floats]:
     """Gradients and hessians of margins (n_rows, 1), of the margins' shape."""
     queries, grades = queries_of(labels), grades_of(labels)
     ranks, starts, discounts = _ranked(queries, -margins[:, 0])

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.split import Penalties, leaf_weights
 from fedapp.kernels import frozen
-from fedapp.trees.draws import ALIKE, Weights, draw_columns
-from fedapp.trees.grow import FREE, NO_ROUTES, Growth, Limits, Routes, Shape, leaves_under
+from fedapp.trees.categories import NO_SETS, CategorySets, Members
+from fedapp.trees.grow import Growth, Shape, leaves_under
+from fedapp.trees.limits import ALIKE, FREE, Limits, Weights, draw_columns
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -33,7 +34,7 @@ from fedapp.trees.model import (
     concatenated,
     stack_trees,
 )
-from fedapp.trees.sets import NO_SETS, CategorySets, Members
+from fedapp.trees.structure import NO_ROUTES, Routes
 
 Doubles = npt.NDArray[np.float64]
 

@@ -21,13 +21,20 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.categories import Categories
-from fedapp.trees.kinds import STACKED, KindsOfColumns, Model
+from fedapp.trees.categories import NO_SETS, Categories, CategorySets, CodedSets, category_counts
 from fedapp.trees.losses import Objective
-from fedapp.trees.model import Ensemble, Tree, pack_trees, trees_with_sets, unpack_trees
+from fedapp.trees.model import (
+    STACKED,
+    Ensemble,
+    KindsOfColumns,
+    Model,
+    Tree,
+    pack_trees,
+    trees_with_sets,
+    unpack_trees,
+)
 from fedapp.trees.objective import base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
-from fedapp.trees.sets import NO_SETS, CategorySets, CodedSets, category_counts
 
 Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]
@@ -190,8 +197,11 @@ def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDA
     active /= max(1, len(outputs))
     first, _, second, _ = split_weights(shape, weights.astype(np.float64))
     by_patch = (second * active).reshape(shape.n_outputs, shape.n_patches, shape.width) @ first
-    rates = _unpatched(shape, by_patch)
+    # The column, from 1, of each place in a patch; 0 beyond the first round and the last.
     columns = np.arange(shape.n_columns)
+    places = _patches(shape, columns[None].astype(np.float32) + 1).astype(np.int64).ravel()
+    sums = [np.bincount(places, rows.ravel(), shape.n_columns + 1) for rows in by_patch]
+    rates = np.array(sums, dtype=np.float64)[:, 1:]
     return rates[columns % shape.n_outputs, columns].reshape(shape.n_parties, shape.n_trees)
 
 
@@ -218,19 +228,6 @@ def _patches(shape: HeadShape, outputs: Floats) -> Floats:
     padded = np.pad(outputs, ((0, 0), (shape.n_outputs, shape.n_outputs)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, shape.patch_size, axis=1)
     return windows[:, :: shape.n_outputs]
-
-
-def _unpatched(shape: HeadShape, by_patch: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Sum over the patches of each column: float64, shape (n_outputs, n_columns)."""
-    if shape.kind != "cnn3":
-        return by_patch.reshape(shape.n_outputs, shape.n_columns)
-    n_outputs, n_patches = shape.n_outputs, shape.n_patches
-    padded = np.zeros((n_outputs, n_patches + KERNEL - 1, n_outputs))
-    # Overlapping patches: tap ``step`` of patch p belongs to padded round p + step.
-    for step in range(KERNEL):
-        taps = slice(step * n_outputs, (step + 1) * n_outputs)
-        padded[:, step : step + n_patches] += by_patch[..., taps]
-    return padded[:, 1:-1].reshape(n_outputs, shape.n_columns)
 
 
 # The model

@@ -1,4 +1,4 @@
-"""Where trees over the columns of several parties are split, and by whom.
+"""Where trees are split, and by whom; and rows moved by splits.
 
 The splits of each level, in order, determine the trees: their children get the next two numbers of
 their tree. So parties that know a level's splits agree on node numbers without being sent any, and
@@ -14,11 +14,30 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.trees.grow import node_keys, number_children
+from fedapp.kernels import frozen, kernel
+from fedapp.trees.categories import NO_SETS, CategorySets, goes_left, kernel_sets
 from fedapp.trees.predict import Places
 
 Ints = npt.NDArray[np.int64]
 R = TypeVar("R")
+NAN = np.float32(np.nan)
+
+# A split as parties receive it: node (tree, node) is split into left and left + 1.
+ROUTE = np.dtype(
+    [
+        ("tree", np.int32),
+        ("node", np.int32),
+        ("left", np.int32),
+        ("column", np.int32),
+        ("threshold", np.float32),
+        ("default_left", np.bool_),
+        ("set", np.int32),  # of a categorical split: number of the set that goes right
+    ]
+)
+Routes = npt.NDArray[np.void]
+Numbers = npt.NDArray[Any]  # integers: numbers of trees, or of nodes within a tree
+NodeList = tuple[Numbers, Numbers]  # trees and nodes, each of shape (n_nodes,)
+NO_ROUTES = np.empty(0, dtype=ROUTE)
 
 
 def joined(records: Sequence[R]) -> R:
@@ -118,3 +137,106 @@ class Structure:
         lefts, n_nodes = number_children(trees, self.n_nodes)
         splits = SplitNodes(trees, nodes, lefts.astype(np.int32), owners)
         return replace(self, n_nodes=n_nodes, levels=(*self.levels, splits))
+
+
+def routes_of(*fields: npt.NDArray[Any]) -> Routes:
+    """Splits from the arrays of the fields of ``ROUTE``, in its order."""
+    routes = np.empty(len(fields[0]), dtype=ROUTE)
+    for name, values in zip(ROUTE.names or (), fields, strict=True):
+        routes[name] = values
+    return routes
+
+
+def route_rows(
+    nodes: npt.NDArray[np.int32],
+    routes: Routes,
+    cells: npt.NDArray[Any],
+    sets: CategorySets = NO_SETS,
+    firsts: npt.NDArray[Any] | None = None,
+    missing: int | np.float32 = NAN,
+) -> npt.NDArray[np.int32]:
+    """Node of each row after the splits; int32, shape (n_trees, n_rows).
+
+    Parameters
+    ----------
+    nodes : int32, shape (n_trees, n_rows): node of each row before.
+    routes : ``ROUTE``.
+    cells : shape (n_rows, n_columns): float32 values, or numbers of bins, each of which moves as a
+        whole.
+    firsts : shape (n_routes,): of bins, the lowest one of the column that goes right.
+    missing : of bins, the code of a missing value, or -1.
+    """
+    firsts = np.ascontiguousarray(routes["threshold"] if firsts is None else firsts)
+    by_set = kernel_sets(routes["set"], sets)
+    nodes, routes, firsts, cells = frozen(nodes, routes, firsts, cells)
+    moved: npt.NDArray[np.int32] = _moved(nodes, routes, firsts, cells, missing, by_set)
+    return moved
+
+
+def each_once_among(wanted: NodeList, nodes: NodeList) -> bool:
+    """Whether all wanted nodes are among others, none of them twice."""
+    asked = node_keys(wanted).tolist()
+    once = set(asked)  # few nodes: sets are faster than numpy
+    return len(once) == len(asked) and once.issubset(node_keys(nodes).tolist())
+
+
+def children_of(trees: Numbers, lefts: Numbers) -> NodeList:
+    """Both children of some splits, from their left ones."""
+    return np.concatenate((trees, trees)), np.concatenate((lefts, lefts + 1))
+
+
+def number_children(trees: Numbers, n_nodes: Numbers) -> tuple[Numbers, Numbers]:
+    """Left children of splits, sorted by tree, and how many nodes each tree then has: children get
+    the next two numbers of their tree."""
+    counts = np.bincount(trees, minlength=len(n_nodes))
+    ranks = np.arange(len(trees)) - (np.cumsum(counts) - counts)[trees]
+    return n_nodes[trees] + 2 * ranks, n_nodes + 2 * counts
+
+
+def roots_of(n_trees: int) -> NodeList:
+    """The root of every tree."""
+    return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
+
+
+def node_keys(nodes: NodeList) -> npt.NDArray[np.int64]:
+    """A number for each node, in the order of trees and nodes."""
+    return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
+
+
+@kernel
+def _moved(nodes: Any, routes: Any, firsts: Any, cells: Any, missing: Any, sets: Any) -> Any:
+    """Nodes of the rows of all trees; a cell goes left if it is below its split's first."""
+    moved = nodes.copy()
+    widths, starts, bits = sets
+    for tree in range(nodes.shape[0]):
+        highest = 0
+        for row in range(nodes.shape[1]):
+            highest = max(highest, nodes[tree, row])
+        # Index of each node's route, -1 for nodes that were not split.
+        split_at = np.full(highest + 1, -1, dtype=np.int64)
+        for split in range(len(routes)):
+            if routes[split].tree == tree and routes[split].node <= highest:
+                split_at[routes[split].node] = split
+        for row in range(nodes.shape[1]):
+            split = split_at[nodes[tree, row]]
+            if split < 0:
+                continue
+            route = routes[split]
+            cell, side = cells[row, route.column], route.default_left
+            is_left = goes_left(cell, missing, firsts[split], side, split, widths, starts, bits)
+            moved[tree, row] = route.left + (0 if is_left else 1)
+    return moved
+
+
+@kernel
+def first_bins(points: Any, offsets: Any, routes: Any) -> Any:
+    """For each route, the lowest bin of its column that goes right; int64, shape (n_routes,).
+
+    ``points`` are values of all bins, those of column f from ``offsets[f]`` to ``offsets[f + 1]``.
+    """
+    firsts = np.empty(len(routes), dtype=np.int64)
+    for split in range(len(routes)):
+        column = routes[split].column
+        of_column = points[offsets[column] : offsets[column + 1]]
+        firsts[split] = np.searchsorted(of_column, routes[split].threshold)
+    return firsts

@@ -13,7 +13,7 @@ import xgboost
 
 from fedapp.metrics import pooled
 from fedapp.runs.baselines import baseline_rows, train_boosted
-from fedapp.trees.queries import N_GRADES, numbered
+from fedapp.trees.ranking import N_GRADES, numbered
 from fedapp.trees.survival import concordance
 from simulations.bench.exactness import breslow_trees
 from tests.federated import model_of

@@ -15,7 +15,7 @@ from fedapp.settings import load_settings
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.objective import exact_predictions, gradients, row_bounds
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.queries import N_GRADES
+from fedapp.trees.ranking import N_GRADES
 from fedapp.trees.xgboost import with_bounds
 from tests.contract.objectives import (
     AFT,

@@ -23,9 +23,9 @@ from fedapp.runs.predict import predicted_rows, trained_settings
 from fedapp.runs.session import carry_out
 from fedapp.serve.scorer import Scorer
 from fedapp.settings import load_settings
-from fedapp.trees.grow import Limits
+from fedapp.trees.categories import CategorySets
+from fedapp.trees.limits import Limits
 from fedapp.trees.model import Grown
-from fedapp.trees.sets import CategorySets
 from strategies.run import train
 
 ASKED = {"asked": {"clinic": 9, "lab": 7}, "fingerprints": {"clinic": "ab"}}

@@ -6,8 +6,7 @@ import pytest
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.constraints import interactions_of, monotone_of
-from fedapp.trees.grow import Limits
+from fedapp.trees.limits import Limits, constraints_of
 from fedapp.trees.model import LEAF, NODE
 from strategies.run import check_read
 from tests.tables import made_columns
@@ -90,9 +89,9 @@ def test_constraints_of_another_form_are_refused(given, rule):
 
 def test_columns_that_are_not_there_are_named():
     with pytest.raises(ValueError, match=r"monotone-constraints must name columns .* got c"):
-        monotone_of({"a": 1, "c": -1}, ("a", "b"))
+        constraints_of("a:1,c:-1", "", ("a", "b"))
     with pytest.raises(ValueError, match=r"interaction-constraints must name columns .* got d"):
-        interactions_of((("a", "d"),), ("a", "b"))
+        constraints_of("", "[a,d]", ("a", "b"))
 
 
 def test_monotone_constraints_beside_categories_are_refused(made):

@@ -15,10 +15,10 @@ from fedapp.histograms.bins import Cuts
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.report.summary import worse_than_alone
 from fedapp.runs.local import run_local
-from fedapp.trees.grow import ROUTE
+from fedapp.trees.categories import NO_SET, NO_SETS
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import LossParameters
-from fedapp.trees.sets import NO_SET, NO_SETS
+from fedapp.trees.structure import ROUTE
 from tests.federated import summary_of
 from tests.network import run
 from tests.tampering import refuses

@@ -21,7 +21,7 @@ from fedapp.messages.vertical import Partition
 from fedapp.records.document import to_text
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.forest.label_codes import RowFields, class_codes, number_codes
+from fedapp.trees.forest.cart import RowFields, class_codes, number_codes
 from strategies.federated_forest import WARNINGS, FederatedForest
 from tests.federated import lines_of, summary_of
 from tests.forests import encrypted_forest, forest_settings, joined, part_of, parts_of, pooled

@@ -19,7 +19,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.tables import stacked_tables
 from fedapp.trees.losses import LOSSES, PLAIN
 from fedapp.trees.objective import base_score, gradients, label_sums
-from fedapp.trees.queries import (
+from fedapp.trees.ranking import (
     N_GRADES,
     grades_of,
     join_queries,

@@ -22,7 +22,7 @@ from fedapp.report.tree import first_tree, tree_html
 from fedapp.runs.local import run_local
 from fedapp.trees.model import LEAF, Ensemble, importance
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.stock_xgboost import stock_ensemble
+from fedapp.trees.xgboost import stock_ensemble
 from strategies.secureboost import SecureBoost
 from tests.encrypted import scored
 from tests.federated import lines_of, model_bytes, model_of

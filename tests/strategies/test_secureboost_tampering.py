@@ -16,7 +16,7 @@ from fedapp.messages import secureboost as messages
 from fedapp.messages import vertical
 from fedapp.messages.secureboost import EncryptedGradients
 from fedapp.runs.local import run_local, simulated_contexts
-from fedapp.trees.queue import Queue
+from fedapp.trees.grow import Queue
 from strategies.vertical import Mailbox
 from tests.contract.methods import METHODS
 from tests.federated import lines_of, model_bytes, summary_of

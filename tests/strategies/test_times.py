@@ -19,13 +19,12 @@ from fedapp.metrics.survival import cell_scores
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, load_settings
-from fedapp.trees.cox import cox_pairs
-from fedapp.trees.grow import ROUTE
+from fedapp.trees.categories import NO_SETS
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
 from fedapp.trees.objective import gradients, measures
-from fedapp.trees.sets import NO_SETS
-from fedapp.trees.survival import concordance
+from fedapp.trees.structure import ROUTE
+from fedapp.trees.survival import concordance, cox_pairs
 from fedapp.trees.xgboost import with_bounds
 from strategies.scoring import History
 from tests import network
@@ -208,7 +207,7 @@ def test_sums_at_risk_that_rounding_has_lost_are_summed_from_the_end(factor):
     """XGBoost's own have no digit left where the ratios at risk are far below the others."""
     labels, values = separated_rows()
     margins = (factor * values[:, :1]).astype(np.float32)
-    gradient, hessian = (each[:, 0].astype(np.float64) for each in cox_pairs(margins, labels))
+    gradient, hessian = (each[:, 0].astype(np.float64) for each in cox_pairs(margins, labels, None))
     order = np.argsort(np.abs(labels), kind="stable")
     ratios, is_event = np.exp(margins[order, 0].astype(np.float64)), labels[order] > 0
     at_risk = np.cumsum(ratios[::-1])[::-1]

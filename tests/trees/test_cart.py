@@ -15,18 +15,20 @@ from hypothesis import strategies as st
 from sklearn import datasets
 from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-from fedapp.trees.forest.bagged import BaggedForest, grow_forest, leaf_values
-from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
-from fedapp.trees.forest.levels import (
+from fedapp.trees.categories import category_counts
+from fedapp.trees.forest.bagged import (
+    BaggedForest,
     Rows,
     bootstrap_counts,
     column_keys,
     count_drawn_columns,
+    grow_forest,
+    leaf_values,
     n_features,
     search_rows,
 )
+from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
 from fedapp.trees.model import parents_of
-from fedapp.trees.sets import category_counts
 
 SEEDS = range(6)
 EXACT = 65535
@@ -274,5 +276,5 @@ def test_columns_that_are_drawn_for_a_few_nodes_at_a_time_are_the_same(monkeypat
     seeds, owners = np.arange(1000), np.arange(1000) % 3
     places = np.zeros(200, dtype=np.int32), np.arange(200, dtype=np.int32)
     whole = count_drawn_columns(seeds, owners, 3, 30, places)
-    monkeypatch.setattr("fedapp.trees.forest.levels.KEYS_AT_ONCE", 5000)
+    monkeypatch.setattr("fedapp.trees.forest.bagged.KEYS_AT_ONCE", 5000)
     np.testing.assert_array_equal(count_drawn_columns(seeds, owners, 3, 30, places), whole)

@@ -27,7 +27,7 @@ from fedapp.settings import load_settings
 from fedapp.site.settings import parse_node_config
 from fedapp.site.trust import PINNED, pins_in
 from fedapp.superlinks import superlinks
-from fedapp.trees.kinds import DIVIDED
+from fedapp.trees.model import DIVIDED
 from tests.federated import summary_of
 
 pytestmark = pytest.mark.usefixtures("own_folder")

@@ -12,10 +12,10 @@ import xgboost
 
 from fedapp.runs.baselines import baseline_rows, run_baselines
 from fedapp.runs.local import run_local
+from fedapp.trees.categories import NO_SET
 from fedapp.trees.model import LEAF
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import NO_SET
 from tests.federated import model_bytes, model_of
 from tests.pooled import assert_exact, pooled_booster
 from tests.random_tables import differences, random_case

@@ -21,9 +21,15 @@ from fedapp.crypto.workers import Workers
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.fixed_point import Bounds
 from fedapp.trees.divided import Nesting, path_to, way_down
-from fedapp.trees.forest.cart import LOWEST, Rules
-from fedapp.trees.forest.claims import Extremes, LeftClaims
-from fedapp.trees.forest.label_codes import RowFields, exact_products, exact_weights, number_codes
+from fedapp.trees.forest.cart import (
+    LOWEST,
+    RowFields,
+    Rules,
+    exact_products,
+    exact_weights,
+    number_codes,
+)
+from fedapp.trees.forest.encrypted import Extremes, LeftClaims
 from fedapp.trees.forest.summed import (
     CellLayout,
     exponents,

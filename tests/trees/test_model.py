@@ -12,7 +12,14 @@ from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.split import CategoryRules, Penalties
 from fedapp.messages.local_boosting import BagReply
 from fedapp.records.document import from_text, load, to_text
-from fedapp.trees.categories import chosen, joint_categories, recoded, side_by_side
+from fedapp.trees.categories import (
+    NO_SET,
+    CategorySets,
+    chosen,
+    joint_categories,
+    recoded,
+    side_by_side,
+)
 from fedapp.trees.grow import Growth, Shape
 from fedapp.trees.model import (
     EXPLAINED,
@@ -25,7 +32,6 @@ from fedapp.trees.model import (
     unpack_trees,
 )
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import NO_SET, CategorySets
 from fedapp.trees.xgboost import trees_from_xgboost, typed_columns
 from strategies.local_boosting import check_report
 from tests.reference import compare_trees

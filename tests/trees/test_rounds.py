@@ -18,15 +18,12 @@ from clients.secureboost.round import by_tree, draw_rows
 from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
-from fedapp.trees.constraints import weights_of
-from fedapp.trees.draws import draw_columns, parse_weights
-from fedapp.trees.grow import leaves_under
+from fedapp.trees.grow import Queue, leaves_under, without_padding
+from fedapp.trees.limits import draw_columns, n_levels, parse_weights, weights_of
 from fedapp.trees.model import LEAF, check_trees
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.queue import Queue, without_padding
 from fedapp.trees.rounds import Sampling
-from fedapp.trees.size import n_levels
 from strategies.pax import PAX
 from strategies.run import load_strategy
 from strategies.secureboost import SecureBoost

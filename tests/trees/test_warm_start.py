@@ -20,11 +20,11 @@ from fedapp.errors import ConfigError, DataError, PartyError, ProtocolError
 from fedapp.home import home
 from fedapp.records.document import to_text
 from fedapp.runs.local import run_local, simulated_contexts
+from fedapp.trees.categories import NO_SET
 from fedapp.trees.model import LEAF, NODE, Ensemble, pack_trees
 from fedapp.trees.objective import LossParameters
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.sets import NO_SET
-from fedapp.trees.stock_xgboost import is_xgboost, stock_ensemble
+from fedapp.trees.xgboost import is_xgboost, stock_ensemble
 from strategies import pax
 from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model

@@ -1,7 +1,7 @@
 """A random forest by scikit-learn's rules, grown level by level on coded labels.
 
 ``encrypted`` searches a node's best split from sums by cell, which another party may have
-decrypted; ``cart`` has the sums where labels and columns are together. ``levels`` numbers nodes and
-draws rows and columns alike at every party, ``bagged`` is the forest itself. The room knows nothing
-of messages or Flower. Read ``encrypted`` first.
+decrypted; ``summed`` adds up sums over rows of several parties, and ``cart`` has the mathematics of
+one column. ``bagged`` draws rows and columns alike at every party, and is the forest itself. The
+room knows nothing of messages or Flower. Read ``encrypted`` first.
 """

@@ -29,15 +29,13 @@ from fedapp.histograms.bins import Codes, Cuts, Ints, spans
 from fedapp.histograms.build import inside_of
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.forest.bagged import branches
+from fedapp.trees.categories import sets_of_rows
+from fedapp.trees.forest.bagged import branches, by_tree
 from fedapp.trees.forest.cart import LOWEST, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import Choices, Listing, NodeTotals, best_cuts
-from fedapp.trees.forest.levels import by_tree
-from fedapp.trees.grow import routes_of
 from fedapp.trees.model import Grown
 from fedapp.trees.predict import Nodes, Places
-from fedapp.trees.sets import sets_of_rows
-from fedapp.trees.structure import Structure, joined
+from fedapp.trees.structure import Structure, joined, routes_of
 
 EXACT_BITS = 53  # of a float64: sums of fewer are exact in any order
 Floats = npt.NDArray[np.float32]
