@@ -263,10 +263,14 @@ class OwnerMasks:
         pairs = (key.p, key.q), (key.q, key.p)
         self._ring = ring_of(key.public.n_squared)
         self._rings = [ring_of(prime**2) for prime, _ in pairs]
-        self.tables = [
-            power_tables(powmod(_residue(prime, other), power, prime**2), prime, n_bytes)
-            for prime, other in pairs
-        ]
+        self.tables: list[FixedBases | SquareBase] = []
+        for ring, (prime, other) in zip(self._rings, pairs, strict=True):
+            base = powmod(_residue(prime, other), power, prime**2)
+            self.tables.append(
+                fixed_bases(ring, [base], n_bytes)
+                if has_lanes()
+                else square_base(base, prime, n_bytes)
+            )
         # 1 modulo one prime's square and 0 modulo the other's.
         self._units = [
             self._ring.take([other**2 * gmpy2.invert(other**2, prime**2)]) for prime, other in pairs
@@ -294,13 +298,6 @@ def masks_of(key: PublicKey | PrivateKey) -> PublicMasks | OwnerMasks:
     """This process's masks under a key, by the owner's way if it is private."""
     with _LOCK:
         return _owner_masks(key) if isinstance(key, PrivateKey) else _public_masks(key)
-
-
-def power_tables(base: mpz, prime: mpz, n_bytes: int) -> FixedBases | SquareBase:
-    """Powers of a base modulo a prime's square, in whichever way is faster here."""
-    if has_lanes():
-        return fixed_bases(ring_of(prime**2), [base], n_bytes)
-    return square_base(base, prime, n_bytes)
 
 
 def short_bits(key_bits: int) -> int:

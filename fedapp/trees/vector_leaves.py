@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
-from fedapp.histograms.vector_splits import best_vector_splits, vector_weights
+from fedapp.histograms.split import best_vector_splits, vector_weights
 from fedapp.kernels import frozen
 from fedapp.trees.grow import FREE, Bools, Growing, Growth, Limits, Shape
 from fedapp.trees.model import LEAF, Grown, Tree, node_of
