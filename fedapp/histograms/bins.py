@@ -9,20 +9,30 @@ All columns are concatenated in one flat array::
 Bin ``b`` of a column contains ``edges[b-1] <= x < edges[b]``; bin 0 also everything below, the last
 bin everything above. A column of categories has one bin per code, up to the highest code in use;
 its edges are 1, 2, 3 and so on, and any value that is not a category's code is missing.
+
+A value's bin is searched in a tree of the column's edges, stored level by level: the next node
+follows from a comparison by arithmetic, without a branch that could be mispredicted (S. Khuong and
+P. Morin, "Array Layouts for Comparison-Based Searching", 2017).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from fedapp.kernels import kernel, n_cores
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8 | np.uint16]
 
 NO_CODE = -1
+FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +101,12 @@ def without_categories(values: Floats, categories: Ints) -> Floats:
     return np.where(categories > 0, np.float32(np.nan), values) if categories.any() else values
 
 
+def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:
+    """Smallest dtype for codes of ``max_width`` bins, and the missing code (or ``NO_CODE``)."""
+    kind = np.uint8 if max_width + any_missing <= 256 else np.uint16
+    return kind, int(np.iinfo(kind).max) if any_missing else NO_CODE
+
+
 def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     """Replace every value by the number of its bin.
 
@@ -104,28 +120,120 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     codes : uint8 (uint16 past 256 codes), shape (n_rows, n_columns).
     missing_code : the code of a missing value, or -1 if no value is missing.
     """
-    widths, by_category = cuts.widths.tolist(), cuts.by_category.tolist()
-    # Number of codes of a column of categories, 0 for a numeric one.
-    limits = [width if named else 0 for width, named in zip(widths, by_category, strict=True)]
-    pairs = zip(values.T, limits, strict=True)
-    any_absent = any(absent(column, limit).any() for column, limit in pairs)
-    kind = np.uint8 if max(widths, default=0) + any_absent <= 256 else np.uint16
-    missing_code = int(np.iinfo(kind).max) if any_absent else NO_CODE
+    widths = cuts.widths
+    limits = np.where(cuts.by_category, widths, 0)
+    # In a numeric column without bins only rows without weight have values.
+    limits[(widths == 0) & ~cuts.by_category] = -1
+    is_missing = any_missing(values, limits)
+    kind, missing_code = code_type(int(widths.max(initial=0)), is_missing)
     codes: Codes = np.empty(values.shape, dtype=kind)
-    for column_id, (column, limit) in enumerate(zip(values.T, limits, strict=True)):
-        edges = cuts.column(column_id)[:-1]
-        codes[:, column_id] = np.searchsorted(edges, column, side="right")
-        # In a numeric column without bins only rows without weight have values.
-        if not (widths[column_id] or by_category[column_id]):
-            codes[:, column_id] = np.iinfo(kind).max
-        if any_absent:
-            codes[absent(column, limit), column_id] = missing_code
+    columns = [cuts.column(column_id)[:-1] for column_id in range(cuts.n_columns)]
+    find_bins(values, columns, limits, missing_code, codes)
     return codes, missing_code
 
 
-def absent(column: Floats, n_categories: int) -> npt.NDArray[np.bool_]:
-    """Which values of a column are missing, or no code of its categories, 0 if it is numeric."""
-    is_absent: npt.NDArray[np.bool_] = np.isnan(column)
-    if n_categories:
-        is_absent |= (column < 0) | (column >= n_categories)
-    return is_absent
+def search_tree(edges: Floats) -> Floats:
+    """Ascending edges as a full binary tree in level order, padded with NaN: above no value."""
+    n_levels = len(edges).bit_length()
+    ordered = np.full(2**n_levels - 1, np.nan, dtype=np.float32)
+    ordered[: len(edges)] = edges
+    levels = [ordered[2 ** (n_levels - 1 - d) - 1 :: 2 ** (n_levels - d)] for d in range(n_levels)]
+    return np.concatenate([*levels, np.empty(0, dtype=np.float32)])
+
+
+def find_bins(
+    values: Floats, columns: list[Floats], limits: Ints, missing_code: int, codes: Any
+) -> None:
+    """Write the bin of each value: the number of edges of its column that are not above it.
+
+    Parameters
+    ----------
+    values : float32, shape (n_rows, n_columns).
+    columns : upper edges of each column's bins but the last.
+    limits : int64, shape (n_columns,): number of codes of a column of categories (any other value
+        is missing); 0 for a numeric column, -1 for one without bins.
+    codes : unsigned, shape (n_rows, n_columns), written.
+    """
+    trees = [search_tree(edges) for edges in columns]
+    ends = np.cumsum([0, *map(len, trees)])
+    flat = np.concatenate([*trees, np.empty(0, dtype=np.float32)])
+    in_parts(
+        values.shape,
+        lambda first, last: _find(
+            values[first:last], flat, ends, limits, missing_code, codes[first:last]
+        ),
+    )
+
+
+def n_threads(shape: tuple[int, ...]) -> int:
+    """Threads that work on a table; to wake others for a small one would take longer."""
+    return n_cores() if shape[0] * shape[1] >= FEWEST_CELLS else 1
+
+
+def in_parts(shape: tuple[int, ...], work: Callable[[int, int], None]) -> None:
+    """Call ``work(first, last)`` on ranges of rows, one thread per core if the table is large."""
+    n_rows, n_parts = shape[0], n_threads(shape)
+    if n_parts == 1:
+        work(0, n_rows)
+        return
+    ends = np.linspace(0, n_rows, n_parts + 1).astype(int).tolist()
+    with ThreadPoolExecutor(n_parts) as threads:
+        list(threads.map(work, ends[:-1], ends[1:]))
+
+
+@kernel
+def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, codes: Any) -> None:
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            value, limit = values[row, column], limits[column]
+            if value != value or (limit > 0 and (value < 0 or value >= limit)):
+                codes[row, column] = missing_code
+                continue
+            first = ends[column]
+            n_edges = ends[column + 1] - ends[column]
+            node = 0
+            while node < n_edges:
+                node = 2 * node + 1 + (trees[first + node] <= value)
+            codes[row, column] = node - n_edges if limit >= 0 else -1
+
+
+@kernel
+def any_missing(values: Any, limits: Any) -> bool:
+    """Whether any value is missing; arguments as in ``find_bins``."""
+    for row in range(values.shape[0]):
+        for column in range(values.shape[1]):
+            value, limit = values[row, column], limits[column]
+            if value != value or (limit > 0 and (value < 0 or value >= limit)):
+                return True
+    return False
+
+
+@kernel
+def column_ranges(values: Any, weights: Any) -> Any:
+    """Minimum and maximum of each column over rows with weight, (2, n_columns), or NaN."""
+    ranges = np.full((2, values.shape[1]), np.nan, dtype=np.float32)
+    for row in range(values.shape[0]):
+        if not weights[row] > 0:
+            continue
+        for column in range(values.shape[1]):
+            value = values[row, column]
+            if value != value:
+                continue
+            if not value >= ranges[0, column]:
+                ranges[0, column] = value
+            if not value <= ranges[1, column]:
+                ranges[1, column] = value
+    return ranges
+
+
+@kernel
+def sum_weights(codes: Any, missing_code: int, weights: Any, starts: Any, sums: Any) -> None:
+    """Add each row's weight to its bins, rows in order; column f begins at ``starts[f]``."""
+    for row in range(codes.shape[0]):
+        weight = weights[row]
+        if not weight > 0:
+            continue
+        for column in range(codes.shape[1]):
+            code = codes[row, column]
+            if code != missing_code:
+                sums[starts[column] + code] += weight

@@ -24,19 +24,21 @@ from fedapp.histograms.bins import (
     Cuts,
     Floats,
     Ints,
+    column_ranges,
     digitise,
+    n_threads,
     ragged,
+    sum_weights,
     without_categories,
 )
 from fedapp.histograms.fixed_point import Whole
-from fedapp.kernels import n_cores
+from fedapp.kernels import frozen
 
 ValueKeys = npt.NDArray[np.uint32]  # values as unsigned integers of four digits, in the same order
 
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 N_DIGITS, BASE, DIGIT_BITS = 4, 256, 8
 _SIGN = np.uint32(1 << 31)
-FEWEST_CELLS = 2**21  # to wake other threads for a smaller table would take longer
 _SMALLEST = np.finfo(np.float32).tiny
 
 
@@ -88,7 +90,7 @@ def quantile_cuts(values: Floats, weights: Floats | None, max_bin: int) -> Cuts:
 
     # XGBoost ignores weights without labels; the labels do not enter the sketch.
     labels = np.zeros(len(values), dtype=np.float32)
-    threads = n_cores() if values.size >= FEWEST_CELLS else 1
+    threads = n_threads(values.shape)
     matrix = xgboost.QuantileDMatrix(
         values, label=labels, weight=weights, max_bin=max_bin, nthread=threads
     )
@@ -125,7 +127,7 @@ def sketch_and_code(
     values = without_categories(values, n_categories)
     cuts = quantile_cuts(values, weights, max_bin)
     # Rows without weight are ignored, as in XGBoost's sketch.
-    lows, maxima = column_ranges(values, weights)
+    lows, maxima = column_ranges(*frozen(values, weights))
     # The lower edge of a bin is a value of the column: XGBoost cuts at values.
     lowest = [
         np.empty(0, dtype=np.float32)
@@ -136,24 +138,10 @@ def sketch_and_code(
     points, offsets = ragged(lowest)
     without_masses = Sketch(points, np.zeros(len(points), dtype=np.float32), offsets, maxima)
     codes, missing_code = digitise(values, sketch_cuts(without_masses))
-    masses = [
-        np.bincount(column, np.where(column != missing_code, weights, 0), width)[:width].astype(
-            "f4"
-        )
-        for column, width in zip(codes.T, np.diff(offsets).tolist(), strict=True)
-    ]
+    masses = np.zeros(len(points))
+    sum_weights(codes, missing_code, weights, offsets[:-1], masses)
     maxima = np.where(n_categories > 0, highest, maxima)
-    return Sketch(points, ragged(masses)[0], offsets, maxima), codes, missing_code
-
-
-def column_ranges(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Minimum and maximum of each column over rows with weight, or NaN."""
-    has_weight = (weights > 0)[:, None]
-    lows, highs = (
-        least.reduce(values, axis=0, initial=np.nan, where=has_weight)
-        for least in (np.fmin, np.fmax)
-    )
-    return lows, highs
+    return Sketch(points, masses.astype(np.float32), offsets, maxima), codes, missing_code
 
 
 def _highest_codes(values: Floats, categories: Ints) -> Floats:

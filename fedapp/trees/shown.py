@@ -13,12 +13,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import absent
+from fedapp.histograms.bins import find_bins
 from fedapp.trees.categories import RARE, Categories, entries_of
 from fedapp.trees.model import LEAF, Tree
 
 FEW = 10  # rows, unless a run says otherwise
 NOT_COUNTED = -1
+MISSING = 2**16 - 1  # beyond the codes of any column
 WHAT = "names of categories", "cut points", "ends of columns"  # in the order of ``few_rows``
 
 Floats = npt.NDArray[np.float32]
@@ -57,17 +58,17 @@ def few_rows(
     """
     least = least or FEW
     entries = entries_of(categories, len(cuts))
-    widths = [len(names or ()) for names in entries]
+    widths = np.array([len(names or ()) for names in entries], dtype=np.int64)
     edges = [
         np.arange(1, width, dtype=np.float32) if width else of_column
         for width, of_column in zip(widths, cuts, strict=True)
     ]
     counts = [np.zeros(len(of_column) + 1, np.int64) for of_column in edges]
     for values in batches:
-        for count, column, of_column, width in zip(counts, values.T, edges, widths, strict=True):
-            present = column[~absent(column, width)]
-            bin_ids = np.searchsorted(of_column, present, side="right")
-            count += np.bincount(bin_ids, minlength=len(count))
+        codes = np.empty(values.shape, dtype=np.uint16)
+        find_bins(values, edges, widths, MISSING, codes)
+        for count, of_column in zip(counts, codes.T, strict=True):
+            count += np.bincount(of_column, minlength=MISSING + 1)[: len(count)]
     n_few = np.zeros(len(WHAT), np.int64)
     for names, count in zip(entries, counts, strict=True):
         few = (count > 0) & (count < least)

@@ -6,13 +6,13 @@ import xgboost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedapp.histograms.bins import NO_CODE, Cuts, absent, digitise, ragged, with_categories
+from fedapp.histograms import bins
+from fedapp.histograms.bins import Cuts, digitise, ragged, with_categories
 from fedapp.histograms.claimed import carried, disclosed_labels, row_sums, unfit_column, words_of
 from fedapp.histograms.sketch import (
     LARGEST_FLOAT,
     Descent,
     bin_map,
-    column_ranges,
     digit_counts,
     fuse_sketches,
     prune,
@@ -109,8 +109,8 @@ def test_codes_of_no_category_are_missing():
     codes, missing_code = digitise(values, cuts)
     assert codes[:, 0].tolist() == [0, 2, *[missing_code] * 3]
     assert codes[:, 1].tolist() == [0, 1, 1, 0, 1]
-    assert absent(values[:, 0], 3).tolist() == [False, False, True, True, True]
-    assert digitise(values[:2], cuts)[1] == NO_CODE
+    one, limits = values[:1, :1], np.array([3])
+    assert [bins.any_missing(one + code, limits) for code in (2, 3, -1)] == [0, 1, 1]
 
 
 def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin():
@@ -128,7 +128,7 @@ def test_a_thousand_categories_are_a_thousand_bins_whatever_max_bin():
     assert places.tolist() == list(range(1016))
 
 
-# Bins of values
+# Bins found by a search without branches
 
 
 def some_rows(n_rows, n_columns):
@@ -138,7 +138,10 @@ def some_rows(n_rows, n_columns):
     return values
 
 
-def test_codes_are_numbers_of_edges_not_above_a_value():
+@pytest.mark.parametrize("fewest_cells", [1, 2**40], ids=["threads", "alone"])
+def test_codes_are_those_of_numpy(fewest_cells, monkeypatch):
+    monkeypatch.setattr(bins, "FEWEST_CELLS", fewest_cells)
+    monkeypatch.setattr(bins, "n_cores", lambda: 3)
     values = some_rows(400, 7)
     edges = [np.unique(RNG.normal(size=n).astype(np.float32)) for n in (1, 2, 3, 7, 8, 40, 300)]
     for column, own in zip(values.T, edges, strict=True):  # some values are edges
@@ -147,7 +150,7 @@ def test_codes_are_numbers_of_edges_not_above_a_value():
     codes, missing_code = digitise(values, cuts)
     assert missing_code == np.iinfo(codes.dtype).max
     for column, own in enumerate(edges):
-        expected = (own[:-1] <= values[:, column, None]).sum(axis=1)
+        expected = np.minimum(np.searchsorted(own, values[:, column], side="right"), len(own) - 1)
         absent = np.isnan(values[:, column])
         np.testing.assert_array_equal(codes[:, column], np.where(absent, missing_code, expected))
 
@@ -170,7 +173,7 @@ def test_codes_of_a_sketch_are_those_of_its_cuts_and_its_masses_count_them():
 
 def test_a_column_without_a_value_has_no_range():
     values = np.float32([[1, np.nan], [3, 7], [2, np.nan]])
-    found = column_ranges(values, np.float32([1, 0, 1]))
+    found = bins.column_ranges(values, np.float32([1, 0, 1]))
     np.testing.assert_array_equal(found, np.float32([[1, np.nan], [2, np.nan]]))
 
 
