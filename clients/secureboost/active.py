@@ -49,9 +49,13 @@ from clients.vertical.party import Aligned, Bytes
 from fedapp import metrics
 from fedapp.crypto.packing import PRECISION, FixedPoint, grouped_layouts
 from fedapp.errors import ConfigError
-from fedapp.histograms.build import Histogram, build_all_histograms, sum_jobs
+from fedapp.histograms.build import (
+    Histogram,
+    build_all_histograms,
+    build_vector_histograms,
+    sum_jobs,
+)
 from fedapp.histograms.claimed import words_of
-from fedapp.histograms.vector_splits import build_vector_histograms
 from fedapp.messages.fields import Array, check_fields
 from fedapp.messages.secureboost import (
     MOST_PAIRS,

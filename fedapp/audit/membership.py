@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.audit.listening import trained
-from fedapp.crypto.labels import randomised_classes
+from fedapp.crypto.noise import randomised_classes
 from fedapp.data.partition import Split
 from fedapp.data.predictions import by_class
 from fedapp.data.table import Table

@@ -1,4 +1,4 @@
-"""Differential privacy: exact draws of discrete Gaussian noise, and the budget they keep to.
+"""Differential privacy: exact discrete Gaussian noise in sums and its budget; randomised labels.
 
 An integer x is drawn with probability proportional to exp(-x^2 / (2 sigma^2)). Added to integers it
 achieves what continuous Gaussian noise achieves in theory. Floating-point noise does not: its last
@@ -23,12 +23,24 @@ has weight 0 in one of them.
 Each of n parties adds noise of variance sigma^2 / (n - 1), because each knows its noise: without
 it, the sum still has sigma^2. The parties' noise adds up to a single draw, up to an error that is 0
 in float64 at the variances in use (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, Theorem 1).
+
+A label of ``k`` classes that is randomised once stays with probability ``e^epsilon / (e^epsilon + k
+- 1)``, or becomes one of the others, each as likely: k-ary randomised response (Warner 1965;
+Kairouz, Bonawitz and Ramage 2016, arXiv:1602.07387). A measure is clipped to a range and gets
+discrete Laplace noise (Ghosh, Roughgarden and Sundararajan 2009, arXiv:0811.2841) on a grid of the
+range. Either is ``epsilon``-differentially private for the label of a row: whoever sees anything
+that was computed of the result, all other parties together included, tells two labels apart with an
+advantage of ``tanh(epsilon / 2)`` at most.
+
+A row's draw is a keyed hash of its id and label: a second one is the same, so that nothing is
+learned by averaging, as long as label, classes, range and epsilon are. ``fedapp.site.labels`` sees
+to that. Probabilities are met to 2^-63 each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -37,7 +49,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.sealed import Stream
+from fedapp.crypto.sealed import Stream, Words, prefixed
 from fedapp.errors import check_package
 from fedapp.histograms.fixed_point import Whole
 
@@ -57,7 +69,12 @@ N_COUNTS = 4  # exchanges that determine the cuts
 MULTIPLIER_BITS = 20  # multipliers are sent as multiples of 2^-20
 LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
 
+LABEL_STREAM = b"label"
+STEPS = 2**12  # of a range of measures
+TAIL = 45.0  # noise beyond this many scales has a probability below 2^-64
+
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
 
 
 def discrete_gaussian(variance: int, n_numbers: int, source: Stream) -> Whole:
@@ -253,3 +270,53 @@ def _accounting() -> tuple[Any, Any]:
     from dp_accounting import rdp
 
     return dp_accounting, rdp
+
+
+# Randomised labels
+
+
+def randomised_classes(
+    numbers: Floats, classes: Sequence[str], epsilon: float, ids: Sequence[str], key: bytes
+) -> Floats:
+    """Numbers of classes, each kept or replaced by another; ``key`` has 32 bytes."""
+    n_classes = len(classes)
+    if n_classes < 2:
+        return numbers
+    stays = math.exp(epsilon) / (math.exp(epsilon) + n_classes - 1)
+    words = _words(ids, [classes[number] for number in numbers.astype(int)], key, 2)
+    # Classes after the own one, as if it were not there.
+    others = 1 + (words[:, 1] % np.uint64(n_classes - 1)).astype(np.int64)
+    replaced = (numbers.astype(np.int64) + others) % n_classes
+    return np.where(words[:, 0] < _threshold(stays), numbers, replaced).astype(np.float32)
+
+
+def randomised_measures(
+    numbers: Floats, low: float, high: float, epsilon: float, ids: Sequence[str], key: bytes
+) -> Floats:
+    """Measures between ``low`` and ``high``, to which others are clipped, with noise."""
+    step = (high - low) / STEPS
+    places = np.rint((np.clip(numbers.astype(np.float64), low, high) - low) / step)
+    # A geometric number has independent bits: P(bit i) = r / (1 + r), r = ratio^(2^i).
+    rate = epsilon / STEPS
+    n_bits = max(1, math.ceil(math.log2(TAIL / rate)))
+    words = _words(ids, places.astype(int).tolist(), key, 2 * n_bits)
+    odds = np.exp(-rate * 2.0 ** np.arange(n_bits))
+    thresholds = np.array([_threshold(odd / (1 + odd)) for odd in odds.tolist()], dtype=np.uint64)
+    powers = 2.0 ** np.arange(n_bits)
+    first, second = ((part < thresholds) @ powers for part in np.split(words, 2, axis=1))
+    # Their difference is discrete Laplace noise.
+    noised: Floats = (low + step * (places + first - second)).astype(np.float32)
+    return noised
+
+
+def _threshold(probability: float) -> np.uint64:
+    return np.uint64(min(int(math.ldexp(probability, 64)), 2**64 - 1))
+
+
+def _words(ids: Sequence[str], labels: Sequence[object], key: bytes, n_words: int) -> Words:
+    """Random words of each row, shape (n_rows, n_words)."""
+    rows = []
+    for name, label in zip(ids, labels, strict=True):
+        row = prefixed(LABEL_STREAM, name.encode(), str(label).encode())
+        rows.append(Stream(key, NOISE_LABEL, row).words(n_words))
+    return np.array(rows, dtype=np.uint64).reshape(len(ids), n_words)

@@ -29,11 +29,11 @@ from fedapp.crypto.paillier import (
     decrypt,
     encrypt,
     join_ciphertexts,
+    masks_of,
     rerandomise,
     share_out,
 )
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
-from fedapp.crypto.paillier_masks import masks_of
 from fedapp.crypto.rings import Bytes, Residues, products_by_place
 from fedapp.crypto.workers import Workers
 

@@ -40,14 +40,13 @@ def shared_workers() -> Workers:
 class Workers:
     """``n_workers`` processes, including this one; the others start when first needed.
 
-    Secrets in a call go to the workers through anonymous pipes and stay in memory. Where the system
-    cannot pass a pipe to a process (Windows) all work is done here.
+    Secrets in a call go to the workers through anonymous pipes and stay in memory.
     """
 
     def __init__(self, n_workers: int) -> None:
         if n_workers < 1:
             raise ValueError(f"n_workers must be >= 1, got {n_workers}")
-        self.n_workers = n_workers if os.name == "posix" else 1
+        self.n_workers = n_workers
         self._others: list[_Worker] = []
         self._lock = threading.Lock()
 

@@ -94,6 +94,28 @@ def build_all_histograms(
     return np.concatenate([h for h, _ in by_tree]), np.concatenate([m for _, m in by_tree])
 
 
+def build_vector_histograms(
+    codes: Codes,
+    missing_code: int,
+    columns: Ints,
+    widths: Ints,
+    gradients: npt.NDArray[np.float32],
+    nodes: npt.NDArray[np.int32],
+    wanted_trees: npt.NDArray[np.int32],
+    wanted_nodes: npt.NDArray[np.int32],
+) -> tuple[Histogram, npt.NDArray[np.int32]]:
+    """``build_all_histograms`` of several outputs, whose rows are in the nodes of one tree.
+
+    ``gradients`` is float32, shape (n_outputs, n_rows, 2), and ``nodes`` int32, (1, n_rows); the
+    sums are float64, shape (n_wanted, sum of widths, n_outputs, 2).
+    """
+    sums = [
+        build_histograms(codes, missing_code, columns, widths, of_output, nodes[0], wanted_nodes)
+        for of_output in gradients
+    ]
+    return np.stack([histogram for histogram, _ in sums], axis=2), sums[0][1]
+
+
 def slots_by_node(
     nodes: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int32]:

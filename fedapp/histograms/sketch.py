@@ -352,7 +352,7 @@ class Descent:
         self._n_bins = n_bins
         self._shares = np.array(percents or range(1, n_bins)), 100 if percents else n_bins
         self._lightest = lightest
-        self._digit = 0
+        self.digit = 0  # number of digits counted so far, 0 to 4
         no_weights, no_values = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
         self._columns = [
             _Column(
@@ -368,11 +368,6 @@ class Descent:
             )
             for has_quantiles in is_number.tolist()
         ]
-
-    @property
-    def digit(self) -> int:
-        """Number of digits counted so far, 0 to 4."""
-        return self._digit
 
     @property
     def masses(self) -> Whole:
@@ -392,7 +387,7 @@ class Descent:
             self._down(column, counts[begin:end])
             for column, (begin, end) in zip(self._columns, pairwise(offsets), strict=True)
         ]
-        self._digit += 1
+        self.digit += 1
 
     def _down(self, column: _Column, counts: Whole) -> _Column:
         filled = counts > 0
@@ -400,15 +395,15 @@ class Descent:
         prefixes = ((column.prefixes[:, None] << np.uint32(DIGIT_BITS)) | digits)[filled]
         below = (column.below[:, None] + np.cumsum(counts, axis=1) - counts)[filled]
         masses = counts[filled]
-        total = column.total if self._digit else int(masses.sum())
-        targets = column.targets if self._digit else quantile_ranks(total, *self._shares)
+        total = column.total if self.digit else int(masses.sum())
+        targets = column.targets if self.digit else quantile_ranks(total, *self._shares)
         if column.whole and len(masses) <= self._n_bins:
             return replace(
                 column, prefixes=prefixes, below=below, masses=masses, targets=targets, total=total
             )
         # Which prefix contains each target. Only these are counted by the next digit.
         prefix_ids = np.searchsorted(below, targets, side="right") - 1
-        n_digits = self._digit + 1
+        n_digits = self.digit + 1
         is_last = n_digits == N_DIGITS
         is_resolved = is_last | (masses[prefix_ids] <= self._lightest)
         resolved = prefix_ids[is_resolved]

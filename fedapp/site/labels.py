@@ -1,6 +1,6 @@
 """A site's labels as a run sees them: with ``label-epsilon`` each is randomised once.
 
-``fedapp.crypto.labels`` draws. Two draws of a row by one random word show more than each if what
+``fedapp.crypto.noise`` draws. Two draws of a row by one random word show more than each if what
 they depend on differs: if a label stays below a threshold ``t`` of three classes, and ``t' > t`` of
 two, then a word between both shows it for certain. So ``labels.json`` pins the columns, epsilon,
 range and the classes of the whole table, which other parties do not choose.
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.crypto.labels import randomised_classes, randomised_measures
+from fedapp.crypto.noise import randomised_classes, randomised_measures
 from fedapp.data.labels import Labels, class_ids, class_names, merge_classes
 from fedapp.data.partition import keyed_digests
 from fedapp.errors import ConfigError, DataError

@@ -43,13 +43,13 @@ Gain
 Split search
     ``histograms.split.best_splits``: lower columns first, bins ascending with missing rows right,
     then descending with them left; the first of equal gains wins. With one tree for all outputs
-    the rules are others, ``histograms.vector_splits.best_vector_splits``. Which columns may split
+    the rules are others, ``histograms.split.best_vector_splits``. Which columns may split
     a node is ``trees.limits.Limits``; which nodes are split, ``trees.grow.Queue``.
 Leaf
     ``histograms.split.leaf_weight`` is computed in float64 and rounded to float32. Where alpha
     leaves nothing of a gradient it is -0.0. ``trees.grow.Growth`` multiplies it by eta in float32.
     Leaves that are quantiles are ``trees.quantiles.quantile``, vectors
-    ``histograms.vector_splits.vector_weights``.
+    ``histograms.split.vector_weights``.
 Margins
     ``trees.predict.add_trees`` adds leaf values in float32, in the order of the trees.
     ``trees.losses.Link`` makes predictions of margins.

@@ -37,10 +37,11 @@ from fedapp.histograms.split import (
     CategoryRules,
     Penalties,
     best_splits,
+    best_vector_splits,
     leaf_weights,
     right_categories,
+    vector_weights,
 )
-from fedapp.histograms.vector_splits import best_vector_splits, vector_weights
 from fedapp.kernels import frozen
 from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets, set_numbers
 from fedapp.trees.limits import FREE, WIDEST, GrowPolicy, Limits

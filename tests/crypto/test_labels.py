@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from fedapp.crypto.labels import STEPS, randomised_classes, randomised_measures
+from fedapp.crypto.noise import STEPS, randomised_classes, randomised_measures
 
 KEY = bytes(range(32))
 MANY = [f"c{number}" for number in range(20_000)]

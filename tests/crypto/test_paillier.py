@@ -17,25 +17,23 @@ from phe.paillier import generate_paillier_keypair
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import FixedPoint, Layout, grouped_layouts, readable_rows
 from fedapp.crypto.paillier import (
+    BASE_BYTES,
+    OwnerMasks,
+    PublicMasks,
     check_ciphertexts,
     decrypt,
     encrypt,
+    fixed_bases,
     from_phe,
     from_phe_numbers,
+    random_digits,
     rerandomise,
+    short_bits,
+    square_base,
     to_phe,
     to_phe_numbers,
 )
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key, read_public_key
-from fedapp.crypto.paillier_masks import (
-    BASE_BYTES,
-    OwnerMasks,
-    PublicMasks,
-    fixed_bases,
-    random_digits,
-    short_bits,
-    square_base,
-)
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers
@@ -366,7 +364,7 @@ def test_a_short_mask_is_a_power_of_one_base_modulo_both_primes(key, monkeypatch
     n_tables = short.tables[0].n_tables
     digits = np.zeros((3, n_tables), np.uint8)
     digits[0, 0], digits[1], digits[2, 3] = 1, random_digits(1, n_tables)[0], 7
-    monkeypatch.setattr("fedapp.crypto.paillier_masks.random_digits", lambda *_: digits)
+    monkeypatch.setattr("fedapp.crypto.paillier.random_digits", lambda *_: digits)
     base, *powers = numbers_of(key, short.draw(3))
     exponents = [int.from_bytes(row.tobytes(), "little") for row in digits[1:]]
     assert powers == [powmod(base, one, key.public.n_squared) for one in exponents]

@@ -8,9 +8,8 @@ from gmpy2 import mpz, powmod
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedapp.crypto import lanes, paillier, paillier_masks, rings
-from fedapp.crypto.lanes.registers import supported
-from fedapp.crypto.lanes.ring import LaneRing
+from fedapp.crypto import lanes, paillier, rings
+from fedapp.crypto.lanes import LaneRing
 from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.paillier_keys import PrivateKey, generate_key
@@ -19,7 +18,7 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from tests.crypto.test_paillier import sums_read
 
-needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
+needs_lanes = pytest.mark.skipif(not lanes.has_lanes(), reason="needs AVX-512 IFMA")
 KINDS = [PlainRing, pytest.param(LaneRing, marks=needs_lanes)]
 # One limb to many; just below and above a power of two, where quotients and carries are extreme.
 MODULI = [
@@ -180,8 +179,8 @@ def test_shares_are_whole_registers_and_of_a_size_that_memory_holds():
 @pytest.fixture
 def made(monkeypatch):
     """A key that no tables are kept for."""
-    monkeypatch.setattr(paillier_masks, "_owner_masks", paillier_masks.OwnerMasks)
-    monkeypatch.setattr(paillier_masks, "_public_masks", paillier_masks.PublicMasks)
+    monkeypatch.setattr(paillier, "_owner_masks", paillier.OwnerMasks)
+    monkeypatch.setattr(paillier, "_public_masks", paillier.PublicMasks)
     return generate_key(256, insecure_small_key=True)
 
 
@@ -211,7 +210,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(made, full_masks, mo
 @needs_lanes
 def test_threads_that_draw_masks_at_once_get_masks_of_their_own():
     key = generate_key(256, insecure_small_key=True)
-    source = paillier_masks.PublicMasks(key.public)
+    source = paillier.PublicMasks(key.public)
     with Workers(4) as workers:
         drawn = workers.run_here(source.draw, [(7,)] * 20)
     own = lanes.ring_of(key.public.n_squared)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedapp.crypto import labels as crypto
+from fedapp.crypto import noise as crypto
 from fedapp.data.schema import Declared, Reader
 from fedapp.errors import ConfigError, DataError
 from fedapp.home import home

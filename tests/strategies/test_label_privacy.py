@@ -6,7 +6,7 @@ from hashlib import blake2b
 import numpy as np
 import pytest
 
-from fedapp.crypto.labels import randomised_classes, randomised_measures
+from fedapp.crypto.noise import randomised_classes, randomised_measures
 from fedapp.errors import ConfigError, PartyError
 from fedapp.home import home
 from fedapp.runs.local import run_local
