@@ -18,9 +18,8 @@ from fedapp.crypto.paillier import encrypt
 from fedapp.crypto.workers import Workers
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.records.document import from_text, to_text
-from fedapp.report.tree import first_tree, tree_html
 from fedapp.runs.local import run_local
-from fedapp.trees.model import LEAF, Ensemble, importance
+from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.xgboost import stock_ensemble
 from strategies.secureboost import SecureBoost
@@ -196,17 +195,6 @@ def test_onnx_predicts_what_one_tree_does(trained):
     margins = predict_margins(model, values)
     powers = np.exp(margins - margins.max(axis=1, keepdims=True))
     np.testing.assert_allclose(ours, powers / powers.sum(axis=1, keepdims=True), atol=1e-6)
-
-
-def test_a_report_draws_the_largest_class_of_each_leaf(trained):
-    model = model_of(trained[1])
-    assert importance(model)["total_gain"]
-    drawn = first_tree(model)
-    leaf = int(np.flatnonzero(model.trees[0]["left"] == LEAF)[0])
-    values = model.trees[0]["value"][leaf]
-    best = int(np.argmax(values))
-    assert drawn.leaf(leaf)[0] == f"{model.classes[best]}: {values[best]:+.4g}"
-    assert "the margins of all classes" in tree_html(drawn)
 
 
 REFUSED = [
