@@ -123,7 +123,7 @@ def costs_of(plan, monkeypatch):
 COSTS = {
     # plan: at a party, at the server
     "pax": ((358, 980, 14, 14, 22336), (247, 1133, 3, 17, 1222)),
-    "federated-forest, encoded": ((554, 2919, 19, 172, 27022), (196, 1079, 6, 27, 1195)),
+    "federated-forest, encoded": ((480, 1979, 18, 130, 26774), (186, 1036, 6, 28, 1190)),
 }
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from clients.handshake import relevant_versions, site_key, weights_of
 from clients.vertical.party import Aligned, Ints, Subsets
-from fedapp.crypto.psi import check_list, draw_scalar, mask, mask_ids, match
+from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
 from fedapp.data.partition import (
@@ -271,13 +271,14 @@ class Opening(Aligned):
             raise ProtocolError(culprit, "MaskedList", "owner", "must be every party once")
         for owner, points in lists.items():
             with as_protocol_error(owner, "MaskedList", "points"):
-                check_list(points)
+                intersect([points])
         local = lists.pop(self.name)
         entries = dict[str, Ints]()
         for name in self.passive:
+            shared = intersect([local, lists[name]])
             entries[name] = np.full(len(self.ids), ABSENT, dtype=np.int64)
-            rows, their_rows = match(local, lists[name])
-            entries[name][self.secret.order[rows]] = their_rows
+            rows = self.secret.order[places(local, shared)]
+            entries[name][rows] = places(lists[name], shared)
         return entries
 
     # Two ways to join rows: those that all have, or all of the active party's with those of each

@@ -1,7 +1,7 @@
 """Big integers as rows of bytes, and batched modular arithmetic.
 
 ``PlainRing`` has residues as gmpy2 integers in an object array, and processes share the work.
-``fedapp.crypto.lanes.LaneRing`` has rows of limbs, and products release Python's lock, so
+``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's lock, so
 threads share it. Both serialise alike: an integer is a big-endian row of bytes.
 """
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
 N_LANES = 8  # big integers side by side in a register
+ORDER = 2**252 + 27742317777372353535851937790883648493  # of ristretto255: l of RFC 9496, Section 4
 
 Bytes = npt.NDArray[np.uint8]
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
@@ -37,7 +38,7 @@ def from_bytes_array(rows: Bytes) -> list[mpz]:
 
 
 class Ring(Protocol):
-    """Arithmetic modulo a number; see ``fedapp.crypto.lanes.LaneRing``."""
+    """Arithmetic modulo a number; see ``fedapp.crypto.lanes.ring.LaneRing``."""
 
     modulus: mpz
 

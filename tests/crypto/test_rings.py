@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedapp.crypto import lanes, paillier, rings
-from fedapp.crypto.lanes import LaneRing
+from fedapp.crypto.lanes.registers import supported
+from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.paillier_keys import PrivateKey, generate_key
@@ -18,7 +19,7 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from tests.crypto.test_paillier import sums_read
 
-needs_lanes = pytest.mark.skipif(not lanes.has_lanes(), reason="needs AVX-512 IFMA")
+needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
 KINDS = [PlainRing, pytest.param(LaneRing, marks=needs_lanes)]
 # One limb to many; just below and above a power of two, where quotients and carries are extreme.
 MODULI = [

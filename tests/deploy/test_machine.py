@@ -5,16 +5,18 @@ import pytest
 from gmpy2 import mpz
 
 from fedapp.crypto import lanes, psi
+from fedapp.crypto.lanes import ring, ristretto
+from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
 from fedapp.errors import MachineError, PartyError
 from fedapp.runs.local import run_local
 
-needs_lanes = pytest.mark.skipif(not lanes.has_lanes(), reason="needs AVX-512 IFMA")
+needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
 RESIDUES = (
     r"residues of \d+ bits must be those of gmpy2, got others: this machine's processor or memory "
     r"is faulty, or its AVX-512 code, which NUMBA_ENABLE_AVX=0 in its environment switches off$"
 )
-IDS = "masked ids must be those of RFC 9497, got others: this machine's"
+POINTS = "points of ristretto255 must be those of {}, got others: .* NUMBA_ENABLE_AVX=0"
 # A kernel, and which of its arguments it writes to.
 KERNELS = {
     "read_words": 1,
@@ -32,14 +34,14 @@ def broken(monkeypatch):
     """``broken(kernel, rows)``: from now on the lowest limb of these rows has a wrong bit."""
 
     def break_kernel(kernel, rows=slice(None)):
-        right, written = getattr(lanes, kernel), KERNELS[kernel]
+        right, written = getattr(ring, kernel), KERNELS[kernel]
 
         def wrong(*arguments):
             returned = right(*arguments)
             arguments[written][rows, 0] ^= np.uint64(1 << 40)
             return returned
 
-        monkeypatch.setattr(lanes, kernel, wrong)
+        monkeypatch.setattr(ring, kernel, wrong)
 
     return break_kernel
 
@@ -47,7 +49,7 @@ def broken(monkeypatch):
 @pytest.fixture
 def at_the_start():
     """As in a process that has checked nothing yet."""
-    checks = [lanes.check_known_answers, psi.check_known_answer]
+    checks = [ring.check_known_answers, ristretto.check_known_answers, psi._check_expander]
     [check.cache_clear() for check in checks]
     yield
     [check.cache_clear() for check in checks]
@@ -64,23 +66,35 @@ def test_a_kernel_with_a_wrong_bit_is_caught_before_it_is_used(kernel, rows, bro
             lanes.ring_of(mpz(2**255 - 19))
 
 
+def scaling(monkeypatch, change):
+    """From now on points that are scaled, and whether they are valid, are changed."""
+    right = ristretto.scale_words
+    monkeypatch.setattr(ristretto, "scale_words", lambda *given: change(*right(*given)))
+
+
+@needs_lanes
+@pytest.mark.parametrize("flipped", [np.uint64(1 << 17), np.uint64(0)], ids=["bit", "no point"])
 def test_points_that_are_not_those_of_the_rfc_are_caught_before_any_is_masked(
-    monkeypatch, at_the_start
+    monkeypatch, at_the_start, flipped
 ):
-    group = psi._group()
-    points = mask_ids(["a", "b"], draw_scalar())
-    psi.check_known_answer.cache_clear()
-    right = group.crypto_scalarmult_ristretto255
-    monkeypatch.setattr(group, "crypto_scalarmult_ristretto255", lambda *given: right(*given)[::-1])
-    for call, given in ((mask_ids, ["a"]), (mask, points)):
-        with pytest.raises(MachineError, match=f"^{IDS}"):
-            call(given, draw_scalar())
+    """Without a bit that is wrong, an encoding that must be refused is not."""
+    scaling(monkeypatch, lambda out, valid: (out ^ flipped, valid if flipped else np.array([True])))
+    with pytest.raises(MachineError, match=f"^{POINTS.format('RFC 9496')}"):
+        mask_ids(["a"], draw_scalar())
 
 
 def test_bytes_of_ids_that_are_not_those_of_the_rfc_are_caught(monkeypatch, at_the_start):
     monkeypatch.setattr(psi, "expander", lambda dst, n_bytes: lambda message: bytes(n_bytes))
-    with pytest.raises(MachineError, match=f"^{IDS}"):
+    with pytest.raises(MachineError, match=r"^uniform bytes of ids must be those of RFC 9380, got"):
         mask_ids(["a"], draw_scalar())
+
+
+@needs_lanes
+def test_a_point_that_only_this_machine_refuses_is_not_blamed_on_who_sent_it(monkeypatch):
+    points = mask_ids(["a", "b", "c"], draw_scalar())
+    scaling(monkeypatch, lambda out, valid: (out, np.array([True, False, True])))
+    with pytest.raises(MachineError, match=f"^{POINTS.format('libsodium')}"):
+        mask(points, draw_scalar())
 
 
 @needs_lanes

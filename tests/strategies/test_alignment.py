@@ -11,7 +11,7 @@ from pyarrow import csv, parquet
 
 from clients.vertical.opening import Secret, _shuffle
 from fedapp.conversation import ask
-from fedapp.crypto.psi import DST, mask_ids, mask_messages
+from fedapp.crypto.psi import DST, hash_messages, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
@@ -212,7 +212,7 @@ def forms_of(ids, seed):
     digests = [hashlib.new(name, text) for name in ("md5", "sha256", "blake2b") for text in texts]
     return [
         *texts,
-        *(point.tobytes() for point in mask_messages(texts, bytes([1, *bytes(31)]), DST)),
+        *(point.tobytes() for point in hash_messages(texts, DST)),
         *(hashlib.blake2b(text, key=key, digest_size=16).digest() for text in texts),
         *(digest.hexdigest().encode() for digest in digests),
         *(digest.digest()[:16] for digest in digests),

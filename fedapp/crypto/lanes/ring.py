@@ -1,7 +1,4 @@
-"""Arithmetic modulo an odd number N on rows of limbs, eight rows at a time, by AVX-512 IFMA.
-
-``ring_of`` gives the faster ring of a modulus, ``run_shared`` the faster way to share work:
-``LaneRing`` and threads, where the processor has these instructions, else gmpy2 and processes.
+"""Arithmetic modulo an odd number N on rows of limbs, eight rows at a time.
 
 ``LaneRing`` checks arguments, the kernels nothing. A residue x is stored in Montgomery's form, x R
 mod N for R = 2^(52 k), in k limbs of 52 bits, lowest first, below 4 N. With R >= 16 N no final
@@ -28,71 +25,41 @@ Accelerating big integer arithmetic using Intel IFMA extensions, 2016.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gmpy2
-import numba
-import numba.extending
 import numpy as np
-import numpy.typing as npt
 from gmpy2 import mpz
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
-from numba.extending import models, register_model
 
+from fedapp.crypto.lanes.registers import (
+    LIMB_BITS,
+    WORD_BYTES,
+    Limbs,
+    RowIds,
+    add,
+    add_high,
+    add_low,
+    carry_of,
+    limb_of,
+    load,
+    registers,
+    spread,
+    store,
+)
 from fedapp.crypto.rings import (
-    N_LANES,
     Bytes,
     PlainRing,
     Residues,
     Ring,
-    RowIds,
     from_bytes_array,
     to_bytes_array,
 )
-from fedapp.crypto.workers import Call, Workers
 from fedapp.errors import MachineError
 from fedapp.kernels import kernel
 
-LIMB_BITS, WORD_BYTES = 52, 8
-WORD = ir.IntType(64)
-REGISTER = ir.VectorType(WORD, N_LANES)
-Limbs = npt.NDArray[np.uint64]
 SLACK_BITS, MOST_LIMBS = 4, 1023  # R >= 16 N, and columns below 2^64
 WINDOW_BITS = 4
-
-
-@functools.cache
-def has_lanes() -> bool:
-    """Whether code that numba compiles here multiplies big integers side by side."""
-    # numba has no type annotations for its config.
-    config: Any = numba.config
-    try:
-        features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
-    except RuntimeError:  # LLVM does not know the processor
-        return False
-    has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
-    return has_all and not config.DISABLE_JIT
-
-
-def ring_of(modulus: mpz) -> Ring:
-    """The faster ring of an odd modulus; not cached, as a modulus may be secret."""
-    if not has_lanes():
-        return PlainRing(modulus)
-    check_known_answers()
-    return LaneRing(modulus)
-
-
-def run_shared(workers: Workers, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
-    """Run calls dominated by products: in threads if these release Python's lock, or processes."""
-    run = workers.run_here if has_lanes() else workers.run
-    return run(function, calls)
-
-
-# Residues
 
 
 class LaneRing:
@@ -265,144 +232,6 @@ def _answers(ring: Ring) -> Residues:
     digits = np.arange(33, dtype=np.uint8).reshape(11, 3)
     powers = [ring.squares(residues, 9), ring.power(residues, 2**70 + 12345)]
     return np.concatenate([sums, products, *powers, ring.table_products(tables, digits)])
-
-
-# Registers: eight words side by side, and numba functions of LLVM's vector operations
-
-
-class _Lanes(types.Type):
-    """Numba's type of a register."""
-
-    def __init__(self) -> None:
-        super().__init__(name="Lanes")
-
-
-LANES: Any = _Lanes()
-
-
-@register_model(_Lanes)
-class _LanesModel(models.PrimitiveModel):
-    """How LLVM stores the type."""
-
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, REGISTER)  # type: ignore[no-untyped-call]
-
-
-def operation(function: Callable[..., Any]) -> Any:
-    """Register a function as a numba intrinsic."""
-    return numba.extending.intrinsic(function)
-
-
-def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    """Address of the register ``index`` of an array."""
-    data = context.make_array(kind)(context, builder, array).data
-    word = builder.gep(data, [builder.mul(index, ir.Constant(WORD, N_LANES))])
-    return builder.bitcast(word, REGISTER.as_pointer())
-
-
-def _is_flat(array: Any) -> bool:
-    """Whether an array is one contiguous run of 64-bit words."""
-    words = isinstance(array, types.Array) and array.dtype == types.uint64
-    return words and array.ndim == 1 and array.layout == "C"
-
-
-@operation
-def load(_: Any, array: Any, index: Any) -> Any:
-    """Words ``8 * index`` to ``8 * index + 7`` of a flat uint64 array."""
-    if not _is_flat(array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_pointer(context, builder, signature.args[0], *arguments), align=8)
-
-    return LANES(array, types.intp), generate
-
-
-@operation
-def store(_: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """Write a register over words ``8 * index`` to ``8 * index + 7``."""
-    if not _is_flat(array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *target, value = arguments
-        builder.store(value, _pointer(context, builder, signature.args[0], *target), align=8)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, LANES), generate
-
-
-@operation
-def spread(_: Any, word: Any) -> Any:
-    """The same word in all lanes."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        undefined, first = ir.Constant(REGISTER, ir.Undefined), ir.Constant(ir.IntType(32), 0)
-        single = builder.insert_element(undefined, arguments[0], first)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), N_LANES), None)
-        return builder.shuffle_vector(single, undefined, everywhere)
-
-    return LANES(types.uint64), generate
-
-
-def _add_product(builder: Any, half: str, *registers: Any) -> Any:
-    """Add the low ("l") or high ("h") half of a product; registers: sum and two factors."""
-    kind = ir.FunctionType(REGISTER, [REGISTER] * 3)
-    find: Any = cgutils.get_or_insert_function
-    function = find(builder.module, kind, f"llvm.x86.avx512.vpmadd52{half}.uq.512")
-    return builder.call(function, registers)
-
-
-def _lanes(n_registers: int, emit: Callable[..., Any]) -> Any:
-    """A function of ``n_registers`` to one: its type, and what adds its instructions."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return emit(builder, *arguments)
-
-    return LANES(*[LANES] * n_registers), generate
-
-
-def _same(number: int) -> Any:
-    """A register with the same number in all lanes."""
-    return ir.Constant(REGISTER, [ir.Constant(WORD, number)] * N_LANES)
-
-
-@operation
-def add_low(_: Any, total: Any, left: Any, right: Any) -> Any:
-    """``total`` plus the lower 52 bits of the product of the factors' lower 52 bits."""
-    return _lanes(3, lambda builder, *lanes: _add_product(builder, "l", *lanes))
-
-
-@operation
-def add_high(_: Any, total: Any, left: Any, right: Any) -> Any:
-    """``total`` plus the upper 52 bits of the product of the factors' lower 52 bits."""
-    return _lanes(3, lambda builder, *lanes: _add_product(builder, "h", *lanes))
-
-
-@operation
-def add(_: Any, left: Any, right: Any) -> Any:
-    """Sums modulo 2^64."""
-    return _lanes(2, lambda builder, *lanes: builder.add(*lanes))
-
-
-@operation
-def limb_of(_: Any, lanes: Any) -> Any:
-    """The lower 52 bits."""
-    return _lanes(1, lambda builder, lanes: builder.and_(lanes, _same((1 << LIMB_BITS) - 1)))
-
-
-@operation
-def carry_of(_: Any, lanes: Any) -> Any:
-    """What is above the lower 52 bits."""
-    return _lanes(1, lambda builder, lanes: builder.lshr(lanes, _same(LIMB_BITS)))
-
-
-def registers(n_registers: int) -> npt.NDArray[np.uint64]:
-    """Uninitialised memory for ``n_registers``, aligned to cache lines; flat."""
-    n_words = n_registers * N_LANES
-    memory = np.empty(n_words + N_LANES, dtype=np.uint64)
-    first = -(memory.ctypes.data // memory.itemsize) % N_LANES
-    return memory[first : first + n_words]
 
 
 # Kernels
