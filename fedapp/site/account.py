@@ -27,11 +27,11 @@ Once a later checkpoint is stored, the state before it is gone, and so is what w
 Letters may be random (ciphertexts are); so ``site.answer`` stores those of each answer until then,
 and sends the same again.
 
-Two exceptions. A round that loses a party in the clear begins again without it, so its questions
+Two exceptions. A round that loses a party in the clear restarts without it, so its questions
 differ: the opening says how often that may happen (``restarts``), at most twice, and not at a site
-with ``least-bin-rows``. And a run that has diverged is
-opened again with fewer rounds, and ends, once, in the place of the round that diverged. A later
-hello may also bring the order of columns, which is known once all tables are; it heads the chain.
+with ``least-bin-rows``. And a run that has diverged is opened again with fewer rounds, and ends,
+once, in the place of the round that diverged. A later hello may also bring the order of columns,
+which is known once all tables are; it heads the chain.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Account:
     answered: Mapping[str, str] = field(default_factory=dict)
     # How many distinct ones of a kind, and of a class of letters.
     times: Mapping[str, int] = field(default_factory=dict)
-    restarts: int = 0  # rounds that began again
+    restarts: int = 0  # rounds that were restarted
     rounds: int | None = None  # fewer than the opening's, with which the run was opened again
     is_cut: bool = False  # whether it has ended in the place of a round
     first_round: int | None = None  # not 0 if the run continues another model
@@ -170,8 +170,8 @@ def _check_parties(name: str, request: Plan) -> None:
 def _check_rounds(config: SiteConfig, method: str, request: Plan) -> None:
     """Check that a plan has only rounds and restarts that a run of its kind can have."""
     declared = method_of(method)
-    # A party that is lost in the clear makes a round begin again, twice if it comes back. Whether
-    # there are more parties nobody can check: their names and keys are the coordinator's.
+    # A party that is lost in the clear makes a round restart, twice if it comes back. Nobody can
+    # check whether there are more parties: their names and keys are the coordinator's.
     is_plain = request.aggregation == "plain" and declared and declared.family == "horizontal"
     trains = declared is None or declared.trains
     for name, most in (
@@ -272,7 +272,7 @@ def _refuse(party: str, message: Message | str, field: str, rule: str, got: Any)
 
 
 def is_question(request: Request) -> bool:
-    """Whether an answer tells of the rows; openings, keys and masks have rules of their own."""
+    """Whether an answer discloses anything about rows; openings, keys and masks have other rules."""
     return request.is_step and not (
         isinstance(request, Plan)
         or (request.kind.startswith("query.") and request.leaves in ("nothing", "masks"))
@@ -348,7 +348,7 @@ def take(
     store.put(
         replace(
             account,
-            # What was answered after a question that begins again is another line.
+            # What was answered after a question that restarts a round is another line.
             answered={n: c for n, c in account.answered.items() if int(n) < int(number)}
             | {number: chain},
             times=_counted(config, account, request, letters),
@@ -383,7 +383,7 @@ def most_times(kind: type[Message], account: Account) -> float:
     assert plan is not None
     sizes = {name: len(plan[name]) if name == "parties" else int(plan[name]) for name in kind.times}
     if "rounds" in sizes:
-        sizes["rounds"] += int(plan["restarts"])  # rounds that begin again
+        sizes["rounds"] += int(plan["restarts"])  # rounds that restart
     return math.prod(sizes.values()) + kind.spare
 
 
