@@ -272,7 +272,7 @@ def _refuse(party: str, message: Message | str, field: str, rule: str, got: Any)
 
 
 def is_question(request: Request) -> bool:
-    """Whether an answer discloses anything about rows; openings, keys and masks have other rules."""
+    """Whether an answer discloses anything about rows; openings, keys and masks have own rules."""
     return request.is_step and not (
         isinstance(request, Plan)
         or (request.kind.startswith("query.") and request.leaves in ("nothing", "masks"))
