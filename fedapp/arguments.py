@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from fedapp.trees.objective import AUTO
 # Names in Python that are not the setting's with underscores.
 IN_PYTHON = {"lambda": "reg_lambda", "alpha": "reg_alpha"}
 # A setting's name in an error text: not part of a path, a number or a longer word.
-SETTING = re.compile(r"(?<![\w./-])(?:--)?([a-z]+(?:-[a-z]+)*(?:\.[a-z]+(?:-[a-z]+)*)?)(?![\w./-])")
-UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting)")
+_WORDS = r"[a-z]+\d?(?:-[a-z]+)*"
+SETTING = re.compile(rf"(?<![\w./-])(?:--)?({_WORDS}(?:\.{_WORDS})?)(?![\w./-])")
+UNKNOWN = re.compile(r"^[\w.-]+(?= is not a setting| must be omitted for )")
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Value]:
@@ -64,18 +66,28 @@ def check_arguments(given: Iterable[str]) -> None:
             raise ConfigError(f"{name} must be omitted: {way.format(name)}")
 
 
-def settings_of(strategy: str, given: Mapping[str, Any]) -> dict[str, Value]:
+def settings_of(
+    strategy: str, given: Mapping[str, Any], keywords: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Value]:
     """Convert keyword arguments to settings by their full names; None is the default.
 
-    ConfigError if a name is unknown, or a value has a type that no setting has.
+    ConfigError if a name is unknown, or a value has a type that no setting has; it names settings
+    as in ``keywords``, if they are there.
     """
     check_arguments(given)
-    flat: Mapping[str, Any] = flatten(_kebab(given))
-    flat = {name: value for name, value in flat.items() if value is not None}
-    with naming_python_keywords():
+    flat = in_kebab_case(given)
+    with naming_python_keywords(keywords):
         named = settings_named(flat, strategy)
-    types = defaults()
-    return {name: _as_value(_in_python(name), value, types[name]) for name, value in named.items()}
+    return {
+        name: _as_value(keywords.get(name, _in_python(name)), value, defaults()[name])
+        for name, value in named.items()
+    }
+
+
+def in_kebab_case(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments by names as in files, those of sections with a dot; without None."""
+    flat: Mapping[str, Any] = flatten(_kebab(given))
+    return {name: value for name, value in flat.items() if value is not None}
 
 
 def check_parameters(
@@ -153,12 +165,13 @@ def _in_python(setting: str) -> str:
 
 
 @contextmanager
-def naming_python_keywords(others: Mapping[str, str] | None = None) -> Iterator[None]:
+def naming_python_keywords(
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[None]:
     """Let ConfigErrors name settings by their keywords in Python, or as in ``others``."""
     try:
         yield
     except ConfigError as error:
-        keywords = others or {}
 
         def renamed(match: re.Match[str]) -> str:
             # A plain word such as "label" is a setting only as the subject or in a hint.
@@ -166,9 +179,9 @@ def naming_python_keywords(others: Mapping[str, str] | None = None) -> Iterator[
             is_hint = text[: match.start()].endswith((" did you mean ", " nearest is ", " or "))
             if name not in defaults() or not (match.start() == 0 or "-" in name or is_hint):
                 return match[0]
-            return keywords.get(name, _in_python(name))
+            return others.get(name, _in_python(name))
 
-        text = UNKNOWN.sub(lambda match: _in_python(match[0]), str(error))
+        text = UNKNOWN.sub(lambda match: others.get(match[0], _in_python(match[0])), str(error))
         error.args = (SETTING.sub(renamed, text),)
         raise
 

@@ -257,6 +257,13 @@ def alias(kebab: str, known: Collection[str], method: str) -> str:
     return _first((kebab, *ALIASES.get(kebab, ())), known, method)
 
 
+def meaning(kebab: str, known: Collection[str], method: str, value: object = "") -> str:
+    """What a name of other libraries or methods means here, as the end of a text; or nothing."""
+    if meant := alias(kebab, known, method):
+        return f"; did you mean {meant}?"
+    return _hint(UNSUPPORTED, (f"{kebab}={str(value).lower()}", kebab), known, method)
+
+
 def setting_hint(name: str, known: Collection[str], method: str = "", value: object = "") -> str:
     """What an unknown name means here, or which setting was probably meant, or an empty text.
 
@@ -265,9 +272,7 @@ def setting_hint(name: str, known: Collection[str], method: str = "", value: obj
     """
     section, _, kebab = name.strip().lower().replace("_", "-").rpartition(".")
     method = section or method
-    if meant := alias(kebab, known, method):
-        return f"; did you mean {meant}?"
-    if hint := _hint(UNSUPPORTED, (f"{kebab}={str(value).lower()}", kebab), known, method):
+    if hint := meaning(kebab, known, method, value):
         return hint
     if owners := [setting for setting in known if setting.partition(".")[2] == kebab]:
         return f"; did you mean {' or '.join(owners)}?"

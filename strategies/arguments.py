@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from inspect import Parameter, Signature, isfunction, signature
+from inspect import Parameter, Signature, getmembers, isfunction, signature
 from typing import Any, ClassVar
 
-from fedapp.arguments import naming_python_keywords, python_name, settings_of
+from fedapp.arguments import (
+    check_arguments,
+    in_kebab_case,
+    naming_python_keywords,
+    python_name,
+    settings_of,
+)
 from fedapp.errors import ConfigError
+from fedapp.known_names import setting_hint, setting_of
 from fedapp.settings import (
     Settings,
     TableSettings,
     Value,
     about_settings,
     defaults,
-    flatten,
     load_settings,
     setting_names,
 )
 from strategies.flower import FlowerStrategy
 from strategies.method import LOCAL_TABLES, OF_APP, TreeStrategy
+from strategies.run import unread_error
 
 # Settings of the tables, which are set at the parties, where the tables are.
 OF_TABLES = setting_names(TableSettings) - {"positive-label"} | {
@@ -51,7 +58,10 @@ class MethodStrategy(FlowerStrategy):
     **settings
         Names and defaults of the run config. Settings of the method's section come without the
         section's name (``bins``, not ``pax.bins``); lambda and alpha are ``reg_lambda`` and
-        ``reg_alpha``. ``**context.run_config`` works as it is.
+        ``reg_alpha``. ``**context.run_config`` works if it names a ``strategy``.
+
+    ``start`` calls a subclass's ``configure_train``, ``aggregate_train``, ``configure_evaluate``
+    and ``aggregate_evaluate`` in the order of Flower's loop.
 
     Raises
     ------
@@ -63,12 +73,11 @@ class MethodStrategy(FlowerStrategy):
 
     def __init__(self, **settings: Any) -> None:
         protocol_class = self.protocol_class
-        for name, member in vars(type(self)).items():
-            is_of_method = isfunction(member) and hasattr(protocol_class, name)
-            if is_of_method and not hasattr(MethodStrategy, name):
+        for name, member in getmembers(type(self), isfunction):
+            if hasattr(protocol_class, name) and not hasattr(MethodStrategy, name):
                 base = f"{protocol_class.__module__}.{protocol_class.__name__}"
                 rule = f"must be overridden in a subclass of {base}, the method that is called"
-                raise ConfigError(f"{name} {rule}, got one in {type(self).__name__}")
+                raise ConfigError(f"{name} {rule}, got {member.__qualname__}")
         super().__init__(protocol_class(settings_from(protocol_class, settings)))
 
 
@@ -102,36 +111,57 @@ def settings_from(protocol: type[TreeStrategy[Any]], given: Mapping[str, Any]) -
     """Settings from the arguments of a ``MethodStrategy``."""
     for name in OF_FEDAVG.keys() & given.keys():
         raise ConfigError(f"{name} must be omitted: {OF_FEDAVG[name]}, got {given[name]!r}")
-    section_names = {
-        _keyword(name): name for name in defaults() if "." in name and protocol.takes(name)
+    check_arguments(given)
+    in_section = {
+        name.rpartition(".")[2]: name for name in defaults() if "." in name and protocol.takes(name)
     }
-    with naming_python_keywords({name: keyword for keyword, name in section_names.items()}):
-        # A name such as max_depth may be a setting of the method's section and a general one.
-        named: dict[str, Value] = {}
-        for name, value in flatten(given).items():
-            general = name.replace("_", "-")
-            if (keyword := name.replace("-", "_")) not in section_names or protocol.takes(general):
-                named[name] = value
-            elif section_names[keyword] not in given:
-                named[section_names[keyword]] = value
-            elif value != defaults().get(general):  # a whole run config has both
-                named[name] = value
-        named = settings_of(protocol.method, named)
-        if (method := named.setdefault("strategy", protocol.method)) != protocol.method:
-            rule = f"must be {protocol.method} for {protocol.__name__}"
-            raise ConfigError(f"strategy {rule}, got {method!r}")
-        named.setdefault("data", LOCAL_TABLES)
-        settings = load_settings(named)
-        of_tables = OF_TABLES if settings.data == LOCAL_TABLES else frozenset()
-        for name, value in settings.changed.items():
-            if name in of_tables - {"data"} and name in named:
-                rule = "must be set where the tables are read, at the parties"
-            elif name in OF_APP - {"strategy"}:
-                rule = "must be omitted: fedapp's own ServerApp keeps run folders"
-            elif not protocol.takes(name):
-                rule = f"must be omitted for {protocol.method}, which does not read it"
-            else:
-                continue
-            raise ConfigError(f"{name} {rule}, got {value!r}")
+    keywords = {setting: python_name(name) for name, setting in in_section.items()}
+    written = in_kebab_case(given)
+    named: dict[str, Value] = {}
+    with naming_python_keywords(keywords):
+        for name, value in written.items():
+            setting = in_section.get(name, name)
+            # A name such as max-depth may be a setting of the method's section and a general one,
+            # and a whole run config has both.
+            if name in defaults() and (protocol.takes(name) or setting in written):
+                setting = name
+            if setting in named:
+                raise ConfigError(f"{setting} must be given once, got {named[setting]} and {value}")
+            if _is_taken(protocol, setting, value, of_run_config="strategy" in written):
+                named[setting] = value
+        typed = settings_of(protocol.method, named, keywords)
+        settings = load_settings({"strategy": protocol.method, "data": LOCAL_TABLES, **typed})
         protocol.check_settings(settings)
         return settings
+
+
+def _is_taken(
+    protocol: type[TreeStrategy[Any]], name: str, value: object, of_run_config: bool
+) -> bool:
+    """Whether a constructor takes a setting; of a run config it ignores defaults of others.
+
+    ConfigError if it must be omitted. The tables' settings in a run config are for the parties.
+    """
+    method, cls = protocol.method, protocol.__name__
+    setting = setting_of(name, defaults(), method)
+    taken = [each for each in defaults() if protocol.takes(each)]
+    if setting == "strategy" and value != method:
+        raise ConfigError(f"strategy must be {method} for {cls}, got {value!r}")
+    if setting in OF_TABLES and not of_run_config:
+        rule = "must be set where the tables are read, at the parties"
+        raise ConfigError(f"{setting} {rule}, got {value!r}")
+    if setting == "strategy" or (setting in taken and setting not in OF_APP):
+        return True
+    if of_run_config and value == defaults().get(setting):
+        return False
+    if setting in OF_APP:
+        rule = "must be omitted: fedapp's own ServerApp keeps run folders"
+        raise ConfigError(f"{setting} {rule}, got {value!r}; fedapp run {method} has it")
+    with_section = {each.replace(".", "-"): each for each in defaults() if "." in each}
+    setting = with_section.get(setting, setting)
+    if setting in taken:  # pax_bins
+        raise ConfigError(f"{name} is not a setting; did you mean {setting}?")
+    if any(setting in (each, each.partition(".")[2]) for each in defaults()):
+        raise unread_error(setting, value, method, taken)
+    hint = setting_hint(setting, taken, method, value) or f"; help({cls}) lists them"
+    raise ConfigError(f"{name} is not a setting{hint}")

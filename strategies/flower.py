@@ -2,9 +2,9 @@
 
 One exchange is one Flower round: ``configure_train`` returns the messages of the pending exchange,
 ``aggregate_train`` passes the replies to the conversation. So Flower's ``Strategy.start`` can drive
-a method too, and ends with the same model. ``start`` here adds what long runs need: it polls for
-replies every few milliseconds, resends lost messages, waits for approvals, and ends with the
-conversation.
+a method too, and ends with the same model. ``start`` here calls the same hooks in the same order,
+so that a subclass may override them, and adds what long runs need: it polls for replies every few
+milliseconds, resends lost messages, waits for approvals, and ends with the conversation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedapp.conversation import Exchange
 from fedapp.errors import ConfigError, DivergedError, PartyError, StoppedError, as_plain
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
@@ -35,6 +34,7 @@ from strategies.handshake import find_nodes, site_names
 from strategies.method import TreeStrategy
 
 APPROVAL_POLL = 2.0  # seconds
+HOOKS = "configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"
 NO_WRAP = (
     "as it is: a wrapper that reads or changes weights, such as Flower's differential privacy, "
     "cannot serve trees (PAX has epsilon)"
@@ -49,6 +49,8 @@ class FlowerStrategy(Driver[Any], Strategy):
     def __init__(self, protocol: TreeStrategy[Any]) -> None:
         super().__init__(protocol)
         self._is_asked = False  # whether the pending exchange's messages have been sent
+        self._is_watched = True  # whether anybody looks at models before the last
+        self._deadline = protocol.settings.exchange_deadline
         self._arrays = ArrayRecord()
         self._records = MetricRecord(), MetricRecord()
         self._recorded = self._scores  # in the records
@@ -89,7 +91,9 @@ class FlowerStrategy(Driver[Any], Strategy):
             remedy = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
             raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
         if self._conversation is None:
-            self._check_rounds(_rounds_of_flowers_start())
+            arguments = _of_flowers_start()
+            self._check_rounds(arguments.get("num_rounds"))
+            self._deadline = arguments.get("timeout", self._deadline)
             wait = self._stages.wait
             n_lost = len(self._state.left_out)
             n_asked = self.settings.asked_parties
@@ -137,7 +141,8 @@ class FlowerStrategy(Driver[Any], Strategy):
         Returns
         -------
         The model so far as ``model.json`` in the array ``model``, empty before the first round and
-        where the server has none; and the training rows' scores of the last finished round.
+        where the server has none (``start`` makes it at the end only, unless a hook is overridden
+        or ``evaluate_fn`` given); and the training rows' scores of the last finished round.
 
         Raises
         ------
@@ -147,18 +152,16 @@ class FlowerStrategy(Driver[Any], Strategy):
             if self._conversation is None:
                 raise ConfigError("aggregate_train must come after configure_train")
             return self._arrays, self._metrics()[0]
-        self._receive(replies)
-        return self._model_so_far(), self._metrics()[0]
-
-    def _receive(self, replies: Iterable[Message]) -> None:
         by_address = {reply.metadata.src_node_id: reply for reply in replies}
         self._is_asked = False
         self.take(lambda party: self._read(by_address.get(self._addresses[party]), party))
+        shows_model = self._is_watched or self.pending is None
+        return self._model_so_far() if shows_model else self._arrays, self._metrics()[0]
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         assert self.pending is not None
         if message is None:
-            waited = f"no answer within {self.settings.exchange_deadline:g} s"
+            waited = f"no answer within {self._deadline:g} s"
             raise PartyError(party, self._step, waited)
         return read_reply(message, party, self.pending.reply, self._state.model_id, self._step)
 
@@ -237,36 +240,47 @@ class FlowerStrategy(Driver[Any], Strategy):
         _check_empty("evaluate_config", evaluate_config or {})
         if self._conversation is not None:
             raise ConfigError("strategy must be a new one for each run, got one that has run")
+        hooks = {name: getattr(getattr(self, name), "__func__", None) for name in HOOKS}
+        is_plain = all(hooks[name] is getattr(FlowerStrategy, name) for name in HOOKS)
+        self._is_watched = evaluate_fn is not None or not is_plain
+        self._deadline = timeout or self._deadline
         self.summary()
-        waits = self.settings.resend_after, timeout or self.settings.exchange_deadline
+        waits = self.settings.resend_after, self._deadline
         courier = Courier(grid, self.ledger, *waits, self._name_waiting, self._clocks)
-        arrays = initial_arrays or ArrayRecord()
-        config = train_config
-        result = Result()
+        arrays, result = initial_arrays or ArrayRecord(), Result()
+        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         if evaluate_fn and (metrics := evaluate_fn(0, arrays)):
             result.evaluate_metrics_serverapp[0] = metrics
         with self.ledger:
             for number in count(1):
-                start = time.perf_counter()
-                messages = self.configure_train(number, arrays, config or ConfigRecord(), grid)
+                start, before = time.perf_counter(), self._arrays
+                messages = list(self.configure_train(number, arrays, configs[0], grid))
+                replies = self._replies(messages, courier)
+                try:
+                    model, train = self.aggregate_train(number, replies)
+                except DivergedError as error:
+                    raise self._at_round(error) from error
+                self.ledger.flush(FLUSH_SECONDS)
+                if messages[0].metadata.message_type.startswith("train."):
+                    seconds, training = self._state.seconds
+                    self._note(seconds=(seconds, training + time.perf_counter() - start))
+                arrays = arrays if model is None else model
+                messages = list(self.configure_evaluate(number, arrays, configs[1], grid))
+                evaluated = grid.send_and_receive(messages, timeout=waits[1]) if messages else ()
+                valid = self.aggregate_evaluate(number, evaluated)
+                if train:
+                    result.train_metrics_clientapp[number] = train
+                if valid:
+                    result.evaluate_metrics_clientapp[number] = valid
+                evaluate = None if self._arrays is before else evaluate_fn
+                if evaluate and (metrics := evaluate(number, arrays)):
+                    result.evaluate_metrics_serverapp[number] = metrics
                 if self.pending is None:
                     break
                 if self._is_stopped:  # by a callback, here or in another process
                     rule = f"the run was stopped after round {self._state.rounds}"
                     raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
-                try:
-                    self._exchange(self.pending, messages, courier, start)
-                except DivergedError as error:
-                    raise self._at_round(error) from error
-                if self._scores[0]:
-                    train, valid = self._metrics()
-                    result.train_metrics_clientapp[number] = train
-                    result.evaluate_metrics_clientapp[number] = valid
-                evaluate = evaluate_fn if self._make_model else None
-                if evaluate and (metrics := evaluate(number, self._model_so_far())):
-                    result.evaluate_metrics_serverapp[number] = metrics
-                arrays = self._arrays
-        result.arrays = self._model_so_far()
+        result.arrays = arrays
         return result
 
     def _check_rounds(self, num_rounds: int | None) -> None:
@@ -276,18 +290,20 @@ class FlowerStrategy(Driver[Any], Strategy):
             remedy = "the strategy's own arguments say how much is trained"
             raise ConfigError(f"num_rounds {rule}, got {num_rounds}; {remedy}")
 
-    def _exchange(
-        self, pending: Exchange, messages: Iterable[Message], courier: Courier, start: float
-    ) -> None:
-        request = next(iter(pending.requests.values()))
+    def _replies(self, messages: Sequence[Message], courier: Courier) -> list[Message]:
+        """Send the messages of the pending exchange, and wait for the replies."""
+        requests = self.pending.requests if self.pending else {}
+        parties = {self._addresses[party]: party for party in requests}
+        nodes = [message.metadata.dst_node_id for message in messages]
+        if not self._is_asked or sorted(nodes) != sorted(parties):
+            rule = "must return those of super().configure_train, one for each party"
+            raise ConfigError(f"messages of configure_train {rule}, got {len(nodes)} for {nodes}")
+        request = next(iter(requests.values()))
         n_rounds = self.protocol.most_rounds(self.settings)
         self._stages.begin(request, self._state.rounds + 1, n_rounds)
-        by_party = dict(zip(pending.requests, messages, strict=True))
-        self._receive(self._answers(courier, by_party).values())
-        self.ledger.flush(FLUSH_SECONDS)
-        if request.kind.startswith("train."):
-            before, training = self._state.seconds
-            self._note(seconds=(before, training + time.perf_counter() - start))
+        by_party = {parties[node]: each for node, each in zip(nodes, messages, strict=True)}
+        replies = self._answers(courier, by_party)
+        return [replies[party] for party in requests if party in replies]
 
     def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
         """Show whose replies are missing; an unnamed node by its registered site."""
@@ -320,13 +336,13 @@ def _check_empty(name: str, config: Mapping[str, Any]) -> None:
         raise ConfigError(f"{name} {rule}, got {', '.join(config)}")
 
 
-def _rounds_of_flowers_start() -> int | None:
-    """``num_rounds`` of the ``Strategy.start`` that calls, also through a wrapper; None outside."""
-    # Flower's loop passes its number of rounds to no hook.
+def _of_flowers_start() -> Mapping[str, Any]:
+    """Arguments of the ``Strategy.start`` that calls, also through a wrapper; none outside."""
+    # Flower's loop passes neither its number of rounds nor its timeout to a hook.
     frame: FrameType | None = sys._getframe()
     while frame and frame.f_code is not Strategy.start.__code__:
         frame = frame.f_back
-    return frame.f_locals["num_rounds"] if frame else None
+    return frame.f_locals if frame else {}
 
 
 def _bytes_of(arrays: ArrayRecord) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedapp.conversation import Checkpoint
 from fedapp.data.datasets import dataset_names, find_dataset
 from fedapp.errors import ConfigError, DivergedError, in_words
-from fedapp.known_names import alias, method_hint
+from fedapp.known_names import meaning, method_hint
 from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
@@ -28,7 +28,7 @@ from fedapp.run_folder import (
     new_run_dir,
     resumed_settings,
 )
-from fedapp.settings import Settings, flatten
+from fedapp.settings import Settings, defaults, flatten
 from strategies.drive import Callbacks, Driver
 from strategies.flower import FlowerStrategy
 from strategies.handshake import ENGINES, shared_rows
@@ -170,17 +170,26 @@ def check_read(settings: Settings, given: Collection[str] = ()) -> None:
     # Given settings come first: a preset changes others.
     unread = {*given, *settings.changed} - set(read)
     for name in sorted(unread, key=lambda name: (name not in given, name)):
-        readers = [
-            other
-            for other, strategy in all_strategies().items()
-            if not all_methods()[other].describes
-            and name in strategy.settings_read(settings.model_copy(update={"strategy": other}))
-        ]
-        synonym = alias(name.rpartition(".")[2], read, method)
-        way = f"did you mean {synonym}?" if synonym else f"read by {', '.join(readers)}"
-        way += REMEDIES.get(name, "")
-        rule = f"must be omitted for {method}, which does not read it"
-        raise ConfigError(f"{name} {rule}, got {values[name]!r}; {way}")
+        raise unread_error(name, values[name], method, read)
+
+
+def unread_error(name: str, value: object, method: str, read: Collection[str]) -> ConfigError:
+    """About a setting that a method does not read, with one that it reads, or who reads it.
+
+    ``name`` may lack the section's name.
+    """
+    section, _, kebab = name.rpartition(".")
+    settings = [setting for setting in defaults() if name in (setting, setting.partition(".")[2])]
+    readers = [
+        other
+        for other, strategy in all_strategies().items()
+        if (section or not all_methods()[other].describes) and any(map(strategy.takes, settings))
+    ]
+    way = meaning(kebab, read, method, value)
+    if "; " not in way:  # no setting is nearest
+        way += f"; read by {', '.join(readers)}"
+    rule = f"must be omitted for {method}, which does not read it"
+    return ConfigError(f"{name} {rule}, got {value!r}{way}{REMEDIES.get(name, '')}")
 
 
 def all_strategies() -> dict[str, type[TreeStrategy[Any]]]:

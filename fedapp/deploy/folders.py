@@ -31,16 +31,7 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.targets import (
-    PUBLIC,
-    SCRIPT,
-    SECRET,
-    TARGETS,
-    Federation,
-    Machine,
-    Site,
-    Texts,
-)
+from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, TARGETS, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
@@ -50,6 +41,7 @@ from fedapp.site.trust import KeyPair
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
+ONE_TARGET = re.compile("|".join(TARGETS))
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -97,7 +89,7 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     folder is not empty."""
     for name in (federation.name, *federation.sites):
         _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
-    _check_target(target)
+    _check(ONE_TARGET, target, ", ".join(TARGETS), "target")
     _check(HOST, federation.host, "a host name or an address", "host")
     if bool(federation.certificate) != bool(federation.key):
         raise ConfigError("--certificate and --key must be given together")
@@ -108,12 +100,10 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     folder = Path(machine.folder)
     authority = new_authority(federation.name)
     hosts = tuple(dict.fromkeys((federation.host, *LOOPBACK)))
-    ca = authority.files()
     server = server_certificate(authority, hosts)
-    write_new(folder / "ca.key", ca.secret, SECRET)
-    write_new(folder / "ca.crt", ca.public, PUBLIC)
-    write_new(folder / "server.key", server.secret, SECRET)
-    write_new(folder / "server.crt", server.public, PUBLIC)
+    for name, pair in (("ca", authority.files()), ("server", server)):
+        write_new(folder / f"{name}.key", pair.secret, SECRET)
+        write_new(folder / f"{name}.crt", pair.public, PUBLIC)
     _write_superexec_secret(folder)
     for name in ("sites", "users", "flower", "home"):
         (folder / name).mkdir(mode=0o700)
@@ -215,7 +205,7 @@ def write_site(
     if policy and policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
     _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
-    _check_target(target)
+    _check(ONE_TARGET, target, ", ".join(TARGETS), "target")
     if not is_address(superlink):
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
     data = _existing(site.data)
@@ -270,11 +260,9 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     values = {key: value for key, value in values.items() if value}
     if policy:
         rules = POLICIES[policy]
-
-        def fits(method: Method) -> bool:
-            return rules.fits(method) and not method.stands  # lasting: to be allowed by name
-
-        allowed = ",".join(name for name, method in all_methods().items() if fits(method))
+        # A method that stands is lasting, and has to be allowed by name.
+        methods = {name: each for name, each in all_methods().items() if not each.stands}
+        allowed = ",".join(name for name, each in methods.items() if rules.fits(each))
         values = {**values, "allow": allowed, **rules.settings, **values}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     # TOML refuses a key that is set twice, so settings in use are not offered again.
@@ -301,11 +289,6 @@ def _machine(folder: Path, name: str) -> Machine:
         raise ConfigError(f"{folder} must be an empty folder or a new one{way}")
     folder.chmod(0o700)
     return Machine(str(folder), programs, name)
-
-
-def _check_target(target: str) -> None:
-    if target not in TARGETS:
-        raise ConfigError(f"target must be {', '.join(TARGETS)}, got {target!r}")
 
 
 def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:

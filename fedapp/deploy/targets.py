@@ -14,13 +14,13 @@ import re
 import secrets
 import shlex
 import sys
+import tomllib
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from getpass import getuser
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -28,6 +28,7 @@ from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import app_folder
 
 Texts = dict[str, tuple[str, int]]  # file name -> (content, mode)
+Commands = Mapping[str, Sequence[str]]  # by process, or by name in a template
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o700
 LOOPBACK = "127.0.0.1"
 METRICS = ("python", "-P", "-m", "fedapp", "serve", "--metrics", "--port", "${FEDAPP_METRICS}")
@@ -173,119 +174,45 @@ def fill(name: str, values: Mapping[str, str]) -> str:
     return re.sub(r"\{([A-Z_]+)\}", lambda match: values[match[1]], text)
 
 
-def as_yaml(comment: str, document: object) -> str:
-    """A YAML document after a comment."""
-    # The JSON round trip copies shared objects, which YAML would write as references.
-    separate = json.loads(json.dumps(document))
-    return comment + str(yaml.safe_dump(separate, sort_keys=False, width=100))
-
-
-# systemd units, one per process, each isolated from what it does not need.
-
-# For processes that run the app or read rows: no network beyond this machine.
-_NO_WAY_OUT = ("IPAddressDeny=any", "IPAddressAllow=localhost")
+# systemd units, one per process, each isolated from what it does not need: templates/units-*.toml.
 
 
 def units_federation(machine: Machine, federation: Federation) -> Texts:
     """Units of SuperLink, SuperExec and metrics; nginx is the host's."""
-    folder, name = machine.folder, federation.name
-    superlink, superexec = (f"fedapp-{name}-{p}.service" for p in ("superlink", "superexec"))
-    flower, home = f"{folder}/flower", f"{folder}/home"
-    hidden = f"InaccessiblePaths={folder}/ca.key {folder}/users"
-    return {
-        superlink: _unit(
-            machine,
-            f"SuperLink of {name}",
-            (f"Wants={superexec}",),
-            federation.superlink(folder, flower),
-            (f"ReadWritePaths={flower}", f"{hidden} {home}", *_NO_WAY_OUT),
-            federation.health(folder),
-        ),
-        **_metrics(machine, name, f"{hidden} {folder}/server.key"),
-        superexec: _unit(
-            machine,
-            f"SuperExec of {name}",
-            (f"After={superlink}",),
-            federation.superexec(folder),
-            (f"ReadWritePaths={flower} {home}", f"{hidden} {folder}/server.key", *_NO_WAY_OUT),
-        ),
-        **host_config(machine, federation),
+    folder = machine.folder
+    commands = {
+        "superlink": federation.superlink(folder, f"{folder}/flower"),
+        "superexec": federation.superexec(folder),
     }
+    values = {"NAME": federation.name, "HEALTH": " ".join(federation.health(folder))}
+    units = _units("units-federation.toml", machine, commands, values)
+    return units | host_config(machine, federation)
 
 
 def units_site(machine: Machine, site: Site) -> Texts:
-    """Units of SuperNode, SuperExec and metrics."""
-    # SuperNode is PartOf SuperExec, so both restart together: an unpatched SuperNode waits forever
-    # for the answer of a process that died with its SuperExec.
-    folder, name = machine.folder, site.name
-    supernode, superexec = (f"fedapp-{name}-{p}.service" for p in ("supernode", "superexec"))
-    return {
-        supernode: _unit(
-            machine,
-            f"SuperNode of {name}",
-            (f"Wants={superexec}", f"PartOf={superexec}"),
-            site.supernode(folder),
-            (f"ReadWritePaths={folder}/flower", f"InaccessiblePaths={folder}/home {site.data}"),
-            site.health(),
-        ),
-        **_metrics(machine, name, f"InaccessiblePaths=-{folder}/home/sites {site.data}"),
-        **_standing(machine, site),
-        superexec: _unit(
-            machine,
-            f"SuperExec of {name}",
-            (f"After={supernode}",),
-            site.superexec(folder),
-            (
-                f"ReadWritePaths={folder}/flower {folder}/home",
-                f"InaccessiblePaths={folder}/supernode.key -{folder}/supernode.key.old",
-                *_NO_WAY_OUT,
-            ),
-        ),
+    """Units of SuperNode, SuperExec, metrics and the standing process."""
+    folder = machine.folder
+    commands = {
+        "supernode": site.supernode(folder),
+        "superexec": site.superexec(folder),
+        STANDING: site.standing(folder),
     }
+    values = {"NAME": site.name, "HEALTH": " ".join(site.health()), "DATA": site.data}
+    return _units("units-site.toml", machine, commands, values | {"STANDS": shlex.quote(STANDS)})
 
 
-def _standing(machine: Machine, site: Site) -> Texts:
-    """Unit of the standing process, which has the rows and the network; it starts only if set."""
-    folder, name = machine.folder, site.name
-    condition = f"ExecCondition=/bin/grep -q {shlex.quote(STANDS)} {folder}/site.toml"
-    hidden = f"InaccessiblePaths={folder}/supernode.key {folder}/flower"
-    lines = (condition, f"ReadWritePaths={folder}/home", hidden)
-    unit = _unit(machine, f"standing scores of {name}", (), site.standing(folder), lines)
-    return {f"fedapp-{name}-standing.service": unit}
-
-
-def _metrics(machine: Machine, name: str, hidden: str) -> Texts:
-    """Unit of the exporter, which starts only if its environment sets a port."""
-    condition = """ExecCondition=/bin/sh -c '[ -n "$FEDAPP_METRICS" ]'"""
-    unit = _unit(machine, f"metrics of {name}", (), METRICS, (condition, hidden, *_NO_WAY_OUT))
-    return {f"fedapp-{name}-metrics.service": unit}
-
-
-def _unit(
-    machine: Machine,
-    description: str,
-    unit_lines: Sequence[str],
-    command: Sequence[str],
-    service_lines: Sequence[str],
-    health: Sequence[str] = (),
-) -> tuple[str, int]:
-    wait_until_healthy = f"ExecStartPost=/bin/sh -c 'until {' '.join(health)}; do sleep 1; done'"
+def _units(name: str, machine: Machine, commands: Commands, values: Mapping[str, str]) -> Texts:
     path = f"{machine.programs}:/usr/local/bin:/usr/bin:/bin"
     variables = {**sealed_environment(machine.folder, machine.name), "PATH": path}
-    values = {
-        "DESCRIPTION": description,
-        "UNIT": _lines(unit_lines),
-        "USER": getuser(),
-        "ENVIRONMENT": _lines(f"Environment={key}={value}" for key, value in variables.items()),
-        "COMMAND": f"{machine.programs}/{' '.join(command)}",
-        "STARTED": _lines([wait_until_healthy] if health else []),
-        "SERVICE": _lines(service_lines),
-    }
-    return fill("process.unit", values), PUBLIC
-
-
-def _lines(lines: Iterable[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
+    environment = "".join(f"Environment={key}={value}\n" for key, value in variables.items())
+    commands = {**commands, "metrics": METRICS}
+    texts = Texts()
+    for process, unit in tomllib.loads(fill(name, {**values, "DIR": machine.folder})).items():
+        parts = {"UNIT": "", "STARTED": "", **{key.upper(): text for key, text in unit.items()}}
+        command = f"{machine.programs}/{' '.join(commands[process])}"
+        parts |= {"USER": getuser(), "ENVIRONMENT": environment, "COMMAND": command}
+        texts[f"fedapp-{values['NAME']}-{process}.service"] = fill("process.unit", parts), PUBLIC
+    return texts
 
 
 # Bash scripts that start the processes and restart them when they end.
@@ -336,8 +263,6 @@ def _command(words: Sequence[str]) -> str:
 
 # nginx in front of a coordinator's SuperLink.
 
-IMAGE = "nginx:1.28.0"
-
 
 # The SuperLink serves all its routes on one port and does not authenticate users who start runs. So
 # it listens on the loopback only, and nginx forwards two path prefixes, each on its own port:
@@ -347,8 +272,7 @@ def host_config(machine: Machine, federation: Federation) -> Texts:
     """Configuration for the http block of the host's nginx."""
     # nginx workers cannot read the coordinator's folder, so the users file is elsewhere.
     users = f"/etc/nginx/fedapp-{federation.name}.users"
-    text = _servers(machine, federation, users)
-    return {"nginx.conf": (text, PUBLIC)}
+    return {"nginx.conf": (_servers(machine, federation, users), PUBLIC)}
 
 
 def certificate_of(machine: Machine, federation: Federation) -> tuple[str, str]:
@@ -389,113 +313,54 @@ def user_line(name: str) -> tuple[str, str]:
 
 # Compose files: a coordinator on its host's network, a site in two networks.
 
-_FEDERATION = """\
-# docker compose up --detach; on the host's network, where all but nginx listens on the loopback.
-"""
-_COMPOSE_SITE = """\
-# docker compose up --detach. The SuperNode has the network and the key, but no rows; the process
-# that reads the rows has no network but to the SuperNode. A table for predict-data needs a line in
-# the superexec's volumes too. With another Flower than the tested one a superexec that died is
-# started again, but the SuperNode waits for its answer for ever: docker compose restart supernode
-"""
-
 
 def compose_federation(machine: Machine, federation: Federation) -> Texts:
     """SuperLink, SuperExec and nginx; a user's app sees no key and no password of others."""
     folder = machine.folder
-    flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
-    keys = [f"{folder}/{name}" for name in ("ca.crt", "superexec.secret")]
-    server = [f"{folder}/{name}" for name in ("server.crt", "server.key")]
-    proxy = [f"{folder}/{name}" for name in ("ca.crt", "nginx.conf", "nginx.users")]
-    servers = _servers(machine, federation, f"{folder}/nginx.users")
-    superlink, superexec = federation.superlink(folder, flower), federation.superexec(folder)
-    files = _volumes((*keys, *server), (flower,))
-    services = {
-        "superlink": _service(machine, superlink, files, federation.health(folder)),
-        "superexec": {
-            "depends_on": ["superlink"],
-            **_service(machine, superexec, _volumes(keys, (flower, home))),
-        },
-        "nginx": {
-            **_guarded(IMAGE),
-            "volumes": _volumes((*proxy, *certificate_of(machine, federation))),
-            "command": ["nginx", "-c", f"{folder}/nginx.conf", "-g", "daemon off;"],
-        },
+    certificate, key = certificate_of(machine, federation)
+    commands = {
+        "SUPERLINK": federation.superlink(folder, f"{folder}/flower"),
+        "SUPEREXEC": federation.superexec(folder),
+        "HEALTH": ["CMD", *federation.health(folder)],
     }
-    for service in services.values():
-        service["network_mode"] = "host"
+    values = {"CERTIFICATE": certificate, "KEY": key}
+    servers = _servers(machine, federation, f"{folder}/nginx.users")
     return {
-        "compose.yaml": (as_yaml(_FEDERATION, {"services": services}), PUBLIC),
+        **_compose("compose-federation.yaml", machine, commands, values),
         "nginx.conf": (fill("nginx-whole.conf", {"SERVERS": servers}), PUBLIC),
-        **machine.dockerfile(),
     }
 
 
 def compose_site(machine: Machine, site: Site) -> Texts:
     """SuperNode and SuperExec, which share a network that leads nowhere else."""
     folder = machine.folder
-    flower, home = (f"{folder}/{name}" for name in ("flower", "home"))
-    names = ["supernode.key", "superexec.secret", "site.toml", *["ca.crt"] * site.has_ca]
-    keys = _volumes([f"{folder}/{name}" for name in names], (flower,))
-    reached, asked = [*HEALTH, f"{flower}/{REACHED}"], [*HEALTH, f"{home}/{ALIVE}"]
-    supernode = _service(machine, site.supernode(folder, listens="0.0.0.0"), keys, reached)
-    supernode["networks"] = ["outside", "inside"]
-    files = _volumes((f"{folder}/superexec.secret", site.data), (home, flower))
-    superexec = {
-        "depends_on": ["supernode"],
-        "networks": ["inside"],
-        # Docker before 23.0.11 and 25.0.5 forwards a container's DNS requests to a name server on
-        # the host's loopback, which leaks data (CVE-2024-29018). No server listens on the
-        # container's loopback, and Docker resolves the SuperNode's name itself.
-        "dns": [LOOPBACK],
-        **_service(machine, site.superexec(folder, supernode="supernode"), files, asked),
+    commands = {
+        "SUPERNODE": site.supernode(folder, listens="0.0.0.0"),
+        "SUPEREXEC": site.superexec(folder, supernode="supernode"),
+        "STANDING": site.standing(folder),
+        "REACHED": ["CMD", *HEALTH, f"{folder}/flower/{REACHED}"],
+        "ASKED": ["CMD", *HEALTH, f"{folder}/home/{ALIVE}"],
     }
-    # The other sites reach it, and callers on this machine; it starts with --profile standing.
-    files = _volumes((f"{folder}/site.toml", site.data), (home,))
-    standing = {
-        "profiles": [STANDING],
-        "network_mode": "host",
-        **_service(machine, site.standing(folder), files),
+    ca = f"- {folder}/ca.crt:{folder}/ca.crt:ro" if site.has_ca else ""
+    return _compose("compose-site.yaml", machine, commands, {"DATA": site.data, "CA": ca})
+
+
+def _compose(name: str, machine: Machine, commands: Commands, values: Mapping[str, str]) -> Texts:
+    """A Compose file, with the anchors of its template written out, and the image's Dockerfile."""
+    filled = {
+        "DIR": machine.folder,
+        "IMAGE": machine.image,
+        "USER": f"{os.getuid()}:{os.getgid()}",
+        "ENVIRONMENT": json.dumps(sealed_environment(machine.folder, machine.name)),
+        # Compose substitutes variables.
+        **{key: json.dumps(words).replace("$", "$$") for key, words in commands.items()},
+        **values,
     }
-    # An internal network has no route beyond this machine; without a bridge address it has none
-    # to this machine either.
-    driver_options = {"com.docker.network.bridge.inhibit_ipv4": "true"}
-    document = {
-        "services": {"supernode": supernode, "superexec": superexec, STANDING: standing},
-        "networks": {"outside": {}, "inside": {"internal": True, "driver_opts": driver_options}},
-    }
-    return {"compose.yaml": (as_yaml(_COMPOSE_SITE, document), PUBLIC), **machine.dockerfile()}
-
-
-def _volumes(read_only: Sequence[str], writable: Sequence[str] = ()) -> list[str]:
-    return [*(f"{path}:{path}:ro" for path in read_only), *(f"{path}:{path}" for path in writable)]
-
-
-def _service(
-    machine: Machine, command: Sequence[str], volumes: list[str], health: Sequence[str] = ()
-) -> dict[str, Any]:
-    service = _guarded(machine.image) | {
-        "environment": dict(sealed_environment(machine.folder, machine.name)),
-        "volumes": volumes,
-        "command": [word.replace("$", "$$") for word in command],  # compose substitutes variables
-    }
-    if health:  # a site may compile for minutes before the first
-        often = {"interval": "30s", "timeout": "10s", "start_period": "5m"}
-        service["healthcheck"] = {"test": ["CMD", *health], **often}
-    return service
-
-
-def _guarded(image: str) -> dict[str, Any]:
-    """A service without privileges that can write to its mounts and /tmp only."""
-    return {
-        "image": image,
-        "restart": "always",
-        "user": f"{os.getuid()}:{os.getgid()}",
-        "read_only": True,
-        "tmpfs": ["/tmp"],
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
-    }
+    comment, _, text = fill(name, filled).partition("---\n")
+    document = {key: part for key, part in yaml.safe_load(text).items() if key[:2] != "x-"}
+    # The JSON round trip copies shared objects, which YAML would write as references.
+    text = yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, width=100)
+    return {"compose.yaml": (comment + text, PUBLIC), **machine.dockerfile()}
 
 
 # Writers of a coordinator's files, and of a site's, by target.

@@ -1,12 +1,14 @@
 """Strategies as Flower's users know them: keyword arguments, hooks, Flower's own loop."""
 
 import inspect
+import re
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
@@ -16,12 +18,18 @@ from flwr.serverapp.strategy import (
 )
 
 import strategies
+from fedapp.arguments import python_name
+from fedapp.client_app import SiteApp
 from fedapp.errors import ConfigError
 from fedapp.records.document import from_text
 from fedapp.runs.local import LocalGrid, simulated_contexts
 from fedapp.settings import defaults, load_settings
+from fedapp.site.store import LiveStores
 from fedapp.trees.model import Ensemble
 from strategies import PAX
+from strategies.arguments import OF_TABLES
+from strategies.flower import HOOKS
+from strategies.method import OF_APP
 
 NO_GRID = SimpleNamespace(send_and_receive=None)  # cannot be called
 QUICK = {"num_boost_round": 2, "max_depth": 2}
@@ -46,9 +54,9 @@ METHODS = {
 
 
 @contextmanager
-def grid_of(n_parties=2, **run):
+def grid_of(n_parties=2, app=None, **run):
     """Parties in this process, with the shares of the built-in table."""
-    grid = LocalGrid(simulated_contexts(load_settings({**run, "parties": n_parties})))
+    grid = LocalGrid(simulated_contexts(load_settings({**run, "parties": n_parties})), app)
     try:
         yield grid
     finally:
@@ -85,12 +93,13 @@ def text_of(result):
 
 
 def test_a_subclass_that_changes_the_method_where_nobody_calls_it_is_refused():
-    def conversation(self: object, *_: object) -> None: ...
+    class Mixin:
+        def conversation(self): ...
 
-    changed = type("Changed", (strategies.PAX,), {"conversation": conversation})
     rule = "must be overridden in a subclass of strategies.pax.PAX, the method that is called"
-    with pytest.raises(ConfigError, match=f"^conversation {rule}, got one in Changed$"):
-        changed()
+    for bases in ((Mixin, PAX), (type("Changed", (PAX,), dict(vars(Mixin))),)):
+        with pytest.raises(ConfigError, match=f"^conversation {rule}, got .*Mixin.conversation$"):
+            type("Changed", bases, {})()
 
 
 @pytest.mark.slow
@@ -111,6 +120,103 @@ def test_flowers_own_loop_and_direct_calls_end_in_the_same_model(name):
     assert scores == {
         number: each for number, each in found["by_hand"].train_metrics_clientapp.items() if each
     }
+
+
+def seen(value):
+    """What a hook was given or has returned: messages by their nodes and kinds, arrays by bytes."""
+    if isinstance(value, ArrayRecord):
+        return [(name, array.data) for name, array in value.items()]
+    if isinstance(value, list | tuple):
+        return [seen(each) for each in value]
+    if isinstance(value, Message):
+        return value.metadata.src_node_id, value.metadata.dst_node_id, value.metadata.message_type
+    return value if isinstance(value, int | MetricRecord | ConfigRecord | None) else type(value)
+
+
+def overridden(name, hook, calls, at):
+    """A strategy with a hook that notes what it is given, and calls the method's."""
+    plain = getattr(strategies, name)
+
+    def noting(self, *arguments, **keywords):
+        given = [*arguments, *keywords.values()]
+        given = [list(each) if isinstance(each, map) else each for each in given]
+        returned = getattr(plain, hook)(self, *given)
+        calls.append((hook, seen(given), seen(returned)))
+        return returned
+
+    if at == "class":
+        return type("Noting", (plain,), {hook: noting})(**METHODS[name][0])
+    strategy = plain(**METHODS[name][0])
+    setattr(strategy, hook, partial(noting, strategy))
+    return strategy
+
+
+@pytest.mark.by_default("*-PAX-class", "aggregate_train-PAX-instance")
+@pytest.mark.parametrize("at", ["class", "instance"])
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("hook", [*HOOKS, "summary"])
+def test_a_hook_that_is_overridden_is_called_as_by_flowers_loop(hook, name, at):
+    models, calls = [], {}
+    for start in (own_start, flowers_start):
+        with grid_of(**METHODS[name][1]) as grid:
+            noted = calls[start] = []
+            strategy = overridden(name, hook, noted, at)
+            models.append(text_of(start(strategy, grid)))
+    own, flowers = calls.values()
+    assert len(own) == (1 if hook == "summary" else strategy.state.exchanges)
+    assert own == flowers[: len(own)]
+    with grid_of(**METHODS[name][1]) as grid:
+        plain = text_of(own_start(getattr(strategies, name)(**METHODS[name][0]), grid))
+    assert models == [plain, plain]
+
+
+def test_a_hook_may_send_messages_of_its_own_and_reads_the_replies():
+    app = SiteApp(stores=LiveStores())
+
+    @app.evaluate()
+    def rows(message, context):
+        node = context.node_id
+        return Message(RecordDict({"rows": MetricRecord({"node": node})}), reply_to=message)
+
+    class Asking(PAX):
+        def configure_evaluate(self, server_round, arrays, config, grid):
+            nodes = grid.get_node_ids() if server_round == 2 else ()
+            return (Message(RecordDict(), node, "evaluate") for node in nodes)
+
+        def aggregate_evaluate(self, server_round, replies):
+            nodes = [reply.content["rows"]["node"] for reply in replies]
+            return MetricRecord({"nodes": nodes}) if nodes else None
+
+    with grid_of(app=app) as grid:
+        result = Asking(**QUICK).start(grid)
+        nodes = list(grid.get_node_ids())
+    assert {n: dict(each) for n, each in result.evaluate_metrics_clientapp.items()} == {
+        2: {"nodes": nodes}
+    }
+
+
+@pytest.mark.parametrize(
+    ("hook", "function", "expected"),
+    [
+        (
+            "configure_train",
+            lambda self, *given: list(PAX.configure_train(self, *given))[1:],
+            r"^messages of configure_train must return .*, one for each party, got 1 for \[\d+\]$",
+        ),
+        ("configure_train", lambda *_: (), "^messages of configure_train must .*got 0 for "),
+        ("aggregate_train", lambda *_: (None, None), "aggregate_train must be given the replies"),
+        (
+            "aggregate_train",
+            lambda self, *given: (ArrayRecord([np.zeros(3)]), PAX.aggregate_train(self, *given)[1]),
+            "^arrays must be the last model",
+        ),
+    ],
+    ids=["a-party-left-out", "no-messages", "replies-not-passed", "another-model"],
+)
+def test_a_hook_that_breaks_the_conversation_is_refused(hook, function, expected):
+    strategy = type("Broken", (PAX,), {hook: function})(**QUICK)
+    with grid_of() as grid, pytest.raises(ConfigError, match=expected):
+        strategy.start(grid)
 
 
 def n_trees_of(arrays):
@@ -244,6 +350,49 @@ def test_the_signature_shows_what_a_method_reads_with_the_run_configs_defaults(n
         assert shown[setting.removeprefix(section).replace("-", "_")] == value
     assert not {"run_dir", "label", "data", "strategy"} & set(shown)
     assert strategy(**shown).settings == strategy().settings
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_argument_is_taken_if_the_method_reads_it_and_else_refused_with_the_way_out(name):
+    strategy = getattr(strategies, name)
+    plain = strategy().settings
+    read = strategy.protocol_class.settings_read(plain)
+    mine = {python_name(each.rpartition(".")[2]): each for each in sorted(read) if taken(each)}
+    assert mine.keys() == set(inspect.signature(strategy).parameters)
+    if "eta" in mine:
+        mine.setdefault("learning_rate", mine["eta"])  # a synonym
+    for setting, value in defaults().items():
+        section, _, own = setting.replace("-", "_").rpartition(".")
+        keyword, is_read = python_name(setting.rpartition(".")[2]), setting in mine.values()
+        ways = [({keyword: defaults()[mine.get(keyword, setting)]}, keyword in mine)]
+        if section:
+            nested, joined = {section: {own: value}}, {f"{section}_{own}": value}
+            ways += [({setting: value}, is_read), (nested, is_read), (joined, False)]
+        for given, is_taken in ways if setting != "strategy" else ():
+            if is_taken:
+                assert strategy(**given).settings == plain
+                continue
+            with pytest.raises(ConfigError) as caught:  # before the rule that parties break
+                strategy(parties=-1, **given)
+            check_way_out(str(caught.value), setting, strategy.method, mine)
+
+
+def taken(setting):
+    return setting not in OF_APP | OF_TABLES
+
+
+def check_way_out(text, setting, method, mine):
+    """It names a setting that the constructor takes, methods that read it, or where it belongs."""
+    assert re.match(r"[\w']+(={'\w+': ...})? (must be omitted|is not a setting|must be set)", text)
+    if near := re.search(r"(?:did you mean|nearest is) (\w+)\??$", text):
+        assert near[1] in mine
+    elif readers := re.search("; read by (.*)$", text):
+        assert method not in readers[1].split(", ")
+    elif setting in OF_TABLES:
+        assert re.search("where the tables are read, at the parties, got", text)
+    else:
+        assert setting in OF_APP
+        assert re.search("; fedapp run .* has it$", text)
 
 
 def test_a_run_config_is_taken_as_it_is():
