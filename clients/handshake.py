@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -48,7 +49,7 @@ from fedapp.messages.handshake import (
 )
 from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.metrics import check_metrics
-from fedapp.process import versions
+from fedapp.process import FALL_BACKS, versions
 from fedapp.records.codec import IN_FILE
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
@@ -211,8 +212,11 @@ class Opening(Coded):
 
 
 def greet(site: Site, request: GreetRequest) -> GreetReply:
-    """Name of the party and fingerprint of its key, before a run opens."""
-    return GreetReply(site.name, "" if site.config.simulated else site_fingerprint(site.name))
+    """Name of the party, fingerprint of its key, and what slows it, before a run opens."""
+    if site.config.simulated:
+        return GreetReply(site.name, "")
+    fall_backs = os.environ.get(FALL_BACKS, "").splitlines()
+    return GreetReply(site.name, site_fingerprint(site.name), tuple(fall_backs))
 
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:

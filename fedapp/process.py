@@ -47,6 +47,8 @@ UNKNOWN = "unknown"  # version of a package that is not installed
 SHOWN = ("fedapp", "flwr", "xgboost", "numpy")
 # XGBoost's CPU build has the same modules under another name.
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"xgboost": ("xgboost-cpu", "xgboost")}
+# Variable of a site's processes: a line for each patch of Flower that is off at this site.
+FALL_BACKS = "FEDAPP_FALL_BACKS"
 _about = {"process": "", "run": ""}
 
 

@@ -466,6 +466,7 @@ class Stage:
     round: int = 0  # from 1; 0 outside the rounds
     rounds: int = 0  # number of rounds; 0 outside of them
     waiting: Sequence[str] = ()  # parties whose replies are missing
+    warnings: Sequence[str] = ()  # of what makes the run slow
 
 
 class Stages:

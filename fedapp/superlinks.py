@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,17 @@ class SuperLink:
     def host(self) -> str:
         """Its address, without a user's name and password."""
         return str(self.values.get("address", "no address")).rpartition("@")[2]
+
+    @property
+    def authority(self) -> str:
+        """Name of the authority whose certificate it must show; empty if that is not its own."""
+        from cryptography.x509 import load_pem_x509_certificate
+
+        path = self.values.get("root-certificates")
+        with suppress(OSError, ValueError):  # which the client names
+            subject = load_pem_x509_certificate(Path(path).read_bytes()).subject if path else ()
+            return str(next((part.value for part in subject), ""))
+        return ""
 
     @contextmanager
     def client(self) -> Iterator[ControlHttpClient]:

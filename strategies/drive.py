@@ -78,6 +78,7 @@ class Driver(Generic[I]):
     callbacks : receives the run's events; does nothing by default.
     ledger : counts the messages that were sent.
     outcome : the method's part of the summary, once the conversation has ended.
+    slowness : warnings of what makes every exchange slow, which progress shows at once.
     """
 
     def __init__(self, protocol: TreeStrategy[I]) -> None:
@@ -86,6 +87,7 @@ class Driver(Generic[I]):
         self.callbacks = Callbacks()
         self.ledger = Ledger()
         self.outcome: Outcome | None = None
+        self.slowness: tuple[str, ...] = ()
         self._conversation: conversation.Conversation[Outcome] | None = None
         self._saved: conversation.Saved | None = None
         self._state = RunState(protocol.model_id)
@@ -135,6 +137,12 @@ class Driver(Generic[I]):
         sent = self.ledger.to_parties, self.ledger.to_server
         state = replace(self._state, bytes=sent, seconds=seconds)
         return replace(state, warnings=self.protocol.warnings, facts=self.protocol.facts)
+
+    def warn_of_slowness(self, warnings: Iterable[str]) -> None:
+        """Warn of what makes every exchange of this run slow."""
+        for text in warnings:
+            self.protocol.warn_once(text)
+            self.slowness = (*self.slowness, text)
 
     def _note(self, **facts: Any) -> None:
         """Change fields of the state; ``state`` adds what is counted elsewhere."""
@@ -226,6 +234,7 @@ class Driver(Generic[I]):
         # The first round's time is without that in which the parties' processes have started.
         self._last_round = (*self._last_round[:2], time.perf_counter())
         handshake.check_texts(greeted.values())
+        self.warn_of_slowness(handshake.slow_parties(greeted.values()))
         if not self._state.keys:
             members = handshake.parties_by_name(greeted.values())
             protocol.keys = {name: reply.fingerprint for name, reply in members.items()}

@@ -13,6 +13,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -54,7 +55,9 @@ class FlowerStrategy(Driver[Any], Strategy):
         self._arrays = ArrayRecord()
         self._records = MetricRecord(), MetricRecord()
         self._recorded = self._scores  # in the records
-        self._stages = Stages(lambda stage: self.callbacks.stage(stage))
+        self._stages = Stages(
+            lambda stage: self.callbacks.stage(replace(stage, warnings=self.slowness))
+        )
 
     @property
     def num_rounds(self) -> int:

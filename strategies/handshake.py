@@ -15,7 +15,7 @@ import numpy as np
 from fedapp.conversation import Parties
 from fedapp.data.datasets import NAME, NAME_RULE, party_sources
 from fedapp.data.notes import is_plain
-from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, did_you_mean_path
+from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction, check_fields
 from fedapp.messages.handshake import GreetReply, HelloReply
@@ -33,6 +33,7 @@ I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
 # Engines of simulations by their grids; their nodes are all made within moments.
 ENGINES = {"LocalGrid": "local", "InMemoryGrid": "simulation"}
 QUIET_SECONDS = 0.3  # seconds without a new node after which a simulation is complete
+LONGEST_LINE = 1000  # characters about a party's Flower
 EXPLAINED_AFTER = 10.0  # seconds after which sites that are not connected are said to have a cause
 
 
@@ -169,6 +170,14 @@ def shared_rows(settings: Settings) -> list[str]:
             )
         owners = dict.fromkeys(ids, name) | owners
     return warnings
+
+
+def slow_parties(replies: Iterable[GreetReply]) -> list[str]:
+    """A line about each party whose Flower lacks patches: its text, made fit for a terminal."""
+    slow = (reply for reply in replies if reply.fall_backs)
+    return [
+        f"{reply.name}: {as_plain('; '.join(reply.fall_backs), LONGEST_LINE)}" for reply in slow
+    ]
 
 
 def common_notes(notes: Mapping[str, Sequence[str]]) -> list[str]:

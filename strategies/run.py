@@ -102,7 +102,7 @@ def train(
     ----------
     on_round : called after every round.
     before_checkpoint : called before every checkpoint.
-    warnings : about the engine, for the summary.
+    warnings : of what makes this engine slow.
     strategy : of these settings, in place of the method's own.
 
     Raises
@@ -132,13 +132,14 @@ def train(
             )
             if state := checkpoints.state:
                 driver.resume(checkpoints, state)
+            driver.warn_of_slowness(warnings)
             driver.start(grid)
         except BaseException as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
             rounds = {"rounds": error.rounds} if isinstance(error, DivergedError) else {}
             folder.write_failure(type(error).__name__, text, **rounds)
             raise
-        folder.write_summary(summarise(driver, engine, warnings))
+        folder.write_summary(summarise(driver, engine))
         folder.finish()
     log.info("the run is in %s", folder.path)
     return folder
@@ -208,7 +209,7 @@ def label_of(settings: Settings) -> str:
     return find_dataset(settings.data).label if named else settings.label
 
 
-def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
+def summarise(driver: Driver[Any], engine: str) -> dict[str, Any]:
     """Content of ``summary.json``."""
     strategy, settings, state = driver.protocol, driver.settings, driver.state
     outcome = driver.outcome
@@ -244,7 +245,7 @@ def summarise(driver: Driver[Any], engine: str, warnings: Sequence[str] = ()) ->
         **strategy.split_facts(),
         **strategy.table_facts(),
         "left_out": state.left_out,
-        "warnings": [*state.warnings, *warnings, *filter(None, [few])],
+        "warnings": [*state.warnings, *filter(None, [few])],
         "facts": state.facts,
         **outcome,
         "exchanges": state.exchanges,

@@ -8,7 +8,7 @@ and changed here while it runs. It never forgets a key: one that was removed sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -148,10 +148,8 @@ def _registered_as(path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
     return int(node.node_id)
 
 
-@contextmanager
-def _superlink(folder: Path) -> Iterator[ControlHttpClient]:
+def _superlink(folder: Path) -> AbstractContextManager[ControlHttpClient]:
     """A client of a coordinator's SuperLink; SuperLinkError if it does not answer."""
     path = folder / "flower" / "config.toml"
     links = read_toml(path.read_text(), f"{path} must be TOML")["superlink"]
-    with SuperLink(links["default"], links[links["default"]]).client() as client:
-        yield client
+    return SuperLink(links["default"], links[links["default"]]).client()

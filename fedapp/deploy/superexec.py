@@ -17,7 +17,7 @@ from fedapp.deploy.health import ALIVE
 from fedapp.deploy.tasks import TaskExecutor
 from fedapp.deploy.warm import SITE, replace, version_error
 from fedapp.home import home
-from fedapp.process import leave_no_core, start_log
+from fedapp.process import FALL_BACKS, leave_no_core, start_log
 
 try:
     from flwr.supercore.cli import flower_superexec
@@ -53,8 +53,7 @@ class SiteExecutor(TaskExecutor):
 class Bundle:
     """Bundle of a run, used only for its hash and its signature."""
 
-    def __init__(self) -> None:
-        self.content = b""
+    content = b""
 
     def hold(self, content: bytes, **_: object) -> None:
         """Replaces ``install_from_fab``."""
@@ -108,6 +107,7 @@ def main() -> None:
     log.info("%s: the site is ready", is_done)
     # Flower's default is 1 s. The patched SuperNode holds a request until a task arrives.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
+    os.environ[FALL_BACKS] = SITE.slow_mode()  # before a replaced function differs too
     if warm := SITE.load("executor"):
         executor = warm.warm_executor()
     flower_superexec()

@@ -18,6 +18,7 @@ nothing of the table; a site need not have approved the run.
 - The server learns each party's name.
 - The server learns the fingerprint of the party's public key, which is the same in every run.
 - The server learns the site's time, which Flower sends with each of its messages.
+- Where patches of the site's Flower are off, the server learns its version, and which they are.
 
 The plan is part of ``hello`` and ``vertical``. People at a site approve the whole opening; secrets
 of pairs, and so masks and letters, depend on it. A site compares every later request and letter
@@ -263,10 +264,11 @@ class GreetRequest(Request):
 
 @message
 class GreetReply(Reply):
-    """A party's name, and the fingerprint that ``fedapp site key`` prints."""
+    """A party's name, the fingerprint that ``fedapp site key`` prints, and what slows it."""
 
     name: Annotated[str, Range(1, 64)]
     fingerprint: Annotated[str, Range(0, 64)]  # empty if simulated
+    fall_backs: Annotated[tuple[str, ...], Range(0, 8)] = ()  # patches of Flower that are off
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

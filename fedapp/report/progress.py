@@ -95,6 +95,8 @@ class Follower:
         if self._folder and self._rounds:
             self._run = self._folder.stage or self._run
             # Until a resumed run has started, the file still has its previous lines.
+            for text in self._run.warnings if self._run else ():
+                self._tell_once(f"! {text}")
             if self._run or self._folder.has_ended():
                 for entry in self._rounds.new(self._tell_once):
                     self._view.add(entry, self._metric, now)

@@ -35,6 +35,7 @@ from fedapp.data.datasets import absolute_paths
 from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
+from fedapp.run_files import SUMMARY
 from fedapp.run_folder import QUIET, RunFolder, State, Watcher
 from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
 from fedapp.runs.tables import table_files
@@ -72,6 +73,7 @@ GONE = (
 )
 SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
 DIED = "the ServerApp has ended without a word, as one does that is killed or finds no memory"
+OWN_PORT = "each federation of a machine needs a port of its own: fedapp federation init --port"
 RESUME = "-c resume={} resumes the run"
 NEVER_STARTED = (
     "the ServerApp must start within {seconds:.0f} s, the run is {status}; the log of the "
@@ -115,12 +117,13 @@ def _gpus_of_actor(settings: Settings) -> float:
 def run_superlink(settings: Settings, name: str, watcher: Watcher = QUIET) -> RunFolder | None:
     """Train across sites, through a SuperLink in Flower's configuration.
 
-    Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
+    Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder; None is returned if
+    that is on another machine.
     The RunFailedError of a failed run names the sites that are not connected.
     """
     link = find_superlink(name)
     try:
-        _train_at(link, settings, None, watcher)
+        run_dir = _train_at(link, settings, None, watcher)
     except SuperLinkError:
         raise
     except RunFailedError as error:
@@ -128,7 +131,8 @@ def run_superlink(settings: Settings, name: str, watcher: Watcher = QUIET) -> Ru
         why = f"not connected: {sites}, whose own log says why; {RULE}"
         cause = f"{error}; {why}" if sites else str(error)
         raise RunFailedError(cause, error.log_lines) from None
-    return RunFolder(Path(settings.run_dir)) if settings.run_dir else None
+    is_here = settings.run_dir or (run_dir and os.access(Path(run_dir, SUMMARY), os.W_OK))
+    return RunFolder(Path(run_dir)) if is_here else None
 
 
 def _not_connected(link: SuperLink) -> list[str]:
@@ -251,10 +255,29 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+def _whose(link: SuperLink, nodes: Iterable[NodeInfo]) -> str:
+    """Whose SuperLink it is: its authority and its sites; refuses one of another coordinator."""
+    registered = [node for node in nodes if node.status != NodeStatus.UNREGISTERED]
+    names = [
+        node.name if node.status == NodeStatus.ONLINE else f"{node.name} ({node.status})"
+        for node in registered
+    ]
+    sites = f"the sites {', '.join(sorted(names))}" if names else "no sites"
+    ours = registered_sites(flower_config().parent)
+    if ours and registered and ours.keys().isdisjoint(str(node.node_id) for node in registered):
+        rule = f"must be that of the sites {', '.join(sorted(ours.values()))}, got one with {sites}"
+        raise SuperLinkError(f"the SuperLink '{link.name}' at {link.host} {rule}; {OWN_PORT}")
+    authority = f"that '{link.authority}' certifies, " if link.authority else ""
+    return f"the SuperLink '{link.name}' at {link.host}, {authority}with {sites}"
+
+
 def _train_at(
     link: SuperLink, settings: Settings, simulation: SimulationConfig | None, watcher: Watcher
-) -> None:
-    """Start a run and wait for its end; without ``simulation`` its parties are sites."""
+) -> str:
+    """Start a run and wait for its end; without ``simulation`` its parties are sites.
+
+    Returns its folder where the ServerApp runs; empty if its log does not name it.
+    """
     watcher.begin(f"handing the app to the SuperLink '{link.name}' at {link.host}")
     read = load_strategy(settings.strategy).settings_read(settings)
     config = {name: value for name, value in flatten(settings.as_config()).items() if name in read}
@@ -265,11 +288,13 @@ def _train_at(
         override_federation_config=simulation,
     )
     with link.client() as client:
+        if simulation is None:
+            watcher.tell(_whose(link, client.ListNodes(ListNodesRequest()).nodes_info))
         run_id = client.StartRun(request).run_id
     folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
     if folder:
         folder.forget_stage()
-    watcher.begin("waiting for Flower to start the run")
+    watcher.begin(f"waiting for Flower to start run {run_id}")
     try:
         status, details = _wait_for(run_id, link, folder, watcher)
     except KeyboardInterrupt:
@@ -283,7 +308,7 @@ def _train_at(
     elif status != COMPLETED:
         if cause := _cause(folder):
             raise RunFailedError(cause, [])
-        log = _log_of(run_id, link)
+        log = log_of(run_id, link)
         if sentence := sentence_for(log):
             raise RunFailedError(sentence, [])
         lines = log.splitlines()[-LOG_LINES:]
@@ -298,9 +323,15 @@ def _train_at(
         if status == UNKNOWN:
             text = GONE.format(name=link.name, seconds=LONGEST_SILENCE)
         raise RunFailedError(text, lines)
+    if folder:
+        return settings.run_dir
+    places: list[str] = re.findall(r"the run is in (/.+)", log_of(run_id, link))
+    for place in places[-1:]:
+        watcher.tell(f"run {run_id} of the SuperLink '{link.name}' is in {place}")
+    return places[-1] if places else ""
 
 
-def _log_of(run_id: int, link: SuperLink) -> str:
+def log_of(run_id: int, link: SuperLink) -> str:
     """A run's log; empty if the SuperLink does not answer."""
     with suppress(SuperLinkError), link.client() as client:
         logs = client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=0.0))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import ssl
@@ -9,6 +10,10 @@ import subprocess
 import sys
 import time
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
@@ -20,9 +25,10 @@ from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
-from fedapp.runs.flower import free_ports
+from fedapp.runs.flower import free_ports, log_of
 from fedapp.site.log import Audit
 from fedapp.site.store import PART_FILE
+from fedapp.superlinks import find_superlink
 from fedapp.trees.divided import DividedModel
 from simulations.bench import faults
 from simulations.deployment import RUN_SECONDS, WORKER, settings_of, wait_for_output
@@ -209,6 +215,46 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
         assert "[RUN" not in shown
         assert "PushMessages" not in shown
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
+
+
+def flower_with(folder, file, old, new):
+    """Copy the installed Flower with a change; returns what PYTHONPATH must be to import it."""
+    installed = Path(find_spec("flwr").origin).parent
+    shutil.copytree(installed, folder / "flwr", ignore=shutil.ignore_patterns("__pycache__"))
+    text = (path := folder / "flwr" / file).read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+@pytest.mark.slow
+def test_a_site_whose_flower_lacks_a_patch_is_named_at_once_and_the_model_is_the_same(
+    deployment, tmp_path
+):
+    settings = {**PAX, "num-boost-round": 1}
+    use_tables(deployment, same_columns(deployment.folder))
+    local = deployment.locally(tmp_path / "local", {**settings, "strategy": "pax"})
+    deployment.stop("shop")
+    launch = "supercore/superexec/plugin/base_exec_plugin.py", "if task_type is None:"
+    changed = flower_with(tmp_path, *launch, "if not task_type:")
+    try:
+        with patch.dict(os.environ, PYTHONPATH=changed):
+            deployment.start("shop")
+        shown = wait_for_output(begun(deployment, "pax", tmp_path / "across", settings))
+    finally:
+        deployment.stop("shop")
+        deployment.start("shop")
+    assert model_in(tmp_path / "across") == model_in(local.path)
+    warnings = RunFolder(tmp_path / "across").summary["warnings"]
+    (warning,) = (text for text in warnings if "flwr" in text)
+    assert re.match(rf"shop: .*{version('flwr')}.* slow", warning)
+    assert "shop: flwr must" in (tmp_path / "across" / "report.html").read_text()
+    assert f"! {warning}" in shown[: shown.index("round 1/1")]
+    (run_id,) = set(re.findall(r"waiting for Flower to start run (\d+)", shown))
+    with patch.dict(os.environ, FLWR_HOME=str(deployment.coordinator / "flower")):
+        log = log_of(int(run_id), find_superlink("federation"))
+    assert len(re.findall(rf"WARNING .*: {re.escape(warning)}$", log, re.MULTILINE)) == 1
+    assert f"the run is in {tmp_path / 'across'}" in log
 
 
 SAME_COLUMNS = {

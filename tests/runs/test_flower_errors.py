@@ -17,11 +17,13 @@ import pytest
 from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
 from flwr.common.constant import AuthnType
 from flwr.proto.control_pb2 import (
+    ListNodesResponse,
     ListRunsRequest,
     ListRunsResponse,
     StartRunResponse,
     StreamLogsResponse,
 )
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.credential_store import file_credential_store, get_credential_store
 from flwr.supercore.error import ApiErrorCode
@@ -200,6 +202,8 @@ class Told(Silent):
     def begin(self, doing, ends=False):
         self.texts.append(doing)
 
+    tell = begin
+
 
 LOST_RUN = SuperLinkError("no connection", True)
 RUNNING = "running", *[""] * 8
@@ -282,12 +286,13 @@ def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
 
 
 class Answers:
-    """A SuperLink that starts run 7, and gives its statuses and its log."""
+    """A SuperLink that starts run 7, and gives its statuses, its log, and its sites."""
 
     name, host, values = "hospitals", "fed:9093", MappingProxyType[str, object]({})
+    authority = "clinic CA"
 
-    def __init__(self, *statuses, log=""):
-        self.statuses, self.log = list(statuses), log
+    def __init__(self, *statuses, log="", sites=()):
+        self.statuses, self.log, self.sites = list(statuses), log, sites
         self.asked_for = None
 
     @contextmanager
@@ -302,12 +307,81 @@ class Answers:
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return ListRunsResponse(run_dict={7: Run(run_id=7, status=status)})
 
+    def ListNodes(self, request):
+        nodes = (
+            NodeInfo(node_id=number, name=name, status=status)
+            for number, (name, status) in enumerate(self.sites, 1)
+        )
+        return ListNodesResponse(nodes_info=nodes)
+
     def StreamLogs(self, request):
         if self.log:
             yield StreamLogsResponse(log_output=self.log)
 
 
+ENDED = RunStatus(status="finished", sub_status="completed")
 FAILED = RunStatus(status="finished", sub_status="failed")
+
+
+KNOWN = ("bank", "online"), ("shop", "offline"), ("gone", "unregistered")
+OTHERS = "must be that of the sites east, west, got one with the sites bank, shop .offline.; each "
+
+
+@pytest.mark.parametrize(
+    ("ours", "known", "rule"),
+    [
+        ({}, KNOWN, ""),
+        ({"bank": 1, "new": 9}, KNOWN, ""),
+        ({"east": 8, "west": 3}, KNOWN, f"^the SuperLink 'hospitals' at fed:9093 {OTHERS}"),
+        ({"east": 8}, (), ""),
+    ],
+    ids=["a user", "its coordinator", "another coordinator", "a database that is new"],
+)
+def test_a_run_says_whose_superlink_it_is_and_begins_at_no_other_coordinators(
+    nobody, settings, tmp_path, ours, known, rule
+):
+    (tmp_path / "sites").mkdir()
+    for name, number in ours.items():
+        (tmp_path / "sites" / f"{name}.node").write_text(f"{number}\n")
+    link, watcher = Answers(ENDED, sites=known), Told()
+    given = settings(run_dir=str(tmp_path / "run")), None, watcher
+    with pytest.raises(SuperLinkError, match=rule) if rule else nullcontext():
+        flower_runs._train_at(link, *given)
+    sites = "the sites bank, shop (offline)" if known else "no sites"
+    said = f"the SuperLink 'hospitals' at fed:9093, that 'clinic CA' certifies, with {sites}"
+    assert watcher.texts[1:2] == ([] if rule else [said])
+    assert (link.asked_for is None) == bool(rule)
+
+
+def test_the_authority_of_a_superlink_is_that_of_its_certificate(tmp_path):
+    (path := tmp_path / "ca.crt").write_bytes(certificates.new_authority("clinic").files().public)
+    (tmp_path / "broken.crt").write_text("none")
+    for name, authority in ((path, "clinic CA"), (tmp_path / "broken.crt", ""), ("gone", "")):
+        assert SuperLink("hospitals", {"root-certificates": str(name)}).authority == authority
+    assert SuperLink("hospitals", {}).authority == ""
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_run_whose_folder_the_serverapp_chose_is_named_and_read_where_it_is(
+    settings, tmp_path, monkeypatch, is_here
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "summary.json").write_text("{}")  # of another run
+    place = tmp_path / "runs" / "20261129-pax"
+    if is_here:
+        place.mkdir(parents=True)
+        (place / "summary.json").write_text("{}")
+    watcher, names = (
+        Told(),
+        f"INFO : the run is in /before\nINFO : the run is in {place}\nINFO : end",
+    )
+    for log, run_dir in ((names, place if is_here else None), ("", None)):
+        link = Answers(ENDED, log=log)
+        monkeypatch.setattr(flower_runs, "find_superlink", lambda name, link=link: link)
+        folder = flower_runs.run_superlink(settings(run_dir=""), "hospitals", watcher)
+        assert (folder and folder.path) == run_dir
+    named = [text for text in watcher.texts if " is in " in text]
+    assert named == [f"run 7 of the SuperLink 'hospitals' is in {place}"]
 
 
 @pytest.mark.parametrize("status", ["failed", "completed"])

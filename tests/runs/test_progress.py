@@ -100,6 +100,15 @@ def test_a_round_is_a_line_once_its_own_is_finished(watched):
     ]
 
 
+def test_what_slows_a_run_is_a_line_once(watched):
+    slow = {"warnings": ["bank: slow", "shop: slow"]}
+    with watched.follower.run(watched.folder, "auc"):
+        watched.stage("scoring", **slow)
+        assert watched.tick() == ["0:00  ! bank: slow", "0:00  ! shop: slow", "0:00  scoring"]
+        watched.training(1, **slow)
+        assert watched.tick(1) == ["0:01  round 1/50: growing trees, 1 s"]
+
+
 def test_an_error_in_showing_is_told_once_and_ends_nothing(watched):
     with watched.follower.run(watched.folder, "auc"):
         (watched.folder.path / "progress.json").write_text("{nonsense")
