@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import flwr
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -92,6 +95,8 @@ from fedapp.server_app import train_alone
 from simulations.deployment import WORKER
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
+from tests.deployed import PAX as DEPLOYED_PAX
+from tests.deployed import local_pax, model_in, started
 from tests.serving import serving
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
@@ -167,6 +172,38 @@ def test_a_patch_falls_back_alone_where_a_function_that_it_depends_on_differs(
     shown = function.replace(":", ".").removeprefix("flwr.")
     line = f"flwr {version('flwr')}: {shown} differs; without {patch.title}, "
     assert sum(message.startswith(line) for message in caplog.messages) == (program != "worker")
+
+
+def change(function, folder):
+    """A copy of Flower in which a function has one statement more, which does nothing."""
+    module, _, name = function.partition(":")
+    installed = Path(flwr.__file__).parent
+    shutil.copytree(installed, folder / "flwr", ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / f"{module.replace('.', '/')}.py"
+    node = ast.parse(source := path.read_text())
+    for part in name.split("."):
+        (node,) = (one for one in node.body if getattr(one, "name", "") == part)
+    lines = source.splitlines(keepends=True)
+    lines.insert(node.body[-1].lineno - 1, f"{' ' * node.body[-1].col_offset}pass\n")
+    path.write_text("".join(lines))
+
+
+ACROSS_SITES = {patch.name: patch for patch in PATCHES if patch.name != "simulation"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ACROSS_SITES)
+def test_across_sites_a_patch_falls_back_and_the_model_is_the_same(name, tmp_path, monkeypatch):
+    patch = ACROSS_SITES[name]
+    function = [*patch.digests(PROCESSES[patch.programs[0]])][-1][0]
+    change(function, tmp_path / "flower")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "flower"))
+    (tmp_path / "sites").mkdir()
+    with started(tmp_path / "sites") as deployment:
+        run = deployment.train(tmp_path / "across", {"strategy": "pax", **DEPLOYED_PAX})
+        assert model_in(run.path) == local_pax(deployment, tmp_path / "local")
+        logs = [deployment.log(name).read_text() for name in ("coordinator", "bank")]
+    assert f" differs; without {patch.title}, " in "".join(logs)
 
 
 def test_a_patch_that_fails_half_way_leaves_flower_as_it_was(apply, monkeypatch, caplog):
