@@ -12,12 +12,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from math import isinf
 from types import SimpleNamespace
 from typing import Any
 
 from fedapp.deploy.health import ALIVE
-from fedapp.deploy.warm import apply, bundles_read, fall_backs, replace, without_bundles, wrap
+from fedapp.deploy.warm import apply, bundles_read, causes, replace, without_bundles, wrap
 from fedapp.home import home
 from fedapp.process import leave_no_core, start_log
 
@@ -130,9 +129,8 @@ def main() -> None:
     leave_no_core()
     start_log("superexec")
     apply("superexec")
-    for fall_back in fall_backs("site"):
-        if isinf(fall_back.factor):
-            raise SystemExit(str(fall_back))
+    for refusal in bundles_read() if "executor" in causes("site") else ():
+        raise SystemExit(str(refusal))
     try:
         wrap(run_superexec, get_executor=for_a_site)
         popen = SimpleNamespace(Popen=start_answering, DEVNULL=subprocess.DEVNULL)

@@ -116,12 +116,12 @@ CHANGED = [
 @pytest.fixture
 def apply():
     """Patch a program; Flower is as before after the test."""
-    warm._causes.cache_clear()
+    warm.causes.cache_clear()
     before = len(warm._replaced)
     yield warm.apply
     while len(warm._replaced) > before:
         setattr(*warm._replaced.pop())
-    warm._causes.cache_clear()
+    warm.causes.cache_clear()
 
 
 def given_to(program):

@@ -377,9 +377,9 @@ def test_a_check_shows(write_table, case):
 
 def test_a_check_names_the_patches_that_do_not_fit_flower(write_table, monkeypatch):
     monkeypatch.setenv(warm.OFF, "polling")
-    warm._causes.cache_clear()
+    warm.causes.cache_clear()
     shown = check(f'name="bank" data="{write_table("rows")}" label="y"')
-    warm._causes.cache_clear()
+    warm.causes.cache_clear()
     rule = r"! flwr [\d.]+: FEDAPP_WARM_OFF turns polling off; without long polling, exchanges take"
     assert re.search(rule, shown)
 

@@ -50,13 +50,14 @@ class FallBack:
 
 def fall_backs(process: str) -> list[FallBack]:
     """Patches of a site, superlink, server or simulation that do not work here."""
-    causes = _causes(process)
-    listed = [
-        FallBack(patch.name, causes[patch.name], patch.factor)
-        for patch in PATCHES
-        if patch.name in causes
-    ]
-    return listed + (bundles_read() if process == "site" and "executor" in causes else [])
+    whys, listed = causes(process), list[FallBack]()
+    for patch in (patch for patch in PATCHES if process in patch.processes):
+        # A program imports only its own patches; here all are.
+        why = whys.get(patch.name) or _import_error(patch) or _needed(patch, whys)
+        if why:
+            whys[patch.name] = why
+            listed.append(FallBack(patch.name, why, patch.factor))
+    return listed + (bundles_read() if process == "site" and "executor" in whys else [])
 
 
 def bundles_read() -> list[FallBack]:
@@ -78,7 +79,7 @@ def slow_modes(engine: str) -> list[str]:
 
 def apply(program: str, *given: Any) -> None:
     """Patch a program before it starts, with what works; the rest is logged, once a process."""
-    causes = _causes(PROCESSES[program])
+    whys = causes(PROCESSES[program])
     if unknown := _switched_off() - {patch.name for patch in PATCHES}:
         names = ", ".join(patch.name for patch in PATCHES)
         log.warning("%s must be names of %s, got %s", OFF, names, ", ".join(sorted(unknown)))
@@ -86,7 +87,7 @@ def apply(program: str, *given: Any) -> None:
         if program not in patch.programs:
             continue
         done = len(_replaced)
-        cause = causes.get(patch.name) or _needed(patch, causes)
+        cause = whys.get(patch.name) or _needed(patch, whys)
         try:
             if not cause:
                 getattr(importlib.import_module(patch.module), program)(*given)
@@ -95,7 +96,7 @@ def apply(program: str, *given: Any) -> None:
             while len(_replaced) > done:
                 setattr(*_replaced.pop())
         if cause:
-            causes[patch.name] = cause
+            whys[patch.name] = cause
             if program != "worker":  # which is one a run
                 log.warning("%s", FallBack(patch.name, cause, patch.factor))
 
@@ -132,22 +133,21 @@ def connected(patch: Callable[[Any], None], client: Any) -> Any:
 
 
 @functools.cache
-def _causes(process: str) -> dict[str, str]:
+def causes(process: str) -> dict[str, str]:
     """Why patches of a process do not work, by name; read before any is applied."""
-    causes = dict[str, str]()
+    whys = dict[str, str]()
     off = _switched_off()
     for patch in PATCHES:
         if process not in patch.processes:
             continue
         cause = f"{OFF} turns {patch.name} off" if patch.name in off else ""
-        cause = cause or _differs(patch, process) or _import_error(patch)
-        if cause := cause or _needed(patch, causes):
-            causes[patch.name] = cause
-    return causes
+        if cause := cause or _differs(patch, process) or _needed(patch, whys):
+            whys[patch.name] = cause
+    return whys
 
 
-def _needed(patch: Patch, causes: dict[str, str]) -> str:
-    return next((causes[name] for name in patch.needs if name in causes), "")
+def _needed(patch: Patch, whys: dict[str, str]) -> str:
+    return next((whys[name] for name in patch.needs if name in whys), "")
 
 
 def _switched_off() -> set[str]:
