@@ -69,7 +69,7 @@ from starlette.routing import Route
 import fedapp
 from fedapp.deploy import superexec, warm
 from fedapp.deploy.health import REACHED
-from fedapp.deploy.tasks import Token
+from fedapp.deploy.tasks import TaskProcess, Token
 from fedapp.deploy.warm import (
     carried,
     connection,
@@ -960,6 +960,23 @@ def test_a_token_lives_while_its_process_starts(node, address, monkeypatch):
     worker = RunsWorker(spec)
     wait_until(lambda: record.active_until > claimed_until)
     worker.end("was closed")
+
+
+def test_a_process_that_sends_heartbeats_itself_gets_none(node, address, monkeypatch):
+    monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
+    sleeping(monkeypatch, "import os, time; os.close(1); time.sleep(600)")
+    node.start(RUN)
+    process = TaskProcess(spec_of(node, address), [], stdout=subprocess.PIPE)
+    wait_until(process._beats)
+    looks = []
+    monkeypatch.setattr(process, "_is_stopped", lambda: looks.append(1))
+    wait_until(lambda: len(looks) > 1)  # until a heartbeat that was on its way has arrived
+    (record,) = node.state.task_token_store.values()
+    active_until = record.active_until
+    wait_until(lambda: len(looks) > 4)
+    assert record.active_until == active_until
+    process.end("was closed")
+    assert str(reply_of(node).error.reason) == "flwr-clientapp was closed"
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
