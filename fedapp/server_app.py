@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedapp.deploy.warm import patch_serverapp, slow_modes
+from fedapp.deploy.warm import apply, slow_modes
 from fedapp.errors import FedappError
 from fedapp.process import leave_no_core, start_log
 from fedapp.run_folder import RunFolder, new_run_dir, resumed_settings
@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     else:  # a handler of the root logger would print Flower's lines twice
         log.addHandler(logging.StreamHandler(sys.stdout))
         log.setLevel(logging.INFO)
-    patch_serverapp(grid)
+    apply("server" if engine_name(grid) == "deployment" else "simulation", grid)
     try:
         settings = load_settings(context.run_config)
         check_read(settings)

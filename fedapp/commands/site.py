@@ -258,7 +258,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     from clients.handshake import relevant_versions
     from fedapp.data.datasets import check_source
     from fedapp.deploy.certificates import validity
-    from fedapp.deploy.warm import SITE
+    from fedapp.deploy.warm import fall_backs
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
     from fedapp.report.summary import print_warning
@@ -304,7 +304,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
         "app": bundles,
         "runs today": n_today(runs),
     }
-    warnings = [*filter(None, (*checked.notes, SITE.slow_mode()))]
+    warnings = [*filter(None, checked.notes), *map(str, fall_backs("site"))]
     if as_json:
         print_json(
             "site check",

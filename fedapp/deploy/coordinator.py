@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 
 from flwr.supercore.cli import flower_superexec
-from flwr.supercore.superexec import run_superexec
 
-from fedapp.deploy.tasks import TaskExecutor
-from fedapp.deploy.warm import replace
+from fedapp.deploy.warm import apply
 from fedapp.process import leave_no_core, start_log
 
 if __name__ == "__main__":
@@ -16,5 +14,5 @@ if __name__ == "__main__":
     start_log("superexec")
     # Silences Flower's log until the ServerApp sets up fedapp's.
     os.environ.setdefault("FLWR_LOG_LEVEL", "WARNING")
-    replace(run_superexec, get_executor=lambda *_, **__: TaskExecutor())
+    apply("coordinator")
     flower_superexec()

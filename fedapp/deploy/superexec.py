@@ -1,7 +1,8 @@
 """``flower-superexec`` for a site, running the locally installed fedapp.
 
-``python -m fedapp.deploy.superexec`` takes the options of ``flower-superexec``. Where the SuperNode
-is not patched, each message is answered by a process of its own, as Flower does.
+``python -m fedapp.deploy.superexec`` takes the options of ``flower-superexec``. Where one process a
+run does not fit the installed Flower, each message is answered by a process of its own, as Flower
+does; and where a bundle's code could be read by it, the site does not start.
 """
 
 from __future__ import annotations
@@ -10,12 +11,20 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from fedapp.deploy.health import ALIVE
-from fedapp.deploy.tasks import TaskExecutor
-from fedapp.deploy.warm import SITE, replace, version_error
+from fedapp.deploy.warm import (
+    apply,
+    bundles_read,
+    causes,
+    fall_backs,
+    replace,
+    without_bundles,
+    wrap,
+)
 from fedapp.home import home
 from fedapp.process import FALL_BACKS, leave_no_core, start_log
 
@@ -23,15 +32,24 @@ try:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec import run_superexec
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+    from flwr.supercore.superexec.executor import (
+        ExecutionSpec,
+        LaunchResult,
+        SubprocessExecutor,
+        subprocess_executor,
+    )
 except ImportError as error:
-    raise SystemExit(version_error(error)) from error
+    raise SystemExit(without_bundles(error)) from error
 
 log = logging.getLogger("fedapp")
+CODE = "from fedapp.deploy.superexec import answer_message; answer_message()"
+PROGRAM = (sys.executable, "-P", "-c", CODE)  # in place of flwr-clientapp
 
 
-class SiteExecutor(TaskExecutor):
+class SiteExecutor(SubprocessExecutor):
     """Starts the site's ClientApp and refuses every other task."""
+
+    streams: Mapping[str, int] = {"stdout": subprocess.PIPE}  # closed by `answer_message`
 
     def get_eligible_capacity(self, *args: Any, **kwargs: Any) -> tuple[set[TaskType], set[str]]:
         """Touch the file that ``fedapp.deploy.health`` checks."""
@@ -44,10 +62,25 @@ class SiteExecutor(TaskExecutor):
             return LaunchResult.failed(f"a site runs no {spec.task_type}, only its ClientApp")
         return super().launch(spec)
 
-    def program(self, spec: ExecutionSpec) -> list[str]:
+    def program(self, _: ExecutionSpec) -> list[str]:
         """Command of :func:`answer_message`."""
-        code = "from fedapp.deploy.superexec import answer_message; answer_message()"
-        return [sys.executable, "-P", "-c", code]
+        return [*PROGRAM]
+
+
+def for_a_site(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces ``get_executor``: makes Flower's executor, or that of a patch, a site's."""
+
+    def make_for_a_site(*given: Any, **named: Any) -> Any:
+        executor = make(*given, **named)
+        executor.__class__ = type("Executor", (SiteExecutor, type(executor)), {})
+        return executor
+
+    return make_for_a_site
+
+
+def start_answering(command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
+    """Replaces ``subprocess.Popen`` in Flower's executor, which would start ``flwr-clientapp``."""
+    return subprocess.Popen([*PROGRAM, *command[1:]], **how)
 
 
 class Bundle:
@@ -75,31 +108,44 @@ def answer_message() -> None:
     """Answer one message: ``flwr-clientapp`` with the locally installed fedapp.
 
     Flower would unpack the coordinator's bundle and import its code; here the bundle is only hashed
-    and its signature checked. SystemExit if Flower lacks one of the functions replaced here.
+    and its signature checked. SystemExit if this Flower could do otherwise.
     """
+    for refusal in bundles_read():
+        raise SystemExit(str(refusal))
     # Not at the top: a SuperExec stays up for months and needs neither Flower's ClientApp nor ours.
     try:
         from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
         from flwr.supernode.runtime import run_clientapp
-    except ImportError as error:
-        raise SystemExit(version_error(error)) from error
+
+        bundle = Bundle()
+        replace(
+            run_clientapp,
+            install_from_fab=bundle.hold,
+            get_load_client_app_fn=bundle.loader,
+            install_app_dependencies=refuse_to_install,
+        )
+    except (ImportError, AttributeError) as error:
+        raise SystemExit(without_bundles(error)) from error
     start_log("clientapp")
-    bundle = Bundle()
-    replace(
-        run_clientapp,
-        install_from_fab=bundle.hold,
-        get_load_client_app_fn=bundle.loader,
-        install_app_dependencies=refuse_to_install,
-    )
+    os.dup2(2, 1)  # ends the pipe: from here Flower sends the task's heartbeats
     flwr_clientapp()
 
 
 def main() -> None:
-    """Run a site's SuperExec. SystemExit if Flower lacks ``get_executor``."""
+    """Run a site's SuperExec. SystemExit if a bundle's code could be read."""
     leave_no_core()
     start_log("superexec")
-    executor = SiteExecutor()
-    replace(run_superexec, get_executor=lambda *_, **__: executor)
+    # Before a function that is replaced differs too.
+    os.environ[FALL_BACKS] = "\n".join(map(str, fall_backs("site")))
+    apply("superexec")
+    for refusal in bundles_read() if "executor" in causes("site") else ():
+        raise SystemExit(str(refusal))
+    try:
+        wrap(run_superexec, get_executor=for_a_site)
+        popen = SimpleNamespace(Popen=start_answering, DEVNULL=subprocess.DEVNULL)
+        replace(subprocess_executor, subprocess=popen)
+    except AttributeError as error:
+        raise SystemExit(without_bundles(error)) from error
     # Compile before asking for tasks, so that the first round does not wait for the compiler.
     code = "import fedapp; from fedapp.runs.kernels import main; main()"
     compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
@@ -107,9 +153,6 @@ def main() -> None:
     log.info("%s: the site is ready", is_done)
     # Flower's default is 1 s. The patched SuperNode holds a request until a task arrives.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")
-    os.environ[FALL_BACKS] = SITE.slow_mode()  # before a replaced function differs too
-    if warm := SITE.load("executor"):
-        executor = warm.warm_executor()
     flower_superexec()
 
 

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 from fedapp.deploy.supernode import run_flower
-from fedapp.deploy.warm import SUPERLINK
 
 
 def main() -> None:
     """Run a coordinator's SuperLink."""
-    run_flower("superlink", SUPERLINK)
+    run_flower("superlink")
 
 
 if __name__ == "__main__":

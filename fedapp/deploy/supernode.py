@@ -12,21 +12,20 @@ import threading
 from importlib.metadata import entry_points
 
 from fedapp.deploy.certificates import warn_of_expiry
-from fedapp.deploy.warm import SITE, PatchedFunctions
+from fedapp.deploy.warm import apply
 from fedapp.process import keep_imported, leave_no_core, start_log
 
 log = logging.getLogger("fedapp")
 
 
-def run_flower(program: str, parts: PatchedFunctions) -> None:
-    """Run Flower's SuperNode or SuperLink, patched if the installed Flower is a known version."""
+def run_flower(program: str) -> None:
+    """Run Flower's SuperNode or SuperLink, with the patches that fit the installed Flower."""
     leave_no_core()
     (command,) = entry_points(group="console_scripts", name=f"flower-{program}")
     main = command.load()  # which sets up Flower's own log
     start_log(program)
     warn_of_expiry(sys.argv)
-    if warm := parts.load(program):
-        warm.replace_parts()
+    apply(program)
     keep_imported()
     main()
 
@@ -42,7 +41,7 @@ def main() -> None:
     """Run a site's SuperNode, until it is stopped or gives up."""
     threading.excepthook = lambda failed: end(failed.exc_value)
     try:
-        run_flower("supernode", SITE)
+        run_flower("supernode")
     except Exception as error:
         end(error)
     end()

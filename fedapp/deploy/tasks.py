@@ -9,40 +9,37 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from signal import Signals
 from typing import Any
 
 import httpx
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import (
+    TASK_TOKEN_HEADER,
+    TASK_TYPE_TO_APPIO_API_ADDRESS_ARG,
+    TASK_TYPE_TO_COMMAND,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.retry import RetryInvoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
+from flwr.supercore.tls import validate_and_resolve_root_certificates
 
-from fedapp.deploy.warm import version_error
-
-try:
-    from flwr.common.constant import SubStatus
-    from flwr.proto.runtime_pb2 import PushTaskOutputRequest, SendTaskHeartbeatRequest
-    from flwr.supercore.constant import (
-        TASK_TOKEN_HEADER,
-        TASK_TYPE_TO_APPIO_API_ADDRESS_ARG,
-        TASK_TYPE_TO_COMMAND,
-    )
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-    from flwr.supercore.retry import RetryInvoker
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult, SubprocessExecutor
-    from flwr.supercore.tls import validate_and_resolve_root_certificates
-except ImportError as error:
-    raise SystemExit(version_error(error)) from error
+from fedapp.deploy.warm import NOT_STARTED, replace
 
 log = logging.getLogger("fedapp")
 BEAT_SECONDS = 10.0
 START_SECONDS = 600.0  # that a process may take until it is ready
 STOPPED_SECONDS = 60.0  # that a process may be stopped by a signal, as long as Flower waits
-NOT_STARTED = "has not started"
 
 
 class Token:
@@ -124,15 +121,25 @@ class TaskProcess:
                             client.PushTaskOutput(output)
                             log.error("%s", why)
                             self.tokens.discard(token.text)
-                        elif self.start_seconds < START_SECONDS:
+                        elif self.start_seconds < START_SECONDS and not self._beats():
                             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
                     except httpx.HTTPStatusError:
                         self.tokens.discard(token.text)  # the task is finished, or has expired
                     except httpx.TransportError:
                         time.sleep(1)  # until the SuperLink or SuperNode answers again
+        if self.process.stdout:
+            self.process.stdout.close()
 
     def _read_last_answers(self) -> None:
         """Wait for what the ended process has written."""
+
+    def _beats(self) -> bool:
+        """Whether the process sends heartbeats: then it has closed its end of a pipe.
+
+        It also knows when its task is finished, after which a heartbeat is refused as an error.
+        """
+        pipe = self.process.stdout
+        return pipe is not None and bool(select.select([pipe], [], [], 0)[0])
 
     def _is_stopped(self) -> bool:
         with suppress(ChildProcessError):  # it has ended
@@ -149,6 +156,8 @@ class TaskProcess:
 
 class TaskExecutor(SubprocessExecutor):
     """Flower's executor, with tokens that live as long as the processes."""
+
+    streams: Mapping[str, int] = {}
 
     def __init__(self) -> None:
         self._started: dict[int, TaskProcess] = {}  # by task
@@ -173,7 +182,8 @@ class TaskExecutor(SubprocessExecutor):
         if spec.runtime_dependency_install:
             options.append("--allow-runtime-dependency-installation")
         output = subprocess.DEVNULL if spec.suppress_output else None
-        return TaskProcess(spec, [*self.program(spec), *options], stdout=output, stderr=output)
+        streams = {"stdout": output, "stderr": output, **self.streams}
+        return TaskProcess(spec, [*self.program(spec), *options], **streams)
 
     def program(self, spec: ExecutionSpec) -> list[str]:
         """The command that executes a task."""
@@ -182,3 +192,11 @@ class TaskExecutor(SubprocessExecutor):
     def reconcile(self) -> None:
         """Forget the processes without open tasks."""
         self._started = {task: process for task, process in self._started.items() if process.tokens}
+
+
+def superexec() -> None:
+    """Let Flower's SuperExec have this executor."""
+    replace(run_superexec, get_executor=lambda *_, **__: TaskExecutor())
+
+
+coordinator = superexec

@@ -1,25 +1,30 @@
 """What a deployment replaces of Flower: when it looks, one process a run, and what dies."""
 
+import ast
 import asyncio
 import hashlib
+import importlib
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from email.utils import formatdate
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import flwr
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -34,18 +39,20 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
 )
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.constant import NOOP_FEDERATION_ID, ExecutorType, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
-from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers as superlink_handlers
+from flwr.supernode import fleet_http_connection
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.runtime import run_clientapp
@@ -60,72 +67,190 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import fedapp
-from fedapp.deploy import warm
+from fedapp.deploy import superexec, warm
 from fedapp.deploy.health import REACHED
-from fedapp.deploy.tasks import Token
-from fedapp.deploy.warm import one_cpu, slow_modes, supernode
+from fedapp.deploy.tasks import TaskProcess, Token
+from fedapp.deploy.warm import (
+    carried,
+    connection,
+    failures,
+    fall_backs,
+    layers,
+    objects,
+    polling,
+    slow_modes,
+)
 from fedapp.deploy.warm.executor import (
     IDLE_SECONDS,
     MOST_WORKERS,
     RunsWorker,
     WarmExecutor,
-    signed_request,
 )
-from fedapp.deploy.warm.superlink import (
-    WAIT_SECONDS,
-    LinkStateWithoutObjects,
-    MessageQueue,
-    notify_waiting,
-    serialized,
-    wait_for_messages,
-)
+from fedapp.deploy.warm.failures import signed_request
+from fedapp.deploy.warm.memory import LinkStateWithoutObjects, serialized
+from fedapp.deploy.warm.patches import PATCHES, PROCESSES
+from fedapp.deploy.warm.polling import WAIT_SECONDS, MessageQueue, notify_waiting, wait_for_messages
+from fedapp.deploy.warm.simulation import one_cpu
 from fedapp.server_app import train_alone
+from simulations.deployment import WORKER
 from strategies.delivery import LOST
 from strategies.handshake import ENGINES
+from tests.deployed import PAX as DEPLOYED_PAX
+from tests.deployed import local_pax, model_in, started
 from tests.serving import serving
 
 SERVER, NODE, RUN, OTHER_RUN = 1, 7, 21, 22
 BUNDLE = b"a bundle, of which nothing is used"
 LONG = 300.0  # seconds, on however busy a machine
-PARTS = (warm.SITE, warm.SUPERLINK, warm.SERVER, warm.SIMULATION)
+CHANGED = [
+    pytest.param(patch, program, name, id=f"{patch.name}-{program}")
+    for patch in PATCHES
+    for program in patch.programs
+    for name, _ in [*patch.digests(PROCESSES[program])][-1:]
+]
 
 
 # Which Flower
 
 
-def test_the_installed_flower_is_one_that_parts_are_replaced_of():
-    for parts in PARTS:
-        versions, differing = parts.nearest()
-        assert version("flwr") in versions
-        assert (differing, parts.slow_mode()) == ([], "")
-    listed = [one for parts in PARTS for one in parts.digests()]
-    assert {len(digests) for _, digests in listed} == {len(warm.VERSIONS)}
-    assert {place for place, digests in listed if "none" in digests} == {
-        "flwr.supercore.routers.runtime.tracing:RuntimeTracingMiddleware.dispatch"
-    }
+@pytest.fixture
+def apply():
+    """Patch a program; Flower is as before after the test."""
+    warm.causes.cache_clear()
+    before = len(warm._replaced)
+    yield warm.apply
+    while len(warm._replaced) > before:
+        setattr(*warm._replaced.pop())
+    warm.causes.cache_clear()
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        "superlink.grid.http_grid:HttpGrid. pull_messages=000000",
-        "superlink.grid.http_grid: _DEFAULT_RUNTIME_API_ADDRESS=111111",
-        "gone: gone=111111",
-    ],
-    ids=["another source", "no function", "a module that is gone"],
-)
-def test_of_another_flower_nothing_is_replaced_with_one_warning(function, monkeypatch, caplog):
-    monkeypatch.setattr(warm, "DIGESTS", f"{warm.DIGESTS}\n[server] {function}")
-    assert warm.SERVER.load("supernode") is None
-    rule = f"flwr must be 1.41.0 or 1.42.0, got {version('flwr')}: it differs; slow mode, each"
-    way = "exchange takes seconds; what differs: python -m fedapp.deploy.warm"
-    assert caplog.messages == [f"{rule} {way}"]
-    assert slow_modes("deployment") == [f"{rule} {way}"]
-    assert slow_modes("simulation") == slow_modes("local") == []
+def given_to(program):
+    """What a patch is given."""
+    if program in ("server", "worker"):
+        client = SimpleNamespace(_unary_unary=None, _try_push_messages=None)
+        client._runtime_client = client
+        return [client]
+    state = SimpleNamespace(store_message_ins=None, store_message_res=None)
+    return [SimpleNamespace(state=state, pull_messages=None)] * (program == "simulation")
 
 
-def test_a_run_in_slow_mode_says_so_in_its_summary(monkeypatch, tmp_path):
-    monkeypatch.setattr(warm, "DIGESTS", "[simulation] gone: gone=111111")
+def watched(program, monkeypatch):
+    """Names of the patches that are applied from now on to their end."""
+    applied = set()
+
+    def patched(name, patch, *given):
+        patch(*given)
+        applied.add(name)
+
+    for one in PATCHES:
+        if program in one.programs:
+            module = importlib.import_module(one.module)
+            patch = partial(patched, one.name, getattr(module, program))
+            monkeypatch.setattr(module, program, patch)
+    return applied
+
+
+def test_of_the_installed_flower_every_function_is_known():
+    for process in set(PROCESSES.values()):
+        assert fall_backs(process) == []
+    assert slow_modes("deployment") == slow_modes("simulation") == slow_modes("local") == []
+
+
+@pytest.mark.parametrize(("patch", "program", "function"), CHANGED)
+def test_a_patch_falls_back_alone_where_a_function_that_it_depends_on_differs(
+    patch, program, function, apply, monkeypatch, caplog
+):
+    known, process = warm.digest, PROCESSES[program]
+    monkeypatch.setattr(warm, "digest", lambda name: "00" if name == function else known(name))
+    here = [one for one in PATCHES if process in one.processes]
+    concerned = {one.name for one in here if function in dict(one.digests(process))}
+    concerned |= {one.name for one in here if concerned & {*one.needs}}
+    assert {found.patch for found in fall_backs(process)} == concerned
+    applied = watched(program, monkeypatch)
+    apply(program, *given_to(program))
+    assert applied == {one.name for one in here if program in one.programs} - concerned
+    shown = function.replace(":", ".").removeprefix("flwr.")
+    line = f"flwr {version('flwr')}: {shown} differs; without {patch.title}, "
+    assert sum(message.startswith(line) for message in caplog.messages) == (program != "worker")
+
+
+def change(function, folder):
+    """A copy of Flower in which a function has one statement more, which does nothing."""
+    module, _, name = function.partition(":")
+    installed = Path(flwr.__file__).parent
+    shutil.copytree(installed, folder / "flwr", ignore=shutil.ignore_patterns("__pycache__"))
+    path = folder / f"{module.replace('.', '/')}.py"
+    node = ast.parse(source := path.read_text())
+    for part in name.split("."):
+        (node,) = (one for one in node.body if getattr(one, "name", "") == part)
+    lines = source.splitlines(keepends=True)
+    lines.insert(node.body[-1].lineno - 1, f"{' ' * node.body[-1].col_offset}pass\n")
+    path.write_text("".join(lines))
+
+
+ACROSS_SITES = {patch.name: patch for patch in PATCHES if patch.name != "simulation"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ACROSS_SITES)
+def test_across_sites_a_patch_falls_back_and_the_model_is_the_same(name, tmp_path, monkeypatch):
+    patch = ACROSS_SITES[name]
+    function = [*patch.digests(PROCESSES[patch.programs[0]])][-1][0]
+    change(function, tmp_path / "flower")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "flower"))
+    (tmp_path / "sites").mkdir()
+    with started(tmp_path / "sites") as deployment:
+        run = deployment.train(tmp_path / "across", {"strategy": "pax", **DEPLOYED_PAX})
+        assert model_in(run.path) == local_pax(deployment, tmp_path / "local")
+        logs = [deployment.log(name).read_text() for name in ("coordinator", "bank")]
+    assert f" differs; without {patch.title}, " in "".join(logs)
+
+
+def test_a_patch_that_fails_half_way_leaves_flower_as_it_was(apply, monkeypatch, caplog):
+    client = fleet_http_connection.FleetHttpClient
+    monkeypatch.setenv(warm.OFF, "objects")
+    monkeypatch.delattr("flwr.supercore.heartbeat.HEARTBEAT_DEFAULT_INTERVAL")
+    applied = watched("supernode", monkeypatch)
+    apply("supernode")
+    gone = "no attribute 'HEARTBEAT_DEFAULT_INTERVAL'; without the SuperNode's patience, it gives"
+    assert len([line for line in caplog.messages if gone in line]) == 1
+    assert fleet_http_connection.FleetHttpClient is client
+    assert fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL == 30
+    assert [found.patch for found in fall_backs("site")] == ["objects", "connection"]
+    assert applied == {"failures", "polling", "layers"}
+
+
+def test_a_patch_whose_name_of_flower_is_gone_falls_back_alone(monkeypatch, apply):
+    monkeypatch.delitem(sys.modules, "fedapp.deploy.warm.memory")
+    monkeypatch.delattr("flwr.supercore.sql_mixin.SqlMixin")
+    assert [found.patch for found in fall_backs("superlink")] == ["memory"]
+
+
+def test_patches_are_turned_off_by_name_with_those_that_need_them(monkeypatch, apply, caplog):
+    monkeypatch.setenv(warm.OFF, "objects, gone")
+    assert [found.patch for found in fall_backs("superlink")] == ["objects", "memory"]
+    apply("superlink")
+    unknown, *lines = caplog.messages
+    assert unknown.endswith("layers, simulation, got gone")
+    way = "FEDAPP_WARM_OFF turns objects off; without objects within messages, exchanges take "
+    assert way in lines[0]
+    assert len(lines) == 2
+
+
+def read_as(source):
+    return warm.syntax(ast.parse(source))
+
+
+def test_a_digest_is_of_what_a_function_does():
+    source = "def f(a):\n    return a + 1"
+    same = "def f(a):\n    '''Add.'''\n    # one\n    return (a + 1)"
+    assert read_as(source) == read_as(same)
+    assert read_as(source) != read_as(source.replace("1", "2"))
+    assert read_as("f()") != read_as("f(None)")
+
+
+def test_a_run_in_slow_mode_says_so_in_its_summary(monkeypatch, tmp_path, apply):
+    monkeypatch.setenv(warm.OFF, "simulation")
     monkeypatch.setitem(ENGINES, "LocalGrid", "simulation")
     # Flower's simulation calls the ServerApp, which adds the engine's warnings.
     monkeypatch.setattr(
@@ -133,20 +258,8 @@ def test_a_run_in_slow_mode_says_so_in_its_summary(monkeypatch, tmp_path):
     )
     run = fedapp.run("pax", num_boost_round=1, max_depth=1, run_dir=tmp_path / "run")
     (warning,) = slow_modes("simulation")
-    assert "slow mode, each exchange takes 0.1 s" in warning
+    assert "FEDAPP_WARM_OFF turns simulation off" in warning
     assert warning in run.summary["warnings"]
-
-
-def test_where_a_name_that_a_part_imports_is_gone_nothing_is_replaced_with_one_warning(
-    monkeypatch, caplog
-):
-    monkeypatch.delitem(sys.modules, "fedapp.deploy.warm.superlink")
-    monkeypatch.delattr("flwr.common.constant.SUPERLINK_NODE_ID")
-    assert warm.SUPERLINK.load("superlink") is None
-    (warning,) = caplog.messages
-    assert warning.startswith("flwr must be 1.41.0 or 1.42.0, got ")
-    assert "cannot import name 'SUPERLINK_NODE_ID'" in warning
-    assert warning.endswith("; slow mode, each exchange takes seconds")
 
 
 GONE = """
@@ -166,21 +279,75 @@ def test_of_another_flower_no_process_starts_where_a_bundles_code_could_not_be_k
     command = [sys.executable, "-c", GONE.format(*gone), "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
-    rule = rf"flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: .*{gone[1]}"
+    rule = (
+        rf"flwr [\d.]+: .*{gone[1]}.*; without it a bundle's code could be read, and the site does"
+    )
     assert len(re.findall(rule, ended.stderr)) == 1
     assert "Traceback" not in ended.stderr
 
 
+LOADER = "flwr.supernode.runtime.run_clientapp:run_clientapp"
+
+
+@pytest.mark.parametrize(
+    ("off", "refuses"), [("", False), ("tasks", True)], ids=["warm", "a message"]
+)
+def test_a_site_starts_where_flower_reads_bundles_by_other_means_only_if_no_process_uses_it(
+    off, refuses, monkeypatch, apply
+):
+    known = warm.digest
+    monkeypatch.setenv(warm.OFF, off)
+    monkeypatch.setattr(warm, "digest", lambda name: "00" if name == LOADER else known(name))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=0))
+    started = []
+    monkeypatch.setattr(superexec, "flower_superexec", lambda: started.append(1))
+    monkeypatch.setattr(superexec, "start_log", lambda name: None)
+    rule = "run_clientapp differs; without it a bundle's code could be read, and the site does not"
+    with pytest.raises(SystemExit, match=rule) if refuses else nullcontext():
+        superexec.main()
+    assert bool(started) is not refuses
+    with pytest.raises(SystemExit, match=rule):
+        superexec.answer_message()
+
+
+@pytest.mark.parametrize("off", ["", "executor", "tasks"])
+def test_whichever_executor_fits_a_site_starts_its_own_program_and_nothing_else(
+    off, monkeypatch, apply
+):
+    monkeypatch.setenv(warm.OFF, off)
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(superexec, "start_log", lambda name: None)
+    commands, processes, popen = [], [], subprocess.Popen
+
+    def start(command, **how):
+        commands.append(command)
+        processes.append(popen([sys.executable, "-S", "-c", "pass"], **how))
+        return processes[-1]
+
+    def launch():
+        executor = run_superexec.get_executor(ExecutorType.SUBPROCESS)
+        options = ("127.0.0.1:9", "token", True, None, False, None, False)
+        executor.launch(ExecutionSpec(TaskType.CLIENT_APP, *options, 1))
+        refused = executor.launch(ExecutionSpec(TaskType.SERVER_APP, *options, 2))
+        assert refused.status == LaunchResultStatus.FAILED
+
+    monkeypatch.setattr(superexec, "flower_superexec", launch)
+    monkeypatch.setattr("subprocess.Popen", start)
+    superexec.main()
+    processes[0].wait(LONG)
+    whole = [*superexec.PROGRAM] if off else [sys.executable, "-P", "-m", WORKER]
+    assert [command[:4] for command in commands] == [whole]
+
+
 @pytest.mark.parametrize(("asked", "status"), [("site", 0), ("superlink", 1)])
-def test_a_command_names_the_functions_that_differ(asked, status, monkeypatch, capsys):
-    place = "flwr.superlink.main:create_app"
-    digest = warm.digest(place)
-    monkeypatch.setattr(warm, "DIGESTS", warm.DIGESTS.replace(digest, "000000"))
+def test_a_command_names_the_functions_that_differ(asked, status, monkeypatch, capsys, apply):
+    place, known = "flwr.superlink.main:create_app", warm.digest
+    monkeypatch.setattr(warm, "digest", lambda name: "00" if name == place else known(name))
     monkeypatch.setattr(sys, "argv", ["warm", asked])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("fedapp.deploy.warm", run_name="__main__")
     assert ended.value.code == status
-    assert (f"  {place}={digest}" in capsys.readouterr().out.splitlines()) is bool(status)
+    assert (f"    {place}=00" in capsys.readouterr().out.splitlines()) is bool(status)
 
 
 # The SuperNode
@@ -190,7 +357,9 @@ class Node:
     """A SuperNode's state, and what a SuperLink would put into it."""
 
     def __init__(self):
-        self.state = supernode.WarmNodeState(supernode.PollTimer(), ObjectStoreFactory().store())
+        bases = polling.PollingState, failures.AnsweringState
+        state = type("State", bases, {"timer": polling.PollTimer()})
+        self.state = state(ObjectStoreFactory().store())
         self.state.set_node_id(NODE)
 
     def begin(self, run_id):
@@ -268,14 +437,14 @@ def test_a_task_that_failed_is_answered_at_once_and_a_reply_passed_on_once_it_is
 
 def test_whoever_asks_for_a_task_gets_it_when_a_message_comes(node):
     node.begin(RUN)
-    acquire = partial(supernode.wait_for_task, runtime_handlers.acquire_task, node.state.timer)
+    acquire = partial(polling.wait_for_task, runtime_handlers.acquire_task, node.state.timer)
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     threading.Timer(0.1, node.send, [RUN]).start()
     wait_until(lambda: acquire(request, node.state).token)
 
 
 def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message():
-    pace = supernode.PollTimer()
+    pace = polling.PollTimer()
     assert pace.seconds(3) == 3
     pace.note_message()
     assert pace.seconds(3) < 3
@@ -296,8 +465,8 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
     status, responses, n_warnings, tmp_path, monkeypatch, caplog
 ):
     """Responses by the seconds they take, and by which their date is ahead."""
-    clock, note = [1e9], supernode.ReachedNote(tmp_path / REACHED)
-    monkeypatch.setattr("fedapp.deploy.warm.supernode.time.time", lambda: clock[-1])
+    clock, note = [1e9], connection.ReachedNote(tmp_path / REACHED)
+    monkeypatch.setattr("fedapp.deploy.warm.connection.time.time", lambda: clock[-1])
     for seconds, ahead in responses:
 
         def respond(_, seconds=seconds, ahead=ahead):
@@ -324,7 +493,7 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
 def test_a_supernode_tries_again_what_was_not_refused_and_says_each_cause_once(
     faults, n_tries, said, caplog
 ):
-    retry, left, tries = supernode.patient_retry(), [*faults], list[int]()
+    retry, left, tries = connection.patient_retry(), [*faults], list[int]()
     retry.wait_function = lambda _: None
 
     def ask():
@@ -374,7 +543,7 @@ def asking(node=NODE, *message_ids):
 
 def looked_up(arrivals, pull, asked):
     """What a request gets."""
-    return wait_for_messages(arrivals, pull, lambda request: request.node, asked).messages_list
+    return wait_for_messages(arrivals, lambda request: request.node, pull, asked).messages_list
 
 
 def test_a_message_that_came_while_its_node_was_looked_up_is_not_waited_for():
@@ -400,7 +569,7 @@ def test_no_message_waits_although_a_node_without_any_is_not_looked_up(events, n
         return found(*[left.pop(0)] if left else [])
 
     def ask():
-        with patch("fedapp.deploy.warm.superlink.WAIT_SECONDS", LONG if left else 0):
+        with patch("fedapp.deploy.warm.polling.WAIT_SECONDS", LONG if left else 0):
             return looked_up(arrivals, pull, asking())
 
     for number, event in enumerate(events, start=n_before):
@@ -435,7 +604,7 @@ def test_replies_that_come_together_are_pulled_together():
             arrivals.add(SERVER)
 
     threading.Thread(target=arrive).start()
-    with patch("fedapp.deploy.warm.superlink.GATHER_SECONDS", LONG):
+    with patch("fedapp.deploy.warm.polling.GATHER_SECONDS", LONG):
         assert sorted(looked_up(arrivals, pull, asking(SERVER, 1, 2))) == [1, 2]
     assert len(looks) == 2
 
@@ -480,13 +649,13 @@ def test_a_response_in_one_piece_is_that_of_starlette(content):
             return one.status_code, one.headers.multi_items(), one.content
 
     with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
-        supernode.pass_on_whole()
+        layers.pass_on_whole()
         whole = asyncio.run(post())
     assert whole == asyncio.run(post())
 
 
 def test_only_its_own_messages_end_a_nodes_waiting_where_threads_can_be_spared(node, monkeypatch):
-    monkeypatch.setattr("fedapp.deploy.warm.superlink.WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("fedapp.deploy.warm.polling.WAIT_SECONDS", 0.05)
     arrivals, message = MessageQueue(), node.send(RUN)
     notify_waiting(arrivals, lambda request: None, found(message))
     assert (arrivals[NODE], arrivals[SERVER]) == (1, 0)
@@ -537,9 +706,9 @@ def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost():
         messages_list=[message_to_proto(remove_content_from_message(message))],
         message_object_trees=[get_object_tree(message)],
     )
-    supernode.add(request, contents=supernode.contents_of([message]).values())
+    carried.add(request, contents=objects.contents_of([message]).values())
     task = SimpleNamespace(run_id=run_id)
-    pushed = supernode.store_objects(superlink_handlers.push_messages, request, state, task)
+    pushed = objects.store_objects(superlink_handlers.push_messages, request, state, task)
     assert list(pushed.message_ids) == [message.object_id]
     assert list(pushed.objects_to_push) == []
     question = PullMessagesRequest(node=NodeProto(node_id=node_id))
@@ -576,8 +745,8 @@ class Straight:
 
 
 WARM = {
-    "pull_messages": partial(supernode.attach_objects, runtime_handlers.pull_messages),
-    "push_messages": partial(supernode.store_objects, runtime_handlers.push_messages),
+    "pull_messages": partial(objects.attach_objects, runtime_handlers.pull_messages),
+    "push_messages": partial(objects.store_objects, runtime_handlers.push_messages),
 }
 SINGLY = Counter(pull_object=3, confirm_message_received=1, push_object=2)
 
@@ -592,17 +761,17 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
 ):
     message = node.start(RUN)
     client = Straight(node.state, claimed(node), **handlers)
-    carrier = supernode.ObjectCarrier()
+    carrier = objects.ObjectCarrier()
     if carries:
         carrier.serve(client)
     pulled, context, _, _ = run_clientapp.pull_task_input(client)
     assert pulled.content == message.content
     assert message.object_id not in node.state.object_store
     reply = Message(RecordDict(), reply_to=pulled)
-    carrier.find = supernode.contents_of([reply]).get
+    carrier.find = objects.contents_of([reply]).get
     run_clientapp.push_message(client, reply, context)
     (passed_on,) = node.replies()
-    for name, content in supernode.contents_of([reply]).items():
+    for name, content in objects.contents_of([reply]).items():
         assert node.state.object_store.get(name) == content
     assert passed_on.metadata.message_id == reply.object_id
     always = Counter(pull_task_input=1, pull_messages=1, push_messages=1)
@@ -611,14 +780,13 @@ def test_objects_travel_with_their_message_where_both_ends_know_how(
 
 def test_a_runs_bundle_is_sent_once_to_the_process_that_answers(node):
     node.start(RUN)
-    whole = partial(supernode.without_bundle, runtime_handlers.pull_task_input)
+    whole = partial(objects.without_bundle, runtime_handlers.pull_task_input)
     client = Straight(node.state, claimed(node), **WARM, pull_task_input=whole)
-    carrier = supernode.ObjectCarrier()
+    carrier = objects.ObjectCarrier()
     carrier.serve(client)
     assert run_clientapp.pull_task_input(client)[-1].content == BUNDLE
     node.send(RUN)
     client._task = node.state.get_task_by_token(claimed(node))
-    carrier.has_bundle = True
     _, context, run, fab = run_clientapp.pull_task_input(client)
     assert (context.run_id, run.run_id, fab.content) == (RUN, RUN, b"")
 
@@ -632,15 +800,15 @@ def test_objects_are_pulled_whenever_each_of_them_comes(monkeypatch):
             raise ObjectUnavailableError(name)
         return name.encode()
 
-    monkeypatch.setattr("fedapp.deploy.warm.supernode.BACKOFF", 0.0001)
-    assert supernode.pull_at_once([*waits], pull) == {name: name.encode() for name in waits}
+    monkeypatch.setattr("fedapp.deploy.warm.objects.BACKOFF", 0.0001)
+    assert objects.pull_at_once([*waits], pull) == {name: name.encode() for name in waits}
 
 
 def test_the_objects_of_a_long_message_travel_singly(node, monkeypatch):
     message = node.start(RUN)
     client = Straight(node.state, claimed(node), **WARM)
-    supernode.ObjectCarrier().serve(client)
-    monkeypatch.setattr("fedapp.deploy.warm.supernode.MOST_BYTES", len(message.deflate()))
+    objects.ObjectCarrier().serve(client)
+    monkeypatch.setattr("fedapp.deploy.warm.objects.MOST_BYTES", len(message.deflate()))
     assert run_clientapp.pull_task_input(client)[0].content == message.content
     assert client.requests["pull_object"] == SINGLY["pull_object"]
 
@@ -650,11 +818,11 @@ def test_a_message_that_is_not_whole_yet_is_handed_out_without_objects(node):
     entry = node.state.object_store.store[message.object_id]
     entry.content, entry.is_available = b"", False
     request = PullAppMessagesRequest()
-    supernode.add(request, wanted=True)
+    carried.add(request, wanted=True)
     task = node.state.get_task_by_token(claimed(node))
     response = WARM["pull_messages"](request, node.state, task)
     assert [one.metadata.message_id for one in response.messages_list] == [message.object_id]
-    assert supernode.objects_in(response) == {}
+    assert objects.objects_in(response) == {}
     assert message.object_id in node.state.object_store
 
 
@@ -667,7 +835,7 @@ def test_an_object_that_no_message_named_is_not_stored(node):
     request = PushAppMessagesRequest(
         messages_list=[message_to_proto(reply)], message_object_trees=[get_object_tree(reply)]
     )
-    supernode.add(request, contents=supernode.contents_of([other]).values())
+    carried.add(request, contents=objects.contents_of([other]).values())
     response = client.PushMessages(request)
     assert reply.object_id in response.objects_to_push
     assert other.object_id not in node.state.object_store
@@ -675,10 +843,10 @@ def test_an_object_that_no_message_named_is_not_stored(node):
 
 def test_a_request_that_may_be_sent_again_is_left_as_it_is():
     client = SimpleNamespace(_unary_unary=lambda request: request)
-    supernode.ObjectCarrier().serve(client)
+    objects.ObjectCarrier().serve(client)
     request = PullAppMessagesRequest()
-    assert supernode.added(client._unary_unary(request=request), supernode.WANTED)
-    assert not supernode.added(request, supernode.WANTED)
+    assert carried.added(client._unary_unary(request=request), carried.WANTED)
+    assert not carried.added(request, carried.WANTED)
 
 
 # The simulation
@@ -696,8 +864,7 @@ def test_an_actor_takes_one_cpu_unless_the_federation_says_more(said, taken):
 
 
 def test_what_an_executor_was_asked_fails_when_another_one_asks(node, monkeypatch):
-    monkeypatch.setattr("fedapp.deploy.warm.supernode.WAIT_SECONDS", 0.01)
-    acquire = partial(supernode.wait_for_task, runtime_handlers.acquire_task, node.state.timer)
+    acquire = partial(failures.Executors().acquire, runtime_handlers.acquire_task)
     first, second = (
         signed_request(sender, supported_task_types=[TaskType.CLIENT_APP])
         for sender in (b"one", b"another")
@@ -793,6 +960,23 @@ def test_a_token_lives_while_its_process_starts(node, address, monkeypatch):
     worker = RunsWorker(spec)
     wait_until(lambda: record.active_until > claimed_until)
     worker.end("was closed")
+
+
+def test_a_process_that_sends_heartbeats_itself_gets_none(node, address, monkeypatch):
+    monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
+    sleeping(monkeypatch, "import os, time; os.close(1); time.sleep(600)")
+    node.start(RUN)
+    process = TaskProcess(spec_of(node, address), [], stdout=subprocess.PIPE)
+    wait_until(process._beats)
+    looks = []
+    monkeypatch.setattr(process, "_is_stopped", lambda: looks.append(1))
+    wait_until(lambda: len(looks) > 1)  # until a heartbeat that was on its way has arrived
+    (record,) = node.state.task_token_store.values()
+    active_until = record.active_until
+    wait_until(lambda: len(looks) > 4)
+    assert record.active_until == active_until
+    process.end("was closed")
+    assert str(reply_of(node).error.reason) == "flwr-clientapp was closed"
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])

@@ -89,7 +89,7 @@ def test_of_a_bundle_nothing_is_unpacked(tmp_path, monkeypatch):
 def test_where_flower_unpacks_bundles_by_other_means_no_message_is_answered(monkeypatch):
     monkeypatch.setattr("fedapp.deploy.superexec.start_log", lambda name: None)
     monkeypatch.delattr("flwr.supernode.runtime.run_clientapp.install_from_fab")
-    rule = r"^flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: it has no flwr\S+\.install_from_fab"
+    rule = "install_from_fab'; without it a bundle's code could be read, and the site does not"
     with pytest.raises(SystemExit, match=rule):
         answer_message()
 

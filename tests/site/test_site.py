@@ -375,10 +375,12 @@ def test_a_check_shows(write_table, case):
     assert [text for text in hidden if text in output] == []
 
 
-def test_a_check_says_where_flower_is_none_of_the_known_versions(write_table, monkeypatch):
-    monkeypatch.setattr(warm, "DIGESTS", "[site] gone: gone=111111")
+def test_a_check_names_the_patches_that_do_not_fit_flower(write_table, monkeypatch):
+    monkeypatch.setenv(warm.OFF, "polling")
+    warm.causes.cache_clear()
     shown = check(f'name="bank" data="{write_table("rows")}" label="y"')
-    rule = r"! flwr must be 1\.41\.0 or 1\.42\.0, got [\d.]+: it differs; slow mode, each exchange"
+    warm.causes.cache_clear()
+    rule = r"! flwr [\d.]+: FEDAPP_WARM_OFF turns polling off; without long polling, exchanges take"
     assert re.search(rule, shown)
 
 

@@ -1,6 +1,7 @@
-"""``python -m fedapp.deploy.warm [PROCESS]`` compares the installed Flower with the known versions.
+"""``python -m fedapp.deploy.warm [PROCESS]``: which patches fit the installed Flower.
 
-Exit status 1 if a process would run unpatched.
+Below a patch that does not are the functions that differ, with their digests. Exit status 1 if any
+falls back.
 """
 
 from __future__ import annotations
@@ -8,14 +9,18 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 
-from fedapp.deploy.warm import SERVER, SIMULATION, SITE, SUPERLINK, digest
+from fedapp.deploy.warm import differing, digest, fall_backs
+from fedapp.deploy.warm.patches import BUNDLES, PATCHES, PROCESSES
 
-every = (SITE, SUPERLINK, SERVER, SIMULATION)
-n_differing = 0
-for parts in [parts for parts in every if parts.process in sys.argv[1:]] or every:
-    versions, functions = parts.nearest()
-    n_differing += len(functions)
-    differ = f"{len(functions)} differ from" if functions else "as in"
-    print(f"flwr {version('flwr')}, {parts.process}: {differ} {' and '.join(versions)}")
-    print("".join(f"  {function}={digest(function)}\n" for function in functions), end="")
-raise SystemExit(n_differing > 0)
+every = list(dict.fromkeys(PROCESSES.values()))
+n_faults = 0
+for process in [process for process in every if process in sys.argv[1:]] or every:
+    faults = {fall_back.patch: fall_back for fall_back in fall_backs(process)}
+    n_faults += len(faults)
+    print(f"{process}, flwr {version('flwr')}")
+    for patch in (*PATCHES, BUNDLES):
+        if process in patch.processes:
+            print(f"  {patch.name}: {faults.get(patch.name, 'as known')}")
+            for function in differing(patch, process):
+                print(f"    {function}={digest(function)}")
+raise SystemExit(n_faults > 0)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from signal import SIG_DFL, SIGINT, signal
-from typing import IO, Any, TextIO, cast
+from typing import IO, TextIO, cast
 
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.proto.task_pb2 import Task as TaskProto
-from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
@@ -33,10 +29,8 @@ from flwr.supercore.superexec.plugin import AutoExecPlugin
 from flwr.supernode.runtime import run_clientapp
 
 from fedapp.client_app import SiteApp
-from fedapp.deploy.superexec import SiteExecutor
-from fedapp.deploy.tasks import BEAT_SECONDS, TaskProcess, Token, tls_options
-from fedapp.deploy.warm import replace
-from fedapp.deploy.warm.supernode import ObjectCarrier, add, contents_of, pull_at_once
+from fedapp.deploy.tasks import BEAT_SECONDS, TaskExecutor, TaskProcess, Token, tls_options
+from fedapp.deploy.warm import apply, replace
 from fedapp.kernels import load_ahead, modules_with_kernels
 from fedapp.messages.wire import WAITING
 from fedapp.process import keep_imported, start_log
@@ -46,7 +40,7 @@ IDLE_SECONDS = 3600.0  # as long as a run waits for a site by default
 MOST_WORKERS = 4  # of 430 to 470 MB; more only while all are answering
 
 
-class WarmExecutor(SiteExecutor):
+class WarmExecutor(TaskExecutor):
     """Starts one process per run."""
 
     def __init__(self) -> None:
@@ -121,6 +115,9 @@ class RunsWorker(TaskProcess):
     def _read_last_answers(self) -> None:
         self._all_read.wait(BEAT_SECONDS)
 
+    def _beats(self) -> bool:
+        return False
+
 
 class RunNotingPlugin(AutoExecPlugin):
     """Flower's plugin, which here also passes the run of a task to the executor."""
@@ -132,22 +129,10 @@ class RunNotingPlugin(AutoExecPlugin):
         return super().launch_task(token, task)
 
 
-def signed_request(sender: bytes, **fields: Any) -> AcquireTaskRequest:
-    """Replaces ``AcquireTaskRequest``: adds which process asks for a task."""
-    request = AcquireTaskRequest(**fields)
-    add(request, sender=sender)
-    return request
-
-
-def warm_executor() -> WarmExecutor:
-    """Patch Flower's SuperExec and return its executor.
-
-    An executor's open tasks are lost when it dies; the SuperNode notices that the next one's first
-    request has another sender.
-    """
-    request = partial(signed_request, secrets.token_bytes(16))
-    replace(run_superexec, AutoExecPlugin=RunNotingPlugin, AcquireTaskRequest=request)
-    return WarmExecutor()
+def superexec() -> None:
+    """Answer a run's messages in one process."""
+    make = lambda *_, **__: WarmExecutor()  # noqa: E731
+    replace(run_superexec, AutoExecPlugin=RunNotingPlugin, get_executor=make)
 
 
 # ``python -m fedapp.deploy.warm.executor`` reads task tokens from stdin, one a line, answers each
@@ -172,8 +157,7 @@ class Worker:
         self._token, self._client = token, client
         self._app: SiteApp | None = None
         self._stores = EndingStores()
-        self._carrier = ObjectCarrier()
-        self._carrier.serve(client)
+        apply("worker", client)
 
     def answer(self, token: str) -> bool:
         """Answer one task; True if the run has ended here with it."""
@@ -181,9 +165,7 @@ class Worker:
         message, context, _, fab = run_clientapp.pull_task_input(self._client)
         if self._app is None:
             self._app = SiteApp(fab.content, self._stores)
-            self._carrier.has_bundle = True
         reply = self._app(message, context)
-        self._carrier.find = contents_of([reply]).get
         run_clientapp.push_message(self._client, reply, context)
         run_clientapp.push_task_output(self._client, context, SubStatus.COMPLETED, "")
         if reply.has_error():
@@ -211,7 +193,6 @@ def main() -> None:
     load_ahead([*modules_with_kernels(), "xgboost"])
     tokens: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
-    replace(inflatable_utils, pull_objects=pull_at_once)
     signal(SIGINT, SIG_DFL)  # what Flower raises if a token is refused; without a traceback
     token = Token()
     client = token.client(
