@@ -14,8 +14,8 @@ Reveals, in short:
   passive party that its splits above leave open.
 - It may ask about any common row, as often as ``standing-rows-per-second`` and
   ``standing-rows-per-day`` allow.
-- If the site withdraws, the label holder's process deletes the cells that it was sent ahead. One
-  that breaks the rules keeps them, and nobody takes back what it has learned.
+- If the site withdraws, the label holder's process deletes cells sent ahead, unless it breaks the
+  rules.
 - A passive party learns which rows are asked about, when, and for what stated purpose; no score.
 - The server takes no part; in this run it learns sizes of letters.
 
