@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,11 +34,13 @@ from fedapp.site.standing import (
     ids_of,
     numbered,
     switch,
+    unreached,
 )
 from fedapp.site.trust import check_own_certificate
 from fedapp.trees.divided import ActivePart
 
 KEY_BYTES = 32
+REACHED_SECONDS = 10.0  # until a process has loaded the version, and the others' answer it
 
 
 @role
@@ -111,10 +114,13 @@ class Agreeing(Aligned):
         return StoreReply(len(ids))
 
     def switch_version(self, request: SwitchRequest) -> SwitchReply:
-        """Answer by the version from now on, or by none."""
+        """Answer by the version from now on, or by none; and ask who answers the own process."""
         before = switch(self.name, self.stored, self.replaced)
+        names: Sequence[str] = ()
+        if self.stored and self.is_active:
+            names = unreached(self.name, self.stored, REACHED_SECONDS)
         self.end()
-        return SwitchReply(before)
+        return SwitchReply(before, tuple(names))
 
 
 HANDLERS = handlers(Agreeing)

@@ -202,6 +202,8 @@ class Summary(TypedDict):
     """Rows of standing scores."""
     service: NotRequired[str]
     """Service of standing scores."""
+    unreached: NotRequired[list[str]]
+    """Parties whose standing processes do not answer that of the party with the labels yet."""
     entries: NotRequired[int]
     """Encrypted entries of a Fed-EINI prediction."""
     batches: NotRequired[int]

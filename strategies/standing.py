@@ -20,6 +20,14 @@ from strategies.inference import InferenceStrategy
 from strategies.method import Outcome
 from strategies.vertical import Hellos, Mailbox
 
+NO_PROCESS = (
+    "no row can be scored yet: fedapp serve --site of {active} must answer by the version that "
+)
+NO_PROCESS += "the sites have switched to, got none that does: start it, or see its GET /health"
+AWAY = (
+    "no row can be scored live yet: fedapp serve --site of {names} must answer that of {active}, "
+)
+AWAY += "got nothing: start it, and open its port"
 SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -73,8 +81,13 @@ class Standing(InferenceStrategy):
             )
             n_rows = stored[mailbox.active].n_rows
         for names in (mailbox.passive, [mailbox.active]):
-            yield from ask(dict.fromkeys(names, messages.SwitchRequest()), messages.SwitchReply)
-        more = {"standing_rows": n_rows, "service": section.service}
+            asked = dict.fromkeys(names, messages.SwitchRequest())
+            switched = yield from ask(asked, messages.SwitchReply)
+        unreached = {*switched[mailbox.active].unreached} & {*parties}
+        if unreached:
+            text = NO_PROCESS if mailbox.active in unreached else AWAY
+            self.warn(text.format(active=mailbox.active, names=" and ".join(sorted(unreached))))
+        more = {"standing_rows": n_rows, "service": section.service, "unreached": [*unreached]}
         return (yield from self.predicted(mailbox, rows, 0, **more))
 
 

@@ -628,6 +628,7 @@ def activate_command(
     They match ids once, agree on pseudonyms and addresses, and switch together. An older run's
     model is active again once it is activated again.
     """
+    from fedapp.report.summary import print_warning
     from fedapp.runs.predict import parts_of
     from fedapp.runs.session import activate
 
@@ -638,12 +639,17 @@ def activate_command(
     overrides = {f"standing.{name}": value for name, value in about.items()}
     with followed(lambda: "the sites answer by the version that they had") as follower:
         more = parse_overrides(config or [])
-        n_rows = activate(run_dir, parts, more, overrides, engine, follower)
+        summary = activate(run_dir, parts, more, overrides, engine, follower)
     if none:
         say("The sites answer by no version any more.")
+    elif summary is None:
+        say(f"The sites have switched. GET /health at {parts.active} says whether rows get scores.")
+    elif summary["unreached"]:
+        for text in summary["warnings"]:
+            print_warning(console, text)
     else:
-        rows = "Rows" if n_rows is None else f"{n_rows:,} rows"
-        say(f"{rows} can be scored at {parts.active}, by its fedapp serve --site.")
+        n_rows = summary["standing_rows"]
+        say(f"{n_rows:,} rows can be scored at {parts.active}, by its fedapp serve --site.")
 
 
 def how_started(target: str, folder: Path, process: str) -> str:

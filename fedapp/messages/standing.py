@@ -14,12 +14,15 @@ Reveals, in short:
   passive party that its splits above leave open.
 - It may ask about any common row, as often as ``standing-rows-per-second`` and
   ``standing-rows-per-day`` allow.
+- If the site withdraws, the label holder's process deletes cells sent ahead, unless it breaks the
+  rules.
 - A passive party learns which rows are asked about, when, and for what stated purpose; no score.
 - The server takes no part; in this run it learns sizes of letters.
 
 In full: by the run, what the alignment reveals, and:
 
-- The server learns when a version is activated, refreshed or ended, its name, and sizes of letters.
+- The server learns when a version is activated, refreshed or ended, its name, and sizes of letters;
+  and which parties the active party's process does not reach then.
 - A party learns where the others answer, and their certificates; which of its rows all have, even
   if it is a passive one; and of a refresh how many rows are new.
 - Whoever knows all ids cannot compute the pseudonyms without a letter: every party adds 32 random
@@ -88,6 +91,8 @@ class SwitchReply(Reply):
     """The version answers; the one before does so only for requests that name it."""
 
     before: Name  # id of the version before; or empty
+    # Of the active party: which parties do not answer its process yet, or itself, without one.
+    unreached: Annotated[tuple[str, ...], Range(0, 1000)]
 
 
 @message

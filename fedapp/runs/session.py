@@ -452,8 +452,8 @@ def activate(
     fixed: Mapping[str, Any],
     engine: str,
     watcher: Watcher,
-) -> int | None:
-    """Let the sites of a SuperLink score by a run's model; returns how many rows they can.
+) -> Mapping[str, Any] | None:
+    """Let the sites of a SuperLink score by a run's model; returns the summary.
 
     None if the ServerApp is on another machine.
     """
@@ -465,7 +465,7 @@ def activate(
     settings = settings_to_predict(run_dir, parts, overrides, fixed, "", engine, command)
     path = run_dir_of(settings, engine, predictions_folder())
     folder = carry_out(settings.model_copy(update={"run_dir": path}), engine, watcher)
-    return int(folder.summary["standing_rows"]) if folder else None
+    return folder.summary if folder else None
 
 
 def describe(

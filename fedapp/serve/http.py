@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import select
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ MOST_ROWS, MOST_BYTES = 10_000, 16_000_000
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BODY_SECONDS = 30.0  # in which a body must arrive
 MOST_REQUESTS = 32
+CONNECTION = "fedapp.connection"  # in the scope of a standing process's requests: the transport
 CONTENTS = "application/json", "application/octet-stream"  # that with binary data after it
 
 
@@ -113,6 +115,18 @@ class Admission:
 
     def __exit__(self, *error: object) -> None:
         self.n_requests -= 1
+
+
+def check_awaited(connection: Any) -> None:
+    """Raise RefusedError if the asker of a request has hung up, such as after its deadline.
+
+    It asks the kernel: the event loop may have been stopped, and learns that later.
+    """
+    has_gone, poll = connection.is_closing(), select.poll()
+    if not has_gone:
+        poll.register(connection.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    if has_gone or poll.poll(0):
+        raise RefusedError(408, "asker must wait for the answer, got one that has hung up")
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:

@@ -2,8 +2,14 @@
 
 *live*: every other party is asked once, all at the same time. *nightly*: from cells that all have
 sent ahead (``fetch``); nobody is asked then, and nobody learns which row is scored. Where a call
-names no way, such cells also serve if a party is away, until they are stale. The answer names the
-way, and the age of what was sent ahead.
+names no way, such cells also serve if a party is away, until they are stale; a party that was
+silent is not waited for again before it answers a ping. The answer names the way, and the age of
+what was sent ahead. A party that withdraws has its cells deleted. After a switch the cells of the
+version before serve until all parties have sent those of the new one.
+
+A call waits for ``versions.WAIT_SECONDS`` until a new version is loaded, for ``LIVE_SECONDS`` until
+all parties have answered, each of which waits for its versions too, and for ``ROWS_SECONDS`` until
+a database has answered: in all less than callers wait.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -30,8 +37,8 @@ from fedapp.data.predictions import most_probable, named_predictions, score_name
 from fedapp.data.table import Table
 from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
 from fedapp.home import PRIVATE, write_atomically
-from fedapp.serve.http import RefusedError
-from fedapp.serve.peers import BLOCK, DAYS, PART, ranges
+from fedapp.serve.http import RefusedError, check_awaited
+from fedapp.serve.peers import BLOCK, DAYS, PART, WITHDRAWN, ranges
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
 from fedapp.site.store import SECONDS_A_DAY
@@ -39,7 +46,9 @@ from fedapp.trees.cells import Cells, Crossing, cells_of_rows, open_cells
 from fedapp.trees.divided import ActivePart
 
 log = logging.getLogger("fedapp.site")
-LIVE_SECONDS = 2.0  # for the answers of all parties
+LIVE_SECONDS = 0.4  # for the answers of all parties
+ROWS_SECONDS = 0.3  # for the active party's own rows, where they are in a database
+LONG_ROWS, LONG_SECONDS = 1000, 0.2  # as many rows more have as much longer
 AHEAD_SECONDS = 60.0  # for a block of cells that are sent ahead
 IDLE_SECONDS = 60.0  # that a connection stays open
 MOST_TEXT = 80  # characters of a caller's purpose and request, which are in logs
@@ -59,6 +68,7 @@ class Ahead:
     places: npt.NDArray[np.int32]  # (n_rows,): of the version's rows in that order, or NONE
     since: float  # Unix time
     until: float  # when they are stale, as the party has said
+    began: float  # since, by the clock that nobody sets
 
     @classmethod
     def of(cls, blocks: list[Cells], rows: Ints, n_rows: int, days: float) -> Self:
@@ -66,12 +76,27 @@ class Ahead:
         places = np.full(n_rows, NONE, np.int32)
         places[rows] = np.arange(len(rows))
         now = time.time()
-        return cls(np.concatenate(blocks, axis=1), places, now, now + days * SECONDS_A_DAY)
+        cells, until = np.concatenate(blocks, axis=1), now + days * SECONDS_A_DAY
+        return cls(cells, places, now, until, time.monotonic())
+
+    @property
+    def age(self) -> float:
+        """Seconds, by the clock that shows more; negative if the time is in the future."""
+        age = time.time() - self.since
+        return max(age, time.monotonic() - self.began) if age >= 0 else age
+
+    @property
+    def fault(self) -> str:
+        """Why they give no score any more; empty if they do."""
+        hours, most = self.age / 3600, (self.until - self.since) / 3600
+        if hours < 0:
+            return f"were sent {-hours:.1f} hours in the future: set the clock, fetch them again"
+        return f"are stale after {most:g} hours, got {hours:.1f}" if hours > most else ""
 
     def of_rows(self, rows: Ints) -> Cells | None:
         """Cells of some rows; None if one is missing, or if they are stale."""
         places = self.places[rows].astype(np.int64)
-        if time.time() > self.until or (places == NONE).any():
+        if self.fault or (places == NONE).any():
             return None
         return cells_of_rows(self.cells, places)
 
@@ -89,7 +114,9 @@ class Ahead:
             return None
         try:
             with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
-                return cls(file["cells"], file["places"], *file["times"].tolist())
+                since, until = file["times"].tolist()
+                began = time.monotonic() - (time.time() - since)
+                return cls(file["cells"], file["places"], since, until, began)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             log.error("%s must be whole, got: %s; POST /nightly asks again", path.name, error)
             return None
@@ -124,7 +151,9 @@ class Joint:
             )
             for name, peer in loaded.agreed.peers.items()
         }
-        self.away: dict[str, str] = {}  # why a party does not answer
+        self.faults: dict[str, RefusedError] = {}  # of parties that would not answer now
+        self.before: Joint | None = None  # whose cells serve until there are others
+        self._may_renew = True
         self._n_users, self._is_unused = 0, asyncio.Event()
         self._is_unused.set()
         self._ahead = {name: Ahead.read(self._path(name)) for name in self._clients}
@@ -143,15 +172,50 @@ class Joint:
     async def close(self) -> None:
         """Close the connections as soon as nobody uses them."""
         await self._is_unused.wait()
+        await self._drop_before()
         for client in self._clients.values():
             await client.aclose()
 
     async def ready(self) -> str:
-        """Which parties are away, and why; empty if all answer."""
-        return "; ".join(f"{name} is away: {reason}" for name, reason in self.away.items())
+        """Why the next request that names no way is refused; empty if it is not."""
+        await self.ping()
+        if len(self.away) == len(self.faults) and not (self.faults and self.nightly):
+            return ""
+        return "; ".join(map(str, self.faults.values()))
+
+    @property
+    def parties(self) -> dict[str, str]:
+        """Whether the other parties answer, or why not."""
+        faults = {name: str(error) for name, error in self.faults.items()}
+        reasons = {name: text.removeprefix(name).lstrip(": ") for name, text in faults.items()}
+        return dict.fromkeys(self._clients, "answers") | reasons
+
+    @property
+    def away(self) -> dict[str, RefusedError]:
+        """Parties that do not answer, in whose place cells of the night serve."""
+        return {name: one for name, one in self.faults.items() if isinstance(one, AwayError)}
+
+    @property
+    def nightly(self) -> str:
+        """Why cells that were sent ahead do not serve for all rows; empty if they do."""
+        if self.before:
+            return self.before.nightly
+        n_rows, places = len(self.loaded.ids), list[npt.NDArray[np.int32]]()
+        for name, ahead in self._ahead.items():
+            if fault := ahead.fault if ahead else "were not sent ahead":
+                return f"cells of {name} {fault}"
+            assert ahead
+            places.append(ahead.places)
+        n_sent = int((np.stack(places) != NONE).all(axis=0).sum())
+        return f"cells of {n_sent} of {n_rows} rows were sent ahead" if n_sent < n_rows else ""
 
     async def answer(self, asked: Asked) -> Answered:
         """Scores of rows by their ids; raises RefusedError."""
+        before, ids = self.before, asked.columns["id"]
+        asks_nobody = asked.way == NIGHTLY or (self.away and not asked.way)
+        if before and asks_nobody and before.loaded.numbers.keys() >= set(ids):
+            with before:
+                return await before.answer(asked)
         began, request = time.perf_counter(), secrets.token_hex(8)
         line: dict[str, Any] = {"version": self.version, "request": request}
         line |= {"caller": asked.request[:MOST_TEXT], "purpose": asked.purpose[:MOST_TEXT]}
@@ -159,9 +223,10 @@ class Joint:
             if max(len(asked.request), len(asked.purpose)) > MOST_TEXT:
                 rule = f"purpose and id of a request must have at most {MOST_TEXT} characters"
                 raise RefusedError(422, f"{rule}, got more")
-            rows = self._rows(asked.columns["id"])
+            rows = self._rows(ids)
             line["rows"] = ranges(rows)
             predictions, facts = await self._predictions(rows, asked, request)
+            check_awaited(asked.connection)
         self.site.note("score", **line, outcome="answered", way=facts["way"])
         SCORED_ROWS.labels(facts["way"]).inc(len(rows))
         SCORE_SECONDS.observe(time.perf_counter() - began)
@@ -193,17 +258,19 @@ class Joint:
         if asked.way != NIGHTLY:
             document = {"rows": rows.tolist(), "purpose": asked.purpose, "request": request}
             try:
-                cells, facts["way"] = await self._live(document), LIVE
+                skips = self.away if cells is not None and not asked.way else {}
+                cells, facts["way"] = await self._live(document, skips), LIVE
             except AwayError as error:
                 if cells is None or asked.way == LIVE:
                     raise
                 facts["away"] = str(error)
         if cells is None:
             rule = "way must be live for rows of which not all parties have sent cells"
-            raise RefusedError(404, f"{rule}, or where these are stale, got {NIGHTLY}")
+            why = self.nightly or "others were sent ahead"
+            raise RefusedError(404, f"{rule}, or where these are stale, got {NIGHTLY}: {why}")
         if facts["way"] == NIGHTLY:
-            since = [ahead.since for ahead in self._ahead.values() if ahead]
-            facts["age_seconds"] = round(time.time() - min(since), 1)
+            ages = [ahead.age for ahead in self._ahead.values() if ahead]
+            facts["age_seconds"] = round(max(ages), 1)
         features = await self._features(rows)
         lookup, name = self.part.lookup, self.part.name
         cells[name] = open_cells(self.crossing.nestings[name], lookup, features.values)
@@ -215,19 +282,31 @@ class Joint:
         if features.is_in_memory:
             return features.read(rows)
         try:
-            async with asyncio.timeout(LIVE_SECONDS):
+            async with asyncio.timeout(seconds := _longer(ROWS_SECONDS, len(rows))):
                 return await asyncio.to_thread(features.read, rows)
         except TimeoutError:
-            rule = f"database of {self.part.name} must answer within {LIVE_SECONDS:g} s"
+            rule = f"database of {self.part.name} must answer within {seconds:g} s"
             raise RefusedError(504, f"{rule}, got nothing") from None
 
-    async def _live(self, document: Mapping[str, Any]) -> dict[str, Cells]:
-        async def cells(name: str) -> Cells:
-            content, _ = await self._post(name, "cells", document, LIVE_SECONDS)
-            return self._read(name, content, len(document["rows"]))
+    async def _live(
+        self, document: Mapping[str, Any], skips: Mapping[str, RefusedError]
+    ) -> dict[str, Cells]:
+        """Cells of all parties, or the faults of some, of which a refusal comes first."""
+        n_rows = len(document["rows"])
 
-        every = await asyncio.gather(*map(cells, self._clients))
-        return dict(zip(self._clients, every, strict=True))
+        async def cells(name: str) -> Cells:
+            seconds = _longer(LIVE_SECONDS, n_rows)
+            content, _ = await self._post(name, "cells", document, seconds)
+            return self._read(name, content, n_rows)
+
+        asked = [name for name in self._clients if name not in skips]
+        every = await asyncio.gather(*map(cells, asked), return_exceptions=True)
+        errors = [one for one in every if isinstance(one, BaseException)]
+        if errors or skips:
+            raise min([*errors, *skips.values()], key=lambda one: isinstance(one, AwayError))
+        return {
+            name: one for name, one in zip(asked, every, strict=True) if type(one) is np.ndarray
+        }
 
     def _read(self, name: str, content: bytes, n_rows: int) -> Cells:
         try:
@@ -241,16 +320,14 @@ class Joint:
         """The answer of a party, and its headers; raises RefusedError."""
         wanted = 2 * len(self.crossing.nestings[name].under) * -(-len(document["rows"]) // 8)
         most = MOST_ANSWER + MOST_TIMES * wanted
-        path = f"/{path}/{self.version}"
-        reply, content = await self._sent(name, "POST", path, seconds, most, json=document)
+        of_version = f"/{path}/{self.version}"
+        reply, content = await self._sent(name, "POST", of_version, seconds, most, json=document)
         if reply.status_code != 200:
-            try:
-                text = str(json.loads(content)["error"])[:1000].encode(errors="replace").decode()
-            except (ValueError, KeyError, TypeError, RecursionError):
-                text = f"answered with status {reply.status_code}"
-            kind = AwayError if reply.status_code >= 500 else RefusedError
-            status = reply.status_code if reply.status_code in (403, 422, 429) else 502
-            raise kind(status, f"{name}: {text}")
+            error = _refusal(name, reply, content)
+            if path == "cells" and error.status == WITHDRAWN:
+                self._note(name, error)
+            raise error
+        self._note(name)
         if reply.headers.get(PART) != self.part.digests[name].hex():
             rule = "part of the model must be the one that the model was trained with"
             raise RefusedError(502, f"{name}: {rule}, got another")
@@ -261,6 +338,8 @@ class Joint:
     ) -> tuple[httpx.Response, bytes]:
         """A party's reply, and its body as it was sent; raises RefusedError."""
         client, address = self._clients[name], self.loaded.agreed.peers[name].address
+        # A handshake that is cancelled would leave its socket open; one that times out does not.
+        content["timeout"] = httpx.Timeout(None, connect=0.9 * seconds)
         try:
             async with asyncio.timeout(seconds):
                 try:
@@ -268,35 +347,44 @@ class Joint:
                 except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                     # It had closed the connection, which another process may have had before it.
                     reply = await _replied(client, most, method, path, **content)
-        except TimeoutError:
-            self._note_away(name, f"must answer at {address} within {seconds:g} s, got nothing")
+        except (TimeoutError, httpx.TimeoutException):
+            reason = f" within {seconds:g} s, got nothing"
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             cause = " ".join(str(error).split())[:200] or type(error).__name__
-            self._note_away(name, f"must answer at {address}, got: {cause}")
+            reason = f", got: {cause}"
         except _LongError:
             rule = f"answer must have at most {most:,} bytes"
             raise RefusedError(502, f"{name}: {rule}, got more") from None
         else:
-            self.away.pop(name, None)
-            PEER_UP.labels(name).set(1)
             return reply
-        raise AwayError(504, f"{name} {self.away[name]}")
+        self._note(name, away := AwayError(504, f"{name} must answer at {address}{reason}"))
+        raise away
 
-    def _note_away(self, name: str, reason: str) -> None:
-        self.away[name] = reason
-        PEER_UP.labels(name).set(0)
+    def _note(self, name: str, fault: RefusedError | None = None) -> None:
+        """A party has answered, or why it has not."""
+        PEER_UP.labels(name).set(fault is None)
+        self.faults.pop(name, None)
+        if fault:
+            self.faults[name] = fault
+            if fault.status == WITHDRAWN:
+                self._forget(name)
 
     async def ping(self) -> None:
-        """Ask all parties whether they answer; this also keeps the connections open."""
+        """Ask all parties whether they would answer; this also keeps the connections open."""
 
         async def alive(name: str) -> None:
+            path = f"/alive?version={self.version}"
             try:
-                _, content = await self._sent(name, "GET", "/alive", LIVE_SECONDS, MOST_ANSWER)
-            except RefusedError:
-                return
-            if self.version not in (versions := content.decode(errors="replace")).split():
-                got = versions[:MOST_TEXT] or "none"
-                self._note_away(name, f"must have version {self.version}, got {got}")
+                reply, content = await self._sent(name, "GET", path, LIVE_SECONDS, MOST_ANSWER)
+                if reply.status_code != 200:
+                    raise _refusal(name, reply, content)
+                if self.version not in (versions := content.decode(errors="replace")).split():
+                    got = versions[:MOST_TEXT] or "none"
+                    raise AwayError(502, f"{name} must have version {self.version}, got {got}")
+            except RefusedError as error:
+                self._note(name, error)
+            else:
+                self._note(name)
 
         await asyncio.gather(*map(alive, self._clients))
 
@@ -304,6 +392,54 @@ class Joint:
 
     def _path(self, name: str) -> Any:
         return self.site.folder / self.version / f"{AHEAD}{name}"
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether all parties have sent some, be they stale."""
+        return all(self._ahead.values())
+
+    def _forget(self, name: str) -> None:
+        """Delete the cells of a party that has withdrawn."""
+        for joint in filter(None, (self, self.before)):
+            joint._ahead[name] = None
+        if paths := [*self.site.folder.glob(f"*/{AHEAD}{name}")]:
+            outcome = "cells that it has sent are deleted"
+            with suppress(RefusedError):  # where the disk is full, a later ping deletes them
+                self.site.note("withdrawn", version=self.version, peer=name, outcome=outcome)
+                for path in paths:
+                    path.unlink(missing_ok=True)
+
+    def look_back(self, before: Version | None) -> None:
+        """Keep the cells of the version before, if there are no others."""
+        if not before or self.before or self.has_cells or not isinstance(before.part, ActivePart):
+            return
+        folder, names = self.site.folder / before.agreed.version, before.agreed.peers
+        if not all((folder / f"{AHEAD}{name}").is_file() for name in names):
+            return
+        joint = Joint(self.site, before)
+        if joint.has_cells and (joint.name, joint.outputs) == (self.name, self.outputs):
+            joint.faults, self.before = self.faults, joint
+
+    async def renew(self) -> None:
+        """Ask for cells of the rows of which the version before has some."""
+        if not (before := self.before) or not self._may_renew or self.faults:
+            return
+        sent = np.stack([ahead.places != NONE for ahead in before._ahead.values() if ahead])
+        ids = before.loaded.ids[sent.all(axis=0)].tolist()
+        still = [name for name in ids if name in self.loaded.numbers]
+        self._may_renew = False
+        try:
+            if still:
+                await self.fetch(None if len(ids) == len(before.loaded.ids) else still)
+        except AwayError:
+            self._may_renew = True
+        except RefusedError as error:
+            log.warning("cells of the version before serve until POST /nightly: %s", error)
+
+    async def _drop_before(self) -> None:
+        before, self.before = self.before, None
+        if before:
+            await before.close()
 
     def _sent_ahead(self, rows: Ints) -> dict[str, Cells] | None:
         """What all parties have sent of some rows; None if one has not."""
@@ -327,6 +463,7 @@ class Joint:
             document = {"purpose": NIGHTLY, "request": request, "all": ids is None}
             sizes = {name: await self._fetch(name, rows, document) for name in self._clients}
         self.site.note("fetch", **line, outcome="answered")
+        await self._drop_before()
         seconds = round(time.perf_counter() - began, 3)
         return {"rows": len(rows), "bytes": sizes, "seconds": seconds}
 
@@ -349,6 +486,22 @@ class Joint:
             raise RefusedError(503, rule) from None
         self._ahead[name] = ahead
         return n_bytes
+
+
+def _longer(seconds: float, n_rows: int) -> float:
+    """Seconds of a request for some rows."""
+    return seconds + n_rows // LONG_ROWS * LONG_SECONDS
+
+
+def _refusal(name: str, reply: httpx.Response, content: bytes) -> RefusedError:
+    """What a party has refused."""
+    status = reply.status_code
+    try:
+        text = str(json.loads(content)["error"])[:1000].encode(errors="replace").decode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = f"answered with status {status}"
+    kind = AwayError if status >= 500 else RefusedError
+    return kind(status if status in (WITHDRAWN, 422, 429) else 502, f"{name}: {text}")
 
 
 class _LongError(Exception):

@@ -3,7 +3,8 @@
 ``POST /cells/VERSION`` with ``{"rows": [number, ...], "purpose": ..., "request": ...}`` answers
 with cells (``fedapp.trees.cells``), as does ``POST /ahead/VERSION`` for a block of rows that are
 sent ahead. Who asks is known by the certificate of the connection; only the version's active party
-is answered. A line is in the site's log before an answer, or a refusal, leaves.
+is answered. A line is in the site's log before an answer, or a refusal, leaves: ``answered`` if the
+asker was still there. ``GET /alive?version=VERSION`` is refused as the next request would be.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,16 +29,24 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fedapp.deploy.exporter import PEER_ROWS, PEER_SECONDS
 from fedapp.errors import DataError, did_you_mean, without_folders
-from fedapp.serve.http import HANDLERS, MOST_ROWS, RefusedError, read_body, read_object
+from fedapp.serve.http import (
+    CONNECTION,
+    HANDLERS,
+    MOST_ROWS,
+    RefusedError,
+    check_awaited,
+    read_body,
+    read_object,
+)
 from fedapp.serve.versions import Site, Version
 from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig
-from fedapp.site.standing import METHOD
 from fedapp.site.store import SECONDS_A_DAY
 from fedapp.trees.cells import compress, open_cells
 
 log = logging.getLogger("fedapp.site")
 PEER = "fedapp.peer"  # in a request's scope: the certificate of the connection, DER
+WITHDRAWN = 403  # HTTP status to a request for live cells of a site that has withdrawn
 PART = "fedapp-part"  # header of an answer: digest of the sender's part of the model
 DAYS = "fedapp-days"  # header: after which what is sent ahead is stale
 MOST_BYTES = 2_000_000
@@ -48,15 +58,16 @@ _Protocol: Any = AutoHTTPProtocol
 
 
 class PeerProtocol(_Protocol):  # type: ignore[misc]
-    """uvicorn's protocol, with the certificate of the connection in each request's scope."""
+    """uvicorn's protocol, with the connection and its certificate in each request's scope."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         app: Any = self.app
-        certificate = transport.get_extra_info("ssl_object").getpeercert(True)
+        tls = transport.get_extra_info("ssl_object")
+        about = {CONNECTION: transport, PEER: tls and tls.getpeercert(True)}
 
         async def with_peer(scope: Any, receive: Any, send: Any) -> None:
-            scope[PEER] = certificate
+            scope.update(about)
             await app(scope, receive, send)
 
         self.app: Any = with_peer
@@ -93,12 +104,17 @@ class Allowance:
             self._recent.append((now, n_rows))
             self._n_recent = count
 
-    def check_day(self, config: SiteConfig, peer: str, ids: Sequence[str], now: float) -> None:
-        """Raise RefusedError if a request has too many different rows, which are not counted."""
+    def check_day(
+        self, config: SiteConfig, peer: str, ids: Sequence[str], now: float, n_more: int = 0
+    ) -> None:
+        """Raise RefusedError if a request has too many different rows, which are not counted.
+
+        ``n_more`` unnamed rows are counted too, to ask whether more would be answered.
+        """
         if most := config.standing_rows_per_day:
             while self._rows and next(iter(self._rows.values())) <= now - SECONDS_A_DAY:
                 self._rows.popitem(last=False)
-            total = len(self._rows) + sum(name not in self._rows for name in set(ids))
+            total = len(self._rows) + sum(name not in self._rows for name in set(ids)) + n_more
             if total > most:
                 raise _limit(config, "standing-rows-per-day", most, f"{total} of {peer}")
             self.note(ids, now)
@@ -115,6 +131,13 @@ class Answers:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._allowances: dict[str, Allowance] = {}
+        self._heard = set[str]()  # versions whose active party knows that the site has withdrawn
+        self._began = time.time() - time.monotonic()
+
+    @property
+    def _now(self) -> float:
+        """Unix time by the clock of the process's start, so that setting it frees no rows."""
+        return self._began + time.monotonic()
 
     @property
     def app(self) -> Starlette:
@@ -126,21 +149,30 @@ class Answers:
         return Starlette(routes=routes, exception_handlers=HANDLERS)
 
     async def alive(self, request: Request) -> Response:
-        """For a peer's pings: the versions that answer it here."""
+        """For a peer's pings: the versions that answer it here; refused as a request for cells.
+
+        Of the day's rows one must be left.
+        """
         await self.site.refreshed()
+        if name := request.query_params.get("version"):
+            version = self._asked(request, name)
+            self.site.check_log()
+            peer, config = version.agreed.active, self.site.config
+            self._allowance(peer).check_day(config, peer, (), self._now, n_more=1)
         asked = self.site.asked_by(request.scope[PEER])
         return Response(" ".join(version.agreed.version for version in asked))
 
     async def _answered(self, event: str, most_rows: int, request: Request) -> Response:
         """Cells of rows, in the order of the request; or ``ahead``, where the site lets them be."""
         began, site = time.perf_counter(), self.site
-        await site.refreshed(request.path_params["version"])
-        line: dict[str, Any] = {"version": request.path_params["version"][:64]}
+        name = request.path_params["version"]
+        await site.refreshed(name)
+        line: dict[str, Any] = {"version": name[:64]}
         with site.noting(event, line):
-            line["peer"] = self._asked(request).agreed.active
+            line["peer"] = self._asked(request, name).agreed.active
             body = await read_body(request, MOST_BYTES)
-            await site.refreshed(request.path_params["version"])
-            version = self._asked(request)  # the site may have withdrawn meanwhile
+            await site.refreshed(name)
+            version = self._asked(request, name)  # the site may have withdrawn meanwhile
             document = _read(body)
             line |= {name: document[name] for name in ("request", "purpose")}
             line |= {"all": True} if _is_of_all(event, document) else {}
@@ -152,20 +184,31 @@ class Answers:
             except DataError as error:
                 text = without_folders(error.for_others(site.config.shares_names).rule)
                 raise RefusedError(422, text) from None
+            check_awaited(request.scope[CONNECTION])
         site.note(event, **line, outcome="answered", bytes=len(content))
         PEER_ROWS.labels(version.agreed.active).inc(len(rows))
         PEER_SECONDS.observe(time.perf_counter() - began)
         days = str(site.config.standing_days)
         return Response(content, headers={PART: version.digest, DAYS: days})
 
-    def _asked(self, request: Request) -> Version:
+    def _allowance(self, peer: str) -> Allowance:
+        return self._allowances.setdefault(peer, Allowance())
+
+    def _asked(self, request: Request, name: str) -> Version:
         """The version that a request names; refuses all but its active party."""
-        name, site = request.path_params["version"], self.site
-        if not site.is_allowed:
-            rule = f"allow in the node config of {site.config.name} must have {METHOD}"
-            raise RefusedError(403, f"{rule}, got it withdrawn")
-        asked = self.site.asked_by(request.scope[PEER])
+        site = self.site
+        asked = site.asked_by(request.scope[PEER])
         answering = {version.agreed.version: version for version in asked}
+        try:
+            site.check_allowed(WITHDRAWN)
+        except RefusedError as error:
+            if error.status == WITHDRAWN and name in answering and name not in self._heard:
+                peer = answering[name].agreed.active
+                with suppress(RefusedError):  # on a full disk the line follows later
+                    site.note("withdrawn", version=name, peer=peer, outcome=f"{peer} knows")
+                    self._heard.add(name)
+            raise
+        self._heard.clear()
         if name in answering:
             return answering[name]
         if name in site.faults:
@@ -190,15 +233,15 @@ class Answers:
             rule = f"purpose must be one of {', '.join(purposes)} (standing-purposes of"
             hint = did_you_mean(purpose, purposes)
             raise RefusedError(422, f"{rule} {config.name}), got {purpose[:80]!r}{hint}")
-        allowance = self._allowances.setdefault(peer, Allowance())
+        allowance = self._allowance(peer)
         if event == "cells":
             allowance.check_second(config, peer, len(rows), time.monotonic())
         if not is_of_all:
-            allowance.check_day(config, peer, version.ids[rows].tolist(), time.time())
+            allowance.check_day(config, peer, version.ids[rows].tolist(), self._now)
 
     def count_logged(self) -> None:
         """Count what was answered in the last 24 hours, by a process before this one."""
-        site, now = self.site, time.time()
+        site, now = self.site, self._now
         if not site.config.standing_rows_per_day:
             return
         audit = Audit(site.folder.parent / LOG)
@@ -213,7 +256,7 @@ class Answers:
             names = [f"{line['version']}/{row}" for row in rows]
             if version:
                 names = version.ids[rows].tolist()
-            self._allowances.setdefault(line["peer"], Allowance()).note(names, line["time"])
+            self._allowance(line["peer"]).note(names, min(line["time"], now))
         if audit.faults:
             log.error("log of %s: %s", site.config.name, "; ".join(audit.faults))
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fedapp.errors import ConfigError
+from fedapp.home import shared_lock
 from fedapp.process import leave_no_core, listening_socket, raise_file_limit, start_log
 from fedapp.serve.http import (
     HANDLERS,
@@ -36,11 +38,11 @@ from fedapp.serve.peers import Answers, PeerProtocol
 from fedapp.serve.v2 import Answered, Asked, Tensor, routes
 from fedapp.serve.versions import Site, Version
 from fedapp.site.settings import is_address
-from fedapp.site.standing import METHOD
+from fedapp.site.standing import METHOD, write_reached
 from fedapp.trees.divided import ActivePart
 
 log = logging.getLogger("fedapp.site")
-PING_SECONDS, FILES_SECONDS = 5.0, 1.0
+PING_SECONDS, FILES_SECONDS = 5.0, 1.0  # a party that is away is pinged as often as files are read
 # Strangers too can begin a handshake. Each connection takes some 50 KB.
 HANDSHAKE_SECONDS, MOST_FILES = 5.0, 16_384
 
@@ -56,7 +58,8 @@ class Standing:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._joint: Joint | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()  # and what else runs by itself
+        self._pinged = -PING_SECONDS
 
     @property
     def _now(self) -> Version | None:
@@ -82,9 +85,7 @@ class Standing:
         site = self.site
         await site.refreshed()
         loaded, name = site.versions.get(site.current), site.config.name
-        if not site.is_allowed:
-            rule = f"allow in the node config of {name} must have {METHOD}"
-            raise RefusedError(503, f"{rule}, got it withdrawn")
+        site.check_allowed(503)
         if loaded is None:
             fault = site.faults.get(site.current, "none: fedapp federation activate RUN begins one")
             raise RefusedError(503, f"version must be active at {name}, got {fault}")
@@ -92,11 +93,15 @@ class Standing:
             rule = f"scores are at {loaded.agreed.active}, which has the labels"
             raise RefusedError(404, f"{name} must be the party with the labels: {rule}")
         if self._joint is None or self._joint.loaded is not loaded:
-            before, self._joint = self._joint, Joint(site, loaded)
-            if before:
-                self._closing.add(closing := asyncio.create_task(before.close()))
-                closing.add_done_callback(self._closing.discard)
+            replaced, self._joint = self._joint, Joint(site, loaded)
+            self._joint.look_back(site.before)
+            if replaced:
+                self._begin(replaced.close())
         return self._joint
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._closing.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._closing.discard)
 
     async def answer(self, asked: Asked) -> Answered:
         """Scores; raises RefusedError."""
@@ -104,9 +109,12 @@ class Standing:
             return await joint.answer(asked)
 
     async def ready(self) -> str:
-        """Why there are no scores; empty if there are."""
+        """Why the next request gets no score; empty if it gets one."""
         try:
-            return await (await self.joint()).ready()
+            joint = await self.joint()
+            self.site.check_log()
+            with joint:
+                return await joint.ready()
         except RefusedError as error:
             return str(error)
 
@@ -115,11 +123,23 @@ class Standing:
         if self._joint:
             await self._joint.close()
 
-    async def ping(self) -> None:
-        """Ask the other parties whether they answer."""
+    async def watch(self) -> None:
+        """Ask the other parties whether they answer, if it is time, and say so beside the version.
+
+        ``clients.standing`` reads that once it has switched.
+        """
+        now, joint = time.monotonic(), self._joint
+        is_new = joint is None or joint.version != self.site.current
+        if not (is_new or (joint and joint.faults) or now >= self._pinged + PING_SECONDS):
+            return
+        self._pinged = now
         try:
             with await self.joint() as joint:
                 await joint.ping()
+                write_reached(self.site.config.name, joint.version, sorted(joint.away))
+                joint.look_back(self.site.before)
+                if joint.before:
+                    self._begin(joint.renew())
         except RefusedError as error:
             log.debug("no party is asked: %s", error)
 
@@ -138,20 +158,25 @@ class Standing:
         )
 
     async def _health(self, request: Request) -> Response:
-        """What answers, and which party is away."""
-        reason, joint = "", None
+        """What the next request would get, by either way, and which party is away."""
+        site, reason, joint = self.site, "", None
         try:
             joint = await self.joint()
-            reason = await joint.ready()
         except RefusedError as error:
             if error.status != 404:  # a passive party, which is well without scores
                 reason = str(error)
-        parties = dict.fromkeys(joint.loaded.agreed.peers, "answers") if joint else {}
-        parties |= joint.away if joint else {}
-        version = self.site.versions.get(self.site.current)
-        about = {"site": self.site.config.name, "version": self.site.current}
-        n_rows = len(version.ids) if version else 0
-        status = {"status": reason or "ok", **about, "rows": n_rows, "parties": parties}
+        try:
+            site.check_log()
+        except RefusedError as error:
+            reason = reason or str(error)
+        if joint:
+            with joint:
+                reason = await joint.ready() or reason
+        version = site.versions.get(site.current)
+        status: dict[str, Any] = {"status": reason or "ok", "site": site.config.name}
+        status |= {"version": site.current, "rows": len(version.ids) if version else 0}
+        status |= {"parties": joint.parties if joint else {}}
+        status |= {"nightly": joint.nightly or "ok"} if joint else {}
         return JSONResponse(status, 503 if reason else 200)
 
     async def _metrics(self, request: Request) -> Response:
@@ -213,20 +238,21 @@ async def serve(
     standing, answers = Standing(site), Answers(site)
     await site.refreshed()
     answers.count_logged()
-    to_peers, to_callers = _server(answers.app, PeerProtocol), _server(standing.app)
+    to_peers, to_callers = _server(answers.app), _server(standing.app)
     to_peers.config.ssl = site.server_context
     way = "standing-port in the node config names another for callers, --listen for peers"
     for_callers = listening_socket(LOOPBACK[0], port, way)
     for_peers = listening_socket(host, int(peers_port), way)
     tasks = [
-        asyncio.create_task(_every(PING_SECONDS, standing.ping)),
+        asyncio.create_task(_every(FILES_SECONDS, standing.watch)),
         asyncio.create_task(_every(FILES_SECONDS, site.follow)),
         asyncio.create_task(to_peers.serve([for_peers])),
         asyncio.create_task(to_callers.serve([for_callers])),
     ]
     say(f"{site.config.name} answers other sites at {host}:{peers_port}, callers at port {port}")
     try:
-        await ending.wait()
+        with shared_lock(site.folder):
+            await ending.wait()
         to_peers.should_exit = to_callers.should_exit = True
         await asyncio.gather(*tasks[2:])
     finally:
@@ -260,10 +286,10 @@ class _Server(uvicorn.Server):
         return protocol(config=self.config, **about)
 
 
-def _server(app: Starlette, http: Any = "auto") -> _Server:
+def _server(app: Starlette) -> _Server:
     config = uvicorn.Config(
         app,
-        http=http,
+        http=PeerProtocol,
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -24,6 +24,7 @@ from fedapp.data.schema import composed
 from fedapp.errors import did_you_mean
 from fedapp.process import versions
 from fedapp.serve.http import (
+    CONNECTION,
     Admission,
     RefusedError,
     RowError,
@@ -62,13 +63,14 @@ class Asked:
     """What a request asks; values of ``/score``, but ids, may be of other types than the input's.
 
     ``purpose`` and ``way``, to score where there are several, are the protocol's ``parameters`` of
-    these names, ``request`` its ``id``.
+    these names, ``request`` its ``id``. ``connection`` is there at a standing process only.
     """
 
     columns: Mapping[str, Sequence[Any]]  # of all inputs by name, in whole rows; None is missing
     purpose: str = ""
     way: str = ""
     request: str = ""
+    connection: Any = None  # of the caller: see http.check_awaited
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,6 +130,7 @@ def routes(
             body = await read_body(request, most_bytes)
             length = request.headers.get(LENGTH, str(len(body)))
             asked, outputs = await _run(body, _read_infer, served, body, length, most_rows)
+            asked = replace(asked, connection=request.scope.get(CONNECTION))
             answered = await served.answer(asked)
             return await _run(body, _infer_reply, served, asked, answered, outputs)
 
@@ -136,6 +139,7 @@ def routes(
         with admission:
             body = await read_body(request, most_bytes)
             asked, is_one = await _run(body, _read_score, served, body, most_rows)
+            asked = replace(asked, connection=request.scope.get(CONNECTION))
             return await _run(body, _score_reply, served, await served.answer(asked), is_one)
 
     paths = [("/v2", server), ("/v2/health/live", live), ("/v2/health/ready", ready)]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedapp.errors import DataError, FedappError, without_folders
 from fedapp.home import home
 from fedapp.serve.http import RefusedError
-from fedapp.site.log import LogError, append, drop_old
+from fedapp.site.log import LogError, append, check_takes, drop_old
 from fedapp.site.rows_to_predict import Features, features_of, source_of
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
 from fedapp.site.standing import (
@@ -40,8 +40,9 @@ from fedapp.trees.cells import Crossing
 from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
-WAIT_SECONDS = 0.5
+WAIT_SECONDS = 0.1  # part of a call's time: see fedapp.serve.joint
 LISTED, LISTED_SECONDS = 60, 60.0  # refusals of one asker that have lines; the others are counted
+UNREADABLE = 423  # HTTP status; unlike a withdrawal, it deletes no cells
 MOST_TEXT = 160  # characters of a text in the line of a refusal
 
 
@@ -96,6 +97,7 @@ class Site:
         self._names = NO_VERSION, NO_VERSION  # that are to answer: as ``current`` has them
         self._due: set[str] = set()  # to be loaded
         self._seen: tuple[Any, ...] = ()
+        self._is_read = True  # the node config, and which version answers
         self._loading: asyncio.Task[None] | None = None
         self._waits_until = 0.0
         self._refused = Counter[tuple[str, str]]()  # by event and peer, since that time
@@ -109,10 +111,20 @@ class Site:
     def _read_config(self) -> SiteConfig:
         return site_config(parse_node_config(str(self._path)), {})
 
+    def check_allowed(self, status: int) -> None:
+        """Raise RefusedError if the site permits nothing, ``UNREADABLE`` if nobody knows."""
+        if METHOD in self.config.allowed:
+            return
+        if not self._is_read:
+            rule = f"node config of {self.config.name} must be readable"
+            raise RefusedError(UNREADABLE, f"{rule}, got a fault that its process logs")
+        rule = f"allow in the node config of {self.config.name} must have {METHOD}"
+        raise RefusedError(status, f"{rule}, got it withdrawn")
+
     @property
-    def is_allowed(self) -> bool:
-        """Whether the site still permits it."""
-        return METHOD in self.config.allowed
+    def before(self) -> Version | None:
+        """The version before, which answers requests that name it."""
+        return self.versions.get(self._names[1])
 
     async def refreshed(self, version: str = NO_VERSION) -> None:
         """Read what has changed, for a request that names a version, or none."""
@@ -205,10 +217,13 @@ class Site:
 
     def note(self, event: str, **fields: Any) -> None:
         """Write a line into the site's log before an answer leaves; or raise RefusedError."""
-        try:
+        with _refusing():
             append(self.folder.parent, event, **fields)
-        except LogError as error:
-            raise RefusedError(503, str(error.strerror)) from None
+
+    def check_log(self) -> None:
+        """Raise RefusedError if the log would take no line."""
+        with _refusing():
+            check_takes(self.folder.parent)
 
     @contextmanager
     def noting(self, event: str, line: Mapping[str, Any]) -> Iterator[None]:
@@ -256,6 +271,14 @@ class Site:
         context.check_hostname = False  # the certificate itself is pinned
         context.load_verify_locations(cadata=peer_certificate)
         return context
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except LogError as error:
+        raise RefusedError(503, str(error.strerror)) from None
 
 
 def _context(side: int, own: Path) -> ssl.SSLContext:

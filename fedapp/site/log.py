@@ -51,6 +51,7 @@ CLOSED_BYTES = 64_000_000  # of a file that gets no more lines: old lines go wit
 DIGEST_BYTES = 16
 FIRST = "0" * 2 * DIGEST_BYTES  # digest before the first line
 HEAD_BYTES = 256
+TRIED_BYTES = 8192  # of an attempt, more than a block that the file may have left
 LABEL = b"fedapp log v1"
 SIGNED = {"ended", "signed", "rekeyed", "dropped"}  # events
 KINDS = {"number": int, "before": str, "time": int | float, "event": str}
@@ -67,6 +68,12 @@ def append(folder: Path, event: str, **fields: Any) -> bytes:
     """
     with _locked(folder) as writer:
         return writer.write(event, fields)
+
+
+def check_takes(folder: Path) -> None:
+    """Raise LogError if the log in a site's folder takes no line now."""
+    with _locked(folder) as writer:
+        writer.write("", {}, keeps=False)
 
 
 def parts(path: Path) -> list[Path]:
@@ -122,21 +129,26 @@ class _Writer:
     digest: str
     end: int  # bytes of the log
 
-    def write(self, event: str, fields: Mapping[str, Any]) -> bytes:
-        """Append a line, and move the head."""
+    def write(self, event: str, fields: Mapping[str, Any], keeps: bool = True) -> bytes:
+        """Append a line, and move the head; or only try whether the file takes one."""
         file = os.open(self.folder / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         try:
             is_new = self.catch_up(file) == 0
             first = {"number": self.number + 1, "before": self.digest}
             first |= {"time": round(time.time(), 3), "event": event}
             line = _line({**first, **fields}, key_of(self.folder) if event in SIGNED else None)
+            line = line if keeps else b" " * TRIED_BYTES  # half a line, if this process dies now
             try:
                 if os.write(file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fdatasync(file)
+                if keeps:
+                    os.fdatasync(file)
             except OSError:
                 os.ftruncate(file, self.end)
                 raise
+            if not keeps:
+                os.ftruncate(file, self.end)
+                return line
         finally:
             os.close(file)
         if is_new:

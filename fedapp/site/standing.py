@@ -8,16 +8,19 @@
     standing/ID/agreed.json           model, parties, addresses, certificates
     standing/ID/ids.parquet           ids of the rows; a row's number is its pseudonym
     standing/ID/cells.PARTY           cells that a party has sent ahead (``fedapp.serve``)
+    standing/ID/reached.json          at the active party: which parties do not answer its process
 
 below the site's folder in ``$FEDAPP_HOME/sites``. ``clients.standing`` writes versions, the
-standing process reads them, and follows ``current``.
+standing process reads them, follows ``current``, and shares the lock of the folder.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -26,13 +29,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.home import PRIVATE, home, private_folder, sync_folder, write_atomically
+from fedapp.home import (
+    PRIVATE,
+    home,
+    is_held,
+    private_folder,
+    sync_folder,
+    write_atomically,
+)
 from fedapp.site.table import keyed_order
 from fedapp.site.trust import WARNED_DAYS, days_left, own_certificate
 
 METHOD = FOLDER = "standing"
 TLS, NEXT_TLS = "tls.pem", "tls.next.pem"
-CURRENT, AGREED, IDS = "current", "agreed.json", "ids.parquet"
+CURRENT, AGREED, IDS, REACHED = "current", "agreed.json", "ids.parquet", "reached.json"
 NO_VERSION = ""
 
 
@@ -129,6 +139,31 @@ def switch(site: str, version: str, replaced: str = NO_VERSION) -> str:
         if path.parent.name not in after.values():
             shutil.rmtree(path.parent)
     return before
+
+
+def write_reached(site: str, version: str, unreached: Sequence[str]) -> None:
+    """Store which parties do not answer a site's standing process, by a version."""
+    path = folder_of(site) / version / REACHED
+    if path.parent.is_dir() and unreached != _read_reached(path):
+        write_atomically(path, json.dumps(unreached).encode(), PRIVATE)
+
+
+def unreached(site: str, version: str, seconds: float) -> Sequence[str]:
+    """Which parties do not answer the site's standing process after some seconds.
+
+    The site itself, if its process does not run or does not know the version by then.
+    """
+    deadline, path = time.monotonic() + seconds, folder_of(site) / version / REACHED
+    while is_held(folder_of(site)) and _read_reached(path) != [] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    names = _read_reached(path)
+    return [site] if names is None or not is_held(folder_of(site)) else names
+
+
+def _read_reached(path: Path) -> Sequence[str] | None:
+    with suppress(OSError, ValueError):
+        return list(json.loads(path.read_text()))
+    return None
 
 
 def certificate(site: str, renews: bool = False) -> bytes:

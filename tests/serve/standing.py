@@ -1,9 +1,11 @@
 """Standing processes of sites in threads of a test, over real sockets and TLS."""
 
 import asyncio
+import gc
 import json
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -66,6 +68,7 @@ class Threads:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(ending.set)
             thread.join()
+        close_cut_off()
 
     def follow(self, name):
         """Let a process look whether its files have changed."""
@@ -84,6 +87,13 @@ class Threads:
     def close(self):
         self.stop()
         self.client.close()
+
+
+def close_cut_off():
+    """Close sockets of handshakes that were cut off, as the end of a process would."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def tables(objective="binary:logistic", n_parties=2, n_rows=200):

@@ -1,5 +1,6 @@
 """Standing scores between the sites' own processes: their bits, versions, limits of a day."""
 
+import asyncio
 import threading
 from functools import wraps
 
@@ -19,8 +20,10 @@ from fedapp.errors import PartyError  # noqa: E402
 from fedapp.messages.standing import Address  # noqa: E402
 from fedapp.serve import peers, versions  # noqa: E402
 from fedapp.serve.http import RefusedError  # noqa: E402
+from fedapp.serve.joint import Joint  # noqa: E402
 from fedapp.site.settings import SiteConfig, is_address  # noqa: E402
 from fedapp.site.standing import certificate, current, folder_of, switch  # noqa: E402
+from strategies.standing import AWAY, NO_PROCESS  # noqa: E402
 from tests.serve.standing import (  # noqa: E402
     FEW,
     Threads,
@@ -69,6 +72,7 @@ def test_scores_have_the_bits_of_interactive_prediction(stand, of_tables, settin
 
 
 def test_processes_follow_versions_from_the_first_to_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("clients.standing.REACHED_SECONDS", 0.0)
     sites = sites_in(tmp_path)
     model, threads = sites.train(**FEW), Threads(sites)
     for name in sites.names:
@@ -91,7 +95,6 @@ def test_processes_follow_versions_from_the_first_to_none(tmp_path, monkeypatch)
 
         with monkeypatch.context() as patch:
             patch.setattr(versions.Version, "load", slow)
-            patch.setattr(versions, "WAIT_SECONDS", 0.1)
             patch.setattr("fedapp.site.standing.days_left", lambda path: 1.0)
             old = [path.read_bytes() for path in pinned]
             with monkeypatch.context() as failing:
@@ -137,6 +140,37 @@ def test_processes_follow_versions_from_the_first_to_none(tmp_path, monkeypatch)
         assert not [*folder_of("insurer").glob("*/agreed.json")]
     finally:
         threads.close()
+
+
+def test_an_activation_keeps_cells_until_others_are_sent_and_asks_who_is_reached(
+    stand, monkeypatch
+):
+    sites, threads, model = stand(node={"standing-nightly": "all"})
+    assert nightly(threads, all=True)[0] == 200
+    first, names, fetch, may_fetch = current("bank")[0], ids(), Joint.fetch, threading.Event()
+
+    async def held(self, ids):
+        while not may_fetch.is_set():
+            await asyncio.sleep(0.01)
+        return await fetch(self, ids)
+
+    monkeypatch.setattr(Joint, "fetch", held)
+    threads.restart("insurer")
+    assert sites.activate(model).summary["unreached"] == []
+    until(lambda: threads.score(names[0], way="live")[1].get("version") == current("bank")[0])
+    before = scored(threads, names, way="nightly")
+    assert threads.score(names[0], way="nightly")[1]["version"] == first
+    assert threads.client.get("/health").json()["nightly"] == "ok"
+    may_fetch.set()
+    until(lambda: threads.score(names[0], way="nightly")[1]["version"] == current("bank")[0])
+    assert scored(threads, names, way="nightly") == before
+
+    monkeypatch.setattr("clients.standing.REACHED_SECONDS", 1.5)
+    for name, text in {"insurer": AWAY, "bank": NO_PROCESS}.items():
+        threads.stop(name)
+        summary = sites.activate(model).summary
+        assert summary["unreached"] == [name]
+        assert text.format(active="bank", names=name) in summary["warnings"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,10 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +26,11 @@ from starlette.responses import Response  # noqa: E402
 from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.errors import ConfigError  # noqa: E402
 from fedapp.home import home  # noqa: E402
-from fedapp.serve import joint, peers  # noqa: E402
+from fedapp.serve import joint, peers, versions  # noqa: E402
+from fedapp.serve.joint import LIVE_SECONDS, ROWS_SECONDS  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
-from fedapp.site.log import LOG  # noqa: E402
+from fedapp.site.log import LOG, Audit  # noqa: E402
 from fedapp.site.settings import parse_node_config  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402
 from fedapp.site.trust import own_certificate  # noqa: E402
@@ -36,6 +40,7 @@ from tests.serve.standing import (  # noqa: E402
     FEW,
     Threads,
     as_peer,
+    close_cut_off,
     ids,
     logged,
     nightly,
@@ -47,6 +52,7 @@ from tests.serve.standing import (  # noqa: E402
 
 ASKED = {"rows": [0], "purpose": "", "request": ""}
 TABLES = ("binary:logistic", 3)
+TIMEOUT = re.compile(r"httpx.*timeout=([0-9.]+)")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -337,6 +343,9 @@ def test_the_passive_party_has_no_scores_and_says_who_has(threads, configure):
 def test_a_party_that_is_gone_is_named_until_it_answers(threads):
     site, name = threads.site["bank"], ids()[0]
     address = site.versions[site.current].agreed.peers["shop"].address
+    for path in folder_of("bank").glob("*/cells.*"):
+        path.unlink()
+    threads.restart("bank")
     threads.stop("shop")
     try:
         status, reply = live(threads, name)
@@ -369,8 +378,9 @@ def test_a_node_config_that_cannot_be_read_permits_nothing_until_it_can(threads,
     path, name = threads.sites.config("insurer"), ids()[0]
     before, text = path.stat(), path.read_text()
     spoil(path)
-    assert live(threads, name)[0] == 403
-    assert logged("insurer")[-1]["outcome"].startswith("refused: allow in the node config of")
+    assert live(threads, name)[0] == 502
+    outcome = "refused: node config of insurer must be readable, got a fault that its process logs"
+    assert logged("insurer")[-1]["outcome"] == outcome
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     path.write_text(text)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -389,7 +399,7 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(threads, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr("fedapp.serve.versions.parse_node_config", fails)
         path.touch()
-        assert live(threads, name)[0] == 403
+        assert live(threads, name)[0] == 502
     until(lambda: live(threads, name)[0] == 200)
 
 
@@ -495,6 +505,215 @@ def test_a_site_sees_beforehand_what_its_cells_show(threads, monkeypatch):
     assert shown_at("bank") == {}
 
 
+# Budgets of time
+
+
+def test_callers_wait_longer_than_a_call_takes(threads):
+    """Those of the pages, however many parties are silent."""
+    pages = Path("docs").rglob("*.md")
+    waits = [float(text) for page in pages for text in TIMEOUT.findall(page.read_text())]
+    assert len(waits) >= 2
+    # A tenth is for the computing.
+    assert 0.9 * min(waits) >= versions.WAIT_SECONDS + LIVE_SECONDS + ROWS_SECONDS
+    assert versions.WAIT_SECONDS <= LIVE_SECONDS / 2  # as the asked one waits for its versions too
+
+
+@contextmanager
+def stopped(threads, name):
+    """A process that accepts connections, and is silent."""
+    going = threading.Event()
+    threads._running[name][1].call_soon_threadsafe(going.wait)
+    try:
+        yield
+    finally:
+        going.set()
+
+
+# A handshake that is cut off leaves its socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_silent_party_is_waited_for_once_where_cells_serve(threads, sent_ahead, monkeypatch):
+    asked, post = list[str](), joint.Joint._post
+
+    def noted(self, name, *request):
+        asked.append(name)
+        return post(self, name, *request)
+
+    monkeypatch.setattr(joint, "LIVE_SECONDS", 1.0)
+    monkeypatch.setattr(joint.Joint, "_post", noted)
+    with stopped(threads, "insurer"):
+        for row_id in sent_ahead[:16]:
+            status, reply = threads.score(row_id)
+            assert (status, reply["way"]) == (200, "nightly")
+            assert "must answer at" in reply["away"]
+        assert asked.count("insurer") <= 2
+        assert asked.count("shop") > 2  # as it may refuse
+        assert threads.client.get("/health").status_code == 503  # not all rows have cells
+    until(lambda: threads.score(sent_ahead[0])[1]["way"] == "live")
+    close_cut_off()
+
+
+def test_an_answer_for_which_nobody_waits_is_not_logged_as_one(threads, monkeypatch):
+    monkeypatch.setattr(joint, "LIVE_SECONDS", 0.5)
+    assert live(threads, ids()[0])[0] == 200
+    n_lines = len(logged("insurer"))
+    with stopped(threads, "insurer"):
+        assert live(threads, ids()[0])[0] == 504
+    until(lambda: len(logged("insurer")) > n_lines)
+    refused = "refused: asker must wait for the answer, got one that has hung up"
+    assert logged("insurer")[-1]["outcome"] == refused
+    assert logged("insurer")[-1]["request"] == logged("bank")[-1]["request"]
+    # The same of a caller, whose request comes while the process is stopped.
+    body = json.dumps({"id": ids()[0], "way": "live"}).encode()
+    head = "POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    until(lambda: live(threads, ids()[0])[0] == 200)
+    n_lines = len(logged("bank"))
+    with (
+        stopped(threads, "bank"),
+        socket.create_connection(("127.0.0.1", threads.sites.ports["bank"])) as caller,
+    ):
+        caller.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    until(lambda: len(logged("bank")) > n_lines)
+    assert logged("bank")[-1]["outcome"] == refused
+
+
+# What is said of the next request
+
+
+def _full(monkeypatch, *sites):
+    """Disks that take half a line."""
+    write, logs = os.write, [str(home() / "sites" / site / LOG) for site in sites]
+
+    def half(file, data):
+        is_whole = os.readlink(f"/proc/self/fd/{file}") not in logs
+        return write(file, data if is_whole else data[: len(data) // 2])
+
+    monkeypatch.setattr("fedapp.site.log.os.write", half)
+
+
+# By what is wrong: the node configs, the site whose disk is full, how much the clock of the bank
+# is set, whether all rows were sent ahead; then status and text of /health.
+TRUE = {
+    "nothing": ({}, "", 0, False, 200, "ok"),
+    "the bank's disk": ({}, "bank", 0, True, 503, "log of bank must take a line before"),
+    "the insurer's disk": ({}, "insurer", 0, False, 503, "insurer: log of insurer must take"),
+    "the insurer's disk, with cells": ({}, "insurer", 0, True, 200, "ok"),
+    "the bank withdraws": ({"bank": WITHDRAWS}, "", 0, True, 503, WITHDRAWN.format("bank")),
+    "the insurer withdraws": (
+        *({"insurer": WITHDRAWS}, "", 0, True),
+        *(503, f"insurer: {WITHDRAWN.format('insurer')}"),
+    ),
+    "the day is spent": (
+        *({"insurer": {"standing_rows_per_day": 1}}, "", 0, True),
+        *(503, "insurer: rows must be <= 1 (standing-rows-per-day in the node config of"),
+    ),
+    "the insurer's config": (
+        *({"insurer": {"standing_days": "x"}}, "", 0, True),
+        *(503, "insurer: node config of insurer must be readable"),
+    ),
+    "cells of tomorrow": ({}, "insurer", -86400, True, 503, "insurer: log of insurer must take"),
+    "cells of yesterday": ({}, "insurer", 86401, True, 503, "insurer: log of insurer must take"),
+}
+
+
+@pytest.mark.parametrize(
+    ("configs", "full", "seconds", "has_cells", "status", "text"), TRUE.values(), ids=TRUE
+)
+def test_health_says_what_the_next_request_gets(
+    threads, configure, sent_ahead, monkeypatch, configs, full, seconds, has_cells, status, text
+):
+    if has_cells:
+        for site in ("insurer", "shop"):
+            configure(site, standing_nightly="all")
+        assert nightly(threads, all=True)[0] == 200
+    for site, keys in configs.items():
+        configure(site, **keys)
+    _full(monkeypatch, full)
+    if seconds:
+        monkeypatch.setattr(joint, "time", _clock(seconds))
+    if "standing_rows_per_day" in configs.get("insurer", {}):
+        assert threads.score(ids()[20])[0] == 200
+    health = threads.client.get("/health")
+    assert (health.status_code, health.json()["status"][: len(text)]) == (status, text)
+    assert threads.score(ids()[21])[0] in ((200,) if status == 200 else (403, 429, 502, 503, 504))
+    has_ready = threads.client.get("/v2/health/ready", headers={"host": "localhost"})
+    assert has_ready.status_code == status
+    if seconds:
+        fault = "in the future: set the clock" if seconds < 0 else "are stale after 24 hours"
+        assert fault in health.json()["nightly"]
+        got, reply = threads.score(ids()[0], way="nightly")
+        assert (got, fault in reply["error"]) == (404, True)
+
+
+def _clock(seconds):
+    """The machine's, which somebody has set."""
+    return SimpleNamespace(
+        time=lambda: time.time() + seconds,
+        monotonic=time.monotonic,
+        perf_counter=time.perf_counter,
+    )
+
+
+@pytest.mark.parametrize("name", ["bank", "insurer"])
+def test_a_site_that_stands_aside_says_that_its_disk_is_full(threads, monkeypatch, name):
+    url = f"{threads.sites.url(name)}/health"
+    assert httpx.get(url).status_code == 200
+    with monkeypatch.context() as patch:
+        _full(patch, name)
+        health = httpx.get(url)
+        assert health.status_code == 503
+        assert health.json()["status"].startswith(f"log of {name} must take a line")
+    n_lines = len(logged(name))
+    assert httpx.get(url).status_code == 200
+    assert len(logged(name)) == n_lines  # an attempt leaves nothing
+
+
+def test_cells_grow_old_also_while_the_clock_is_set_back():
+    clock = SimpleNamespace(time=lambda: wall, monotonic=lambda: real)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joint, "time", clock)
+        wall, real = 1e9, 50.0
+        ahead = joint.Ahead.of([np.zeros((1, 1), np.uint8)], np.arange(8), 8, days=1)
+        wall, real = 1e9 + 7200, 50.0 + 86_401
+        assert ahead.fault == "are stale after 24 hours, got 24.0"
+        wall = 1e9 - 3600
+        assert ahead.fault.startswith("were sent 1.0 hours in the future: set the clock")
+        wall, real = 1e9 + 3600, 50.0 + 3600
+        assert ahead.fault == ""
+
+
+def test_a_clock_that_is_set_frees_no_rows_of_the_day(threads, configure, monkeypatch):
+    configure("insurer", standing_rows_per_day=3)
+    threads.restart("insurer")
+    n_asked = 0
+    while live(threads, ids()[n_asked])[0] == 200:
+        n_asked += 1
+    monkeypatch.setattr(peers, "time", _clock(2 * 86_400))
+    assert live(threads, ids()[n_asked])[0] == 429
+    assert n_asked <= 3
+
+
+def test_a_site_that_withdraws_has_its_cells_deleted(threads, configure, sent_ahead):
+    path = folder_of("bank") / current("bank")[0] / "cells.insurer"
+    assert path.exists()
+    configure("insurer", **WITHDRAWS)
+    assert threads.client.get("/health").status_code == 503
+    assert not path.exists()
+    assert threads.score(sent_ahead[0], way="nightly")[0] == 404
+    lines = [_last(site, "withdrawn") for site in ("bank", "insurer")]
+    assert [(line["peer"], line["outcome"]) for line in lines] == [
+        ("insurer", "cells that it has sent are deleted"),
+        ("bank", "bank knows"),
+    ]
+    configure("insurer", allow="secureboost,standing")
+    assert live(threads, sent_ahead[0])[0] == 200
+    threads.restart("bank")
+    assert threads.score(sent_ahead[0], way="nightly")[0] == 404
+
+
+def _last(site, event):
+    return [line for _, line in Audit(home() / "sites" / site / LOG) if line["event"] == event][-1]
+
+
 # Cells that were sent ahead
 
 
@@ -522,6 +741,7 @@ def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
 ):
     with monkeypatch.context() as patch:
         patch.setattr("fedapp.serve.joint.LIVE_SECONDS", 0.0)
+        patch.setattr("fedapp.serve.joint.ROWS_SECONDS", 0.0)
         status, reply = threads.score(sent_ahead)
         assert (status, reply["way"]) == (200, "nightly")
         assert " within 0 s, got nothing" in reply["away"]
@@ -532,7 +752,7 @@ def test_cells_of_the_night_replace_a_party_that_is_away_and_none_that_refuses(
         rule = "database of bank must answer within 0 s, got nothing"
         assert threads.score(sent_ahead, way="nightly") == (504, {"error": rule})
     configure("insurer", allow="secureboost")
-    assert threads.score(sent_ahead)[0] == 403
+    until(lambda: threads.score(sent_ahead)[0] == 403)  # a ping has found that it is not away
 
 
 def test_cells_of_the_night_that_are_torn_are_as_none(threads, sent_ahead):
@@ -699,14 +919,8 @@ def test_days_that_are_no_number_and_cells_that_cannot_be_stored_are_refused(
 @pytest.mark.parametrize("site", ["bank", "insurer"])
 def test_where_the_log_takes_no_line_there_is_no_answer(threads, site, monkeypatch):
     name, n_lines = ids()[0], len(logged(site))
-    write, is_log = os.write, str(home() / "sites" / site / LOG)
-
-    def half(file, data):  # a full disk
-        is_whole = os.readlink(f"/proc/self/fd/{file}") != is_log
-        return write(file, data if is_whole else data[: len(data) // 2])
-
     with monkeypatch.context() as patch:
-        patch.setattr("fedapp.site.log.os.write", half)
+        _full(patch, site)
         status, reply = live(threads, name)
     assert status in (502, 503, 504)
     assert f"log of {site} must take a line before an answer leaves" in reply["error"]
