@@ -29,10 +29,10 @@ from fedapp.deploy.exporter import PEER_ROWS, PEER_SECONDS
 from fedapp.errors import DataError, did_you_mean, without_folders
 from fedapp.serve.http import HANDLERS, MOST_ROWS, RefusedError, read_body, read_object
 from fedapp.serve.versions import Site, Version
+from fedapp.site.clock import SECONDS_A_DAY
 from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import METHOD
-from fedapp.site.store import SECONDS_A_DAY
 from fedapp.trees.cells import compress, open_cells
 
 log = logging.getLogger("fedapp.site")
