@@ -111,6 +111,7 @@ def init_command(
         say(f"Policy {policy}: {f'but only {allow}' if allow else POLICIES[policy].meaning}")
     elif not allow:
         say(f"{name} allows no method yet: set allow in {folder}/site.toml, or choose a --policy")
+    say(f"total-epsilon and runs-per-day count in {folder}/home: another folder has its own")
     say(f"Written to {folder}. Next:")
     say(f"  fedapp site check --site {folder}")
     say(f"  give {folder}/{name}.pub to the coordinator")
@@ -265,6 +266,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
+    from fedapp.site.clock import read_clock
     from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
     from fedapp.site.table import held_tables
@@ -288,7 +290,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
         fractions = run.test_fraction, run.valid_fraction
         checked = check_site(config, all_methods(), fractions, run.max_depth)
         runs = [site_run for folder in folders for site_run in runs_on_table(folder, config)]
-    charged = [site_run for site_run in runs if site_run.charged]
+    charged, time = [site_run for site_run in runs if site_run.charged], read_clock(home())
     allowed = sorted(config.allowed)
     bundles = sorted(config.bundles or {installed_bundle()})
     facts: dict[str, object] = {
@@ -302,9 +304,9 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
         "allow": allowed,
         "rows are drawn": "as a run asks" if config.draws_openly else "by a key of the site",
         "app": bundles,
-        "runs today": n_today(runs),
+        "runs today": n_today(runs, time),
     }
-    warnings = [*filter(None, checked.notes), *map(str, fall_backs("site"))]
+    warnings = [*filter(None, (*checked.notes, time.fault)), *map(str, fall_backs("site"))]
     if as_json:
         print_json(
             "site check",

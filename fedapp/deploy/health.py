@@ -25,7 +25,7 @@ def health(target: str, ca: str | None = None) -> tuple[bool, str]:
     try:
         if not target.startswith("http"):
             age = time.time() - path.stat().st_mtime
-            return age < STALE, f"{event} {age:.0f} s ago" + ", not since" * (age >= STALE)
+            return abs(age) < STALE, f"{event} {age:.0f} s ago" + ", not since" * (age >= STALE)
         context = ssl.create_default_context(cafile=ca) if target.startswith("https") else None
         url = target.removesuffix("/health") + "/health"
         with urlopen(url, timeout=5, context=context) as response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from fedapp.run_files import CONFIG, SUMMARY, RunFiles, json_object
 from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State, Tell
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
-from fedapp.site.store import KEEP_DAYS, PART_FILE, SECONDS_A_DAY
+from fedapp.site.clock import SECONDS_A_DAY, read_clock
+from fedapp.site.store import KEEP_DAYS, PART_FILE
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
@@ -286,7 +286,9 @@ def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Clea
     of models stay unless ``all_parts`` is set or their run is deleted, too. States go that have
     not changed for ``KEEP_DAYS``.
     """
-    now = time.time()
+    time = read_clock(home())
+    if time.fault:
+        tell(f"{time.fault}. Until then states stay")
     runs = _all_runs(parent, tell)
     deleted = set()
     for run in runs:
@@ -299,13 +301,13 @@ def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Clea
     finished = {run.model_id for run in runs if run.state is State.FINISHED}
     # A state that changed after a running run began may be that run's.
     starts = [run.began for run in runs if run.state is State.RUNNING]
-    idle = min([now - IN_USE_SECONDS, *starts])
-    old = min(idle, now - KEEP_DAYS * SECONDS_A_DAY)
+    idle = min([time.now - IN_USE_SECONDS, *starts])
     states: list[SiteState] = []
     parts: list[SiteState] = []
     for state in site_states():
         model = state.path.name
-        if model in model_ids - finished or not (model in deleted_models or state.changed <= old):
+        is_old = time.age(state.changed) >= KEEP_DAYS * SECONDS_A_DAY and state.changed <= idle
+        if model in model_ids - finished or not (model in deleted_models or is_old):
             continue
         keeps = state.is_part and not (all_parts or model in deleted_models)
         (parts if keeps else states).append(state)

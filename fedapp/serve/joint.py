@@ -41,7 +41,7 @@ from fedapp.serve.http import RefusedError, check_awaited
 from fedapp.serve.peers import BLOCK, DAYS, PART, WITHDRAWN, ranges
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
-from fedapp.site.store import SECONDS_A_DAY
+from fedapp.site.clock import SECONDS_A_DAY
 from fedapp.trees.cells import Cells, Crossing, cells_of_rows, open_cells
 from fedapp.trees.divided import ActivePart
 

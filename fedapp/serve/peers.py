@@ -39,9 +39,9 @@ from fedapp.serve.http import (
     read_object,
 )
 from fedapp.serve.versions import Site, Version
+from fedapp.site.clock import SECONDS_A_DAY
 from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig
-from fedapp.site.store import SECONDS_A_DAY
 from fedapp.trees.cells import compress, open_cells
 
 log = logging.getLogger("fedapp.site")

@@ -26,9 +26,8 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
@@ -41,7 +40,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fedapp.errors import DataError
 from fedapp.home import PRIVATE, private_folder, sync_folder, write_atomically
 from fedapp.site.account import account_of
-from fedapp.site.store import SECONDS_A_DAY, STATE, Store
+from fedapp.site.clock import SECONDS_A_DAY, read_clock, warn
+from fedapp.site.store import STATE, Store
 from fedapp.site.trust import identity, signing_key
 
 log = logging.getLogger("fedapp.site")
@@ -84,15 +84,17 @@ def parts(path: Path) -> list[Path]:
 
 def drop_old(folder: Path, days: int) -> None:
     """Remove lines of more than some days ago, at most once a day; 0: none."""
-    path, oldest = folder / LOG, time.time() - days * SECONDS_A_DAY
+    path, time, limit = folder / LOG, read_clock(folder.parents[1]), days * SECONDS_A_DAY
+    if time.fault:
+        warn(time.fault)
     if not days or not path.exists():
         return
     with _locked(folder) as writer:
         with parts(path)[0].open("rb") as file:
-            if _fields(file.readline()).get("time", 0.0) > oldest - SECONDS_A_DAY:
+            if time.age(_fields(file.readline()).get("time", 0.0)) < limit + SECONDS_A_DAY:
                 return
         for part in parts(path):
-            if not writer.drop(part, oldest, days):
+            if not writer.drop(part, lambda line: time.age(line["time"]) < limit, days):
                 break
 
 
@@ -134,8 +136,11 @@ class _Writer:
         file = os.open(self.folder / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         try:
             is_new = self.catch_up(file) == 0
+            time = read_clock(self.folder.parents[1])
             first = {"number": self.number + 1, "before": self.digest}
-            first |= {"time": round(time.time(), 3), "event": event}
+            first |= {"time": round(time.now, 3), "event": event}
+            if time.clock:
+                first["clock"] = round(time.clock, 3)
             line = _line({**first, **fields}, key_of(self.folder) if event in SIGNED else None)
             line = line if keeps else b" " * TRIED_BYTES  # half a line, if this process dies now
             try:
@@ -163,7 +168,7 @@ class _Writer:
             self.move(0)
         return line
 
-    def drop(self, part: Path, oldest: float, days: int) -> bool:
+    def drop(self, part: Path, stays: Callable[[Mapping[str, Any]], bool], days: int) -> bool:
         """Remove the old lines of a file of the log; whether that is the whole file."""
         is_open = part.name == LOG
         with part.open("rb+") as file:
@@ -172,7 +177,7 @@ class _Writer:
                 file.seek(0)
             n_bytes, last = 0, {"last": self.number, "digest": self.digest}
             for line in file:
-                if (fields := _fields(line)) and fields["time"] > oldest:
+                if (fields := _fields(line)) and stays(fields):
                     last = {"last": fields["number"] - 1, "digest": fields["before"]}
                     break
                 n_bytes += len(line)

@@ -33,7 +33,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -52,6 +51,7 @@ from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import method_of
 from fedapp.site.account import opening_of
+from fedapp.site.clock import SECONDS_A_DAY, Time, read_clock
 from fedapp.site.database import (
     COLUMNS,
     DATABASE,
@@ -66,7 +66,7 @@ from fedapp.site.log import append, line_digest, public_hex
 from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.rows_to_predict import read_to_predict
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
-from fedapp.site.store import KEEP_DAYS, SECONDS_A_DAY
+from fedapp.site.store import KEEP_DAYS
 from fedapp.site.table import file_version, held_tables, read_table
 from fedapp.site.trust import IDENTITY, UNUSED, signing_key, trusted_keys
 
@@ -119,12 +119,13 @@ def admit(
     declared = method_of(method)
     if declared and declared.shows_label_figures and config.label:
         opening = {**opening, "share_label_figures": config.shares_label_figures}
-    run = AskedRun(model_id, method, _data_of(config, request), time.time(), opening)
+    time = read_clock(home())
+    run = AskedRun(model_id, method, _data_of(config, request), time.now, opening)
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
     with transaction(_folder_of(config)) as register:
-        run = _noted(config, register, _with_rows(run, rows, version), rows)
+        run = _noted(config, register, _with_rows(run, rows, version), rows, time)
     if not run.admitted:
         reasons = "; ".join(reason for reason in run.reasons if reason != ASKS)
         way = f"fedapp site approve {model_id}; the run asks again until start-deadline"
@@ -225,19 +226,19 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
     """
     if config.simulated or owner == config.name:
         return
-    folder, now = _folder_of(config), time.time()
+    folder, time = _folder_of(config), read_clock(home())
     most = config.align_ids_per_day or IDS_A_ROW * n_rows
     with transaction(folder) as register:
         run = _newest(config.name, register, model_id)
         most_ids = max(n_ids, int(run.matched.get(owner, (0,))[0]))
-        run = replace(run, matched={**run.matched, owner: (most_ids, now)})
+        run = replace(run, matched={**run.matched, owner: (most_ids, time.now)})
         runs = [run, *(other.run for other in _earlier(folder, register, run))]
         lists = [entry for other in runs for entry in other.matched.values()]
-        total = sum(int(n) for n, matched in lists if now - matched < SECONDS_A_DAY)
+        total = sum(int(n) for n, matched in lists if time.is_within(matched, SECONDS_A_DAY))
         if total > most:
             raise ConfigError(
                 f"align-ids-per-day must be >= the ids that others match with one table in 24 hours"
-                f", {total} with the {n_ids} of {owner}, got {most} at {config.name}"
+                f", {total} with the {n_ids} of {owner}, got {most} at {config.name}{time.hint}"
             )
         values = json.dumps(run.matched), run.number
         register.execute("UPDATE runs SET matched = ? WHERE number = ?", values)
@@ -314,21 +315,28 @@ def spending(runs: Iterable[AskedRun], most: float) -> str:
     return f"{words}, for delta {delta:g}" if private else words
 
 
-def n_today(runs: Iterable[AskedRun]) -> int:
+def n_today(runs: Iterable[AskedRun], time: Time) -> int:
     """Number of runs that first asked in the last 24 hours."""
-    return sum(time.time() - run.asked < SECONDS_A_DAY for run in runs)
+    return sum(time.is_within(run.asked, SECONDS_A_DAY) for run in runs)
 
 
 def _noted(
-    config: SiteConfig, register: sqlite3.Connection, asked: AskedRun, rows: RowHashes | None
+    config: SiteConfig,
+    register: sqlite3.Connection,
+    asked: AskedRun,
+    rows: RowHashes | None,
+    time: Time,
 ) -> AskedRun:
     """Record a run; returns it as recorded."""
-    oldest = asked.asked - KEPT_SECONDS
-    register.execute("DELETE FROM runs WHERE NOT admitted AND asked <= ?", (oldest,))
+    for run in _runs(register, "WHERE NOT admitted"):
+        if not time.is_within(run.asked, KEPT_SECONDS):
+            register.execute("DELETE FROM runs WHERE number = ?", (run.number,))
     register.execute(f"DELETE FROM hashes WHERE digest NOT IN ({IN_USE})")
     earlier = _earlier(_folder_of(config), register, asked, rows)
     runs = (other.run for other in earlier)
-    again = [run for run in runs if run.model == asked.model and run.asked > oldest][-1:]
+    again = [
+        run for run in runs if run.model == asked.model and time.is_within(run.asked, KEPT_SECONDS)
+    ][-1:]
     # A run that has begun and sends its opening again has lost its state here: it counts again.
     if again and not again[0].begun:
         run = again[0]
@@ -341,9 +349,9 @@ def _noted(
         ]
     else:
         run, most = asked, config.limits["runs-per-day"]
-        if n_today(other.run for other in earlier) >= most:
+        if n_today((other.run for other in earlier), time) >= most:
             rule = f"must be <= {most} on one table in the node config of {config.name}"
-            raise ConfigError(f"runs-per-day {rule}, got one more")
+            raise ConfigError(f"runs-per-day {rule}, got one more{time.hint}")
     others = [other for other in earlier if other.run.admitted]
     waited = list(run.reasons)
     _check_total(config, earlier, run)

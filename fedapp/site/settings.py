@@ -290,7 +290,7 @@ class SiteConfig:
     predict_min_rows: Annotated[Whole, key("predict-min-rows", 100)] = 0
     """The fewest rows of this site that a run may predict."""
     log_days: Whole = 0
-    """Days after which lines of the site's log are removed; 0: never."""
+    """Days after which lines of the site's log are removed, and three more; 0: never."""
     standing_address: Annotated[Address, key("standing-address", "bank.org:9443")] = ""
     """Where `fedapp serve --site` answers the other sites."""
     standing_port: Annotated[int, Field(ge=1, le=65535), key("standing-port", 8091)] = 8090

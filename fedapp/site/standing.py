@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -37,6 +38,7 @@ from fedapp.home import (
     sync_folder,
     write_atomically,
 )
+from fedapp.site.clock import read_clock
 from fedapp.site.table import keyed_order
 from fedapp.site.trust import WARNED_DAYS, days_left, own_certificate
 
@@ -172,12 +174,12 @@ def certificate(site: str, renews: bool = False) -> bytes:
     With ``renews`` the one that other sites are to know: if the certificate ends soon, one that
     ``switch`` puts in its place, as until then they accept only the certificate that they know.
     """
-    path = folder_of(site) / TLS
-    if renews and path.is_file() and days_left(path) <= WARNED_DAYS:
+    path, now = folder_of(site) / TLS, datetime.fromtimestamp(read_clock(home()).now, UTC)
+    if renews and path.is_file() and days_left(path, now) <= WARNED_DAYS:
         path = path.with_name(NEXT_TLS)
-    if not path.is_file() or (renews and days_left(path) <= WARNED_DAYS):
+    if not path.is_file() or (renews and days_left(path, now) <= WARNED_DAYS):
         private_folder(path.parent)
-        pair = own_certificate(site)
+        pair = own_certificate(site, now)
         write_atomically(path, pair.secret + pair.public, PRIVATE, lasting=True)
     content = path.read_bytes()
     return content[content.index(b"-----BEGIN CERTIFICATE") :]

@@ -30,7 +30,6 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -46,13 +45,13 @@ from fedapp.messages.fields import Array
 from fedapp.records.codec import Codec, codec_of
 from fedapp.records.document import UNREADABLE, Fields, from_document, to_document
 from fedapp.records.journal import Journal, State, Stored
+from fedapp.site.clock import SECONDS_A_DAY, read_clock
 from fedapp.trees.divided import Part
 from fedapp.trees.predict import Bits
 
 STATE = "state"
 SENT = "sent."
 SURVIVES = ("Account", SENT)  # a rollback; beginnings of names
-SECONDS_A_DAY = 24 * 60 * 60
 KEEP_DAYS = 7  # after which an interrupted run cannot be resumed: copies of its rows are deleted
 PART_FILE = "part.json"
 SALT_BYTES = CHECK_BYTES = 16
@@ -257,9 +256,10 @@ def drop_abandoned(site: Path, days: float) -> None:
     A part of a model stays: without it the other parties' parts are worthless. `site` is the folder
     of a site, with a folder per model.
     """
+    time = read_clock(site.parents[1])
     for path in site.glob(f"*/{STATE}"):
         with suppress(FileNotFoundError):  # another process has deleted it
-            is_old = path.stat().st_mtime < time.time() - days * SECONDS_A_DAY
+            is_old = time.age(path.stat().st_mtime) > days * SECONDS_A_DAY
             if is_old and not (path.parent / PART_FILE).exists():
                 shutil.rmtree(path.parent)
 

@@ -134,24 +134,24 @@ class KeyPair:
     public: bytes
 
 
-def days_left(path: Path) -> float:
+def days_left(path: Path, now: datetime | None = None) -> float:
     """Days until the first certificate of a PEM file ends; negative if it has."""
     try:
         certificates = x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path.name} must be a PEM certificate: {error}") from None
     first = min(certificate.not_valid_after_utc for certificate in certificates)
-    return (first - datetime.now(UTC)) / timedelta(days=1)
+    return (first - (now or datetime.now(UTC))) / timedelta(days=1)
 
 
-def own_certificate(name: str) -> KeyPair:
+def own_certificate(name: str, now: datetime | None = None) -> KeyPair:
     """Generate a key and a certificate that it signs itself, PEM, to be pinned as a whole."""
     key = ec.generate_private_key(ec.SECP256R1())
     authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     # OpenSSL looks for a pinned certificate by its name; key ids tell a renewed one from the other.
     certificate = (
-        builder(named(name), named(name), key)
+        builder(named(name), named(name), key, now)
         .add_extension(authority, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
@@ -172,10 +172,13 @@ def check_own_certificate(content: bytes) -> None:
 
 
 def builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime | None = None,
 ) -> x509.CertificateBuilder:
     """A certificate of a key, valid from now on, without its uses and its signature."""
-    now = datetime.now(UTC)
+    now = now or datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

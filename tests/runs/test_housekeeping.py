@@ -15,7 +15,8 @@ from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.clean import forget_model, list_runs, plan, site_states
 from fedapp.runs.local import run_local
-from fedapp.site.store import PART_FILE, SECONDS_A_DAY, STATE
+from fedapp.site.clock import SECONDS_A_DAY
+from fedapp.site.store import PART_FILE, STATE
 from tests.forests import move_thresholds
 
 RUNS = Path("runs")
@@ -165,7 +166,7 @@ def test_parts_of_models_stay_unless_all_are_asked_for(vertical, monkeypatch):
 
 
 def test_old_states_go_and_keys_of_sites_stay():
-    old, young = state_of("bank", "a" * 16, days=8), state_of("bank", "b" * 16, days=6)
+    old, young = state_of("bank", "a" * 16, days=11), state_of("bank", "b" * 16, days=9)
     key = home() / "sites" / "bank" / "box.key"
     secret_at(key, lambda: b"secret")
     os.utime(key, (0, 0))
@@ -184,7 +185,7 @@ def test_the_state_of_a_run_that_goes_goes_with_it_and_of_one_that_stays_stays(u
 
 
 def test_a_state_that_was_used_within_the_hour_may_be_another_runs(unfinished, monkeypatch):
-    monkeypatch.setattr("fedapp.runs.clean.KEEP_DAYS", 0)
+    monkeypatch.setattr("fedapp.runs.clean.KEEP_DAYS", -3)
     state_of("bank", "a" * 16, days=0.5 / 24)
     old = state_of("bank", "b" * 16, days=2 / 24)
     folder = unfinished("working")

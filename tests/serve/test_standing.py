@@ -95,7 +95,7 @@ def test_processes_follow_versions_from_the_first_to_none(tmp_path, monkeypatch)
 
         with monkeypatch.context() as patch:
             patch.setattr(versions.Version, "load", slow)
-            patch.setattr("fedapp.site.standing.days_left", lambda path: 1.0)
+            patch.setattr("fedapp.site.standing.days_left", lambda path, now: 1.0)
             old = [path.read_bytes() for path in pinned]
             with monkeypatch.context() as failing:
                 failing.setattr("clients.standing.numbered", None)

@@ -21,7 +21,7 @@ from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.methods import all_methods
 from fedapp.messages.vertical import VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
-from fedapp.site import account, register
+from fedapp.site import account, clock, register
 from fedapp.site.rows import hash_rows
 from fedapp.site.settings import SiteConfig, site_config
 from tests.plans import planned
@@ -89,6 +89,14 @@ def approve(*words, answer=""):
     return CliRunner().invoke(site_app, ["approve", *words], input=answer, env={"COLUMNS": "200"})
 
 
+def set_clock(patch, wall, up=None, boot="one"):
+    """From here on a site's clock says this; by default the machine has run as long."""
+    home().mkdir(exist_ok=True)
+    (home() / clock.CLOCK).touch()
+    got = clock.Reading(wall, wall if up is None else up, boot)
+    patch.setattr(clock, "reading", lambda: got)
+
+
 def read(result):
     """What a command prints, in one line."""
     return " ".join(result.output.split())
@@ -100,11 +108,12 @@ class Scene:
 
     config: SiteConfig
     now: list[float] = field(default_factory=lambda: [1e9])
+    off: float = 0.0  # seconds that its clock is ahead
 
     def play(self, events):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(register.time, "time", lambda: self.now[0])
             for happens in events:
+                set_clock(patch, self.now[0] + self.off, self.now[0])
                 happens(self)
 
 
@@ -143,6 +152,11 @@ def approved(number, because=""):
         assert f"waits because {because}" in read(result)
 
     return happens
+
+
+def clock_is_off(seconds):
+    """From here on the clock is ahead."""
+    return lambda scene: setattr(scene, "off", seconds)
 
 
 def later(seconds):

@@ -20,13 +20,14 @@ from fedapp.messages.pax import SketchRequest
 from fedapp.runs.local import run_local
 from fedapp.site import log, register
 from fedapp.site.account import account_of
+from fedapp.site.clock import CLOCK, SECONDS_A_DAY
 from fedapp.site.log import HEAD, LOG, Audit, LogError, append, drop_old
-from fedapp.site.store import SECONDS_A_DAY, Store
+from fedapp.site.store import Store
 from strategies import flower
 from tests.crypto.test_masks import GREETING, MODEL, TERMS, growing
 from tests.federated import summary_of
 from tests.plans import planned
-from tests.site.office import approve
+from tests.site.office import approve, set_clock
 from tests.site.test_plan import ask, begun
 
 DAY = SECONDS_A_DAY
@@ -56,7 +57,7 @@ def logged(name):
 def at(monkeypatch):
     """``at(days)``: from here on it is so many days later, or earlier."""
     now = time.time()
-    return lambda days: monkeypatch.setattr(time, "time", lambda: now + days * DAY)
+    return lambda days: set_clock(monkeypatch, now + days * DAY)
 
 
 def shown(tmp_path, *words):
@@ -347,15 +348,15 @@ def test_old_lines_go_and_a_signed_line_says_so(at):
     for days in (0, 30):
         drop_old(site(), days)
         assert len(lines()) == 5
-    drop_old(site(), 5)
+    drop_old(site(), 2)
     three, one, dropped = lines()
     assert (three["age"], one["age"], dropped["event"]) == (3.0, 1.0, "dropped")
-    assert (dropped["last"], dropped["days"], three["number"]) == (3, 5, 4)
+    assert (dropped["last"], dropped["days"], three["number"]) == (3, 2, 4)
     append(site(), "score", age=0)
-    drop_old(site(), 5)  # not again before a day has passed
+    drop_old(site(), 2)  # not again before a day has passed
     assert [line["number"] for line in lines()] == [4, 5, 6, 7]
     at(9)
-    drop_old(site(), 5)
+    drop_old(site(), 2)
     (last,) = lines()
     assert (last["event"], last["last"], last["number"]) == ("dropped", 7, 8)
 
@@ -411,7 +412,7 @@ def test_the_chain_goes_on_after_a_file_was_closed(closed, caplog, loss):
 
 
 def test_old_files_go_as_a_whole_and_the_chain_stays(closed):
-    drop_old(site(), 5)
+    drop_old(site(), 2)
     assert [path.exists() for path in closed] == [False, False, True, True]
     assert [line["number"] for line in lines()] == [5, 6, 7, 8, 9, 10]
     assert [line.get("last") for line in lines()[4:]] == [2, 4]
@@ -427,13 +428,38 @@ def test_the_young_lines_of_a_closed_file_stay(monkeypatch, at):
         at(-age)
         append(site(), "score", age=age)
     at(0)
-    drop_old(site(), 5)
+    drop_old(site(), 2)
     assert [line.get("age", line["event"]) for line in lines()] == [3, 2, "dropped"]
+
+
+def test_a_start_with_a_wrong_clock_drops_no_line_and_says_so(monkeypatch, caplog):
+    """A year ahead or behind, in a start of the machine that has run or is new."""
+    true = time.time()
+    for day in range(-40, 0, 5):
+        set_clock(monkeypatch, true + day * DAY)
+        append(site(), "score", day=day)
+    wrong = [(year * 365 * DAY, boot) for year in (1, -1) for boot in ("one", "two", "one")]
+    for hour, (off, boot) in enumerate(wrong):
+        set_clock(monkeypatch, true + hour * 3600 + off, true + hour * 3600, boot)
+        for _ in range(2):
+            append(site(), "score", wrong=off)
+            drop_old(site(), 41)
+    assert len(lines()) == 20
+    faults = [each for each in caplog.messages if each.startswith("clock must be at 20")]
+    assert faults
+    assert all("no quota of a day starts again" in each for each in faults)
+    assert all(abs(line["time"] - true) < DAY and line["clock"] for line in lines()[8:])
+    for day in range(1, 50):  # it is right, and believed on the second day
+        set_clock(monkeypatch, true + day * 1.01 * DAY)
+        drop_old(site(), 41)
+        assert (len(lines()) == 20) == (day < 47)
+    assert [line["event"] for line in lines()] == ["dropped"]
 
 
 def test_a_head_that_is_older_than_the_log_is_not_taken_for_checked(used, tmp_path, at):
     head = tmp_path / "head.json"
     head.write_text(shown(tmp_path, "--sign").output)
+    (home() / CLOCK).write_bytes(b"")
     at(9)
     drop_old(site(), 5)
     assert shown(tmp_path).exit_code == 0

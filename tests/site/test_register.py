@@ -36,6 +36,7 @@ from tests.site.office import (
     ask,
     asks,
     charged,
+    clock_is_off,
     hello,
     later,
     model_id,
@@ -212,6 +213,7 @@ def is_no_promise(**fields):
 
 
 ONE = asks(1, waits="."), approved(1), asks(1)
+YEAR, WRONG = 365 * DAY, "runs-per-day must be <= 1 .*; clock must be at .*, got .*: set it"
 IS_FULL, WEEKS = "runs-per-day must be <= 1", register.KEPT_SECONDS
 asks_private = partial(asks, opening=private)
 CHEAP = r".* with this run for delta 1e-06; spent before: 1\.00 of"
@@ -219,6 +221,16 @@ NO_STATE = r"bank: KeysRequest\.step must be 1, .*no state"
 SCENES = {
     "a run counts once, and for a day": scene(
         *(asks(1), asks(1), asks(2, refused=IS_FULL), asks(3, node=OTHERS), later(DAY), asks(2)),
+        runs_per_day=1,
+    ),
+    "a day's runs do not come back by a clock that is wrong": scene(
+        *(asks(1), clock_is_off(YEAR), asks(2, refused=WRONG), later(60), asks(2, refused=WRONG)),
+        *(clock_is_off(-YEAR), asks(2, refused=WRONG), clock_is_off(0), later(DAY), asks(2)),
+        runs_per_day=1,
+    ),
+    "a clock that was wrong at first locks nobody out": scene(
+        *(clock_is_off(YEAR), asks(1), clock_is_off(0), asks(2, refused=WRONG)),
+        *(later(DAY), asks(2), asks(3, refused=IS_FULL)),
         runs_per_day=1,
     ),
     "runs that were admitted stay, those that wait go": scene(
@@ -316,7 +328,7 @@ def test_a_run_whose_state_was_deleted_counts_and_waits_anew(write_table):
     assert approve(model_id(1), "--yes").exit_code == 0
     for _ in range(3):
         ask(config, 1)
-    drop_abandoned(home() / "sites" / "bank", days=-1)
+    drop_abandoned(home() / "sites" / "bank", days=-9)
     with pytest.raises(ConfigError, match="runs-per-day must be <= 1"):
         ask(config, 1)
     with pytest.raises(WaitingError):

@@ -34,6 +34,7 @@ from tests.site.office import (
     private,
     read,
     runs,
+    set_clock,
 )
 
 
@@ -187,11 +188,11 @@ def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
 
 
 def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
-    path, now = write_table("bank", customer=range(40)), [1e9]
-    monkeypatch.setattr(register.time, "time", lambda: now[0])
+    path, now = write_table("bank", customer=range(40)), 1e9
+    set_clock(monkeypatch, now)
     with pytest.raises(WaitingError):
         ask(site(path, approve="ask", id="customer"), 1)
-    now[0] += register.KEPT_SECONDS
+    set_clock(monkeypatch, now + register.KEPT_SECONDS)
     ask(site(write_table("lab", seed=5)), 2)
     with database.transaction(home() / "sites" / "bank") as opened:
         digests = {digest for (digest,) in opened.execute("SELECT digest FROM hashes")}
@@ -284,8 +285,8 @@ def test_a_simulated_site_has_no_register_and_can_become_a_real_one(settings, si
 
 
 def test_ids_of_others_are_limited_by_the_day(write_table, monkeypatch):
-    config, now = site(write_table("bank"), align_ids_per_day=100), [1e9]
-    monkeypatch.setattr(register.time, "time", lambda: now[0])
+    config, now = site(write_table("bank"), align_ids_per_day=100), 1e9
+    set_clock(monkeypatch, now)
 
     def count(number, owner, n_ids, config=config):
         count_ids(config, model_id(number), owner, n_ids, 40)
@@ -303,7 +304,7 @@ def test_ids_of_others_are_limited_by_the_day(write_table, monkeypatch):
         count(2, "shop", 31)
     count(2, "shop", 30)
     count(2, "bank", 1000)  # its own list
-    now[0] += DAY
+    set_clock(monkeypatch, now + DAY)
     count(2, "shop", 100)
     with pytest.raises(ConfigError, match="901 with the 801 of shop, got 800 at bank"):
         count(1, "shop", 801, replace(config, align_ids_per_day=0))

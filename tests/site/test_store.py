@@ -322,14 +322,15 @@ def test_a_step_sent_twice_at_once_runs_once(party, monkeypatch):
     assert party.calls == [1]
 
 
-def test_old_states_go_but_parts_of_models_and_what_another_process_deletes(tmp_path, monkeypatch):
-    old, part = (tmp_path / name / STATE for name in ("old", "part"))
+def test_old_states_go_but_parts_of_models_and_what_another_process_deletes(monkeypatch):
+    site = home() / "sites" / "bank"
+    old, part = (site / name / STATE for name in ("old", "part"))
     for path in (old, part):
         path.parent.mkdir(parents=True)
         path.touch()
         os.utime(path, (0, 0))
     (part.parent / PART_FILE).touch()
-    listed = [tmp_path / "gone" / STATE, old, part]
+    listed = [site / "gone" / STATE, old, part]
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter(listed))
-    drop_abandoned(tmp_path, days=1)
+    drop_abandoned(site, days=1)
     assert (old.parent.exists(), part.exists()) == (False, True)
