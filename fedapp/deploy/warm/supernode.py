@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -74,6 +75,7 @@ from starlette.types import Receive, Scope, Send
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import NOT_STARTED
 from fedapp.deploy.warm import BACKOFF, replace
+from fedapp.superlinks import site_fault
 from strategies.delivery import clock_text, seconds_ahead
 
 log = logging.getLogger("fedapp")
@@ -240,8 +242,9 @@ def patient_retry() -> RetryInvoker:
     def log_cause(state: RetryState) -> None:
         if state.tries == 1:
             causes.clear()
-        if (cause := str(state.exception).partition("\n")[0]) not in causes:
-            causes.add(cause)
+        if (kind := str(state.exception).partition("\n")[0]) not in causes:
+            causes.add(kind)
+            cause = site_fault(state.exception, sys.argv, get_flwr_home() / REACHED)
             log.warning("no connection to the SuperLink, tried again until it works: %s", cause)
 
     retry.should_giveup, retry.on_backoff = should_giveup, log_cause
