@@ -12,22 +12,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
-    ListNodesRequest,
     ListRunsRequest,
     StartRunRequest,
     StreamLogsRequest,
     StreamLogsResponse,
 )
 from flwr.proto.federation_config_pb2 import SimulationConfig
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.constant import NodeStatus
 from flwr.supercore.fab import Fab
 
 from fedapp import errors
@@ -40,9 +37,7 @@ from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_addre
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import build_bundle, installed_bundle
-from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink, flower_config
-from strategies.delivery import RULE
-from strategies.handshake import registered_sites
+from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink
 from strategies.run import load_strategy
 
 SUPERLINK_START_SECONDS, STOP_SECONDS = 60, 10
@@ -68,11 +63,10 @@ SENTENCES: Mapping[str, str] = {
 }
 GONE = (
     "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
-    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
+    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it goes on with the run"
 )
 SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
 DIED = "the ServerApp has ended without a word, as one does that is killed or finds no memory"
-RESUME = "-c resume={} resumes the run"
 NEVER_STARTED = (
     "the ServerApp must start within {seconds:.0f} s, the run is {status}; the log of the "
     "coordinator's SuperExec says why; to stop it: flwr stop {run} {name}"
@@ -116,33 +110,9 @@ def run_superlink(settings: Settings, name: str, watcher: Watcher = QUIET) -> Ru
     """Train across sites, through a SuperLink in Flower's configuration.
 
     Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder, and None is returned.
-    The RunFailedError of a failed run names the sites that are not connected.
     """
-    link = find_superlink(name)
-    try:
-        _train_at(link, settings, None, watcher)
-    except SuperLinkError:
-        raise
-    except RunFailedError as error:
-        sites = ", ".join(_not_connected(link))
-        why = f"not connected: {sites}, whose own log says why; {RULE}"
-        cause = f"{error}; {why}" if sites else str(error)
-        raise RunFailedError(cause, error.log_lines) from None
+    _train_at(find_superlink(name), settings, None, watcher)
     return RunFolder(Path(settings.run_dir)) if settings.run_dir else None
-
-
-def _not_connected(link: SuperLink) -> list[str]:
-    """Registered sites whose SuperNode is not connected; empty if this is no coordinator."""
-    sites = registered_sites(flower_config().parent)
-    nodes: Iterable[NodeInfo] = ()
-    if sites:
-        with suppress(SuperLinkError), link.client() as client:
-            nodes = client.ListNodes(ListNodesRequest()).nodes_info
-    return sorted(
-        sites[str(node.node_id)]
-        for node in nodes
-        if str(node.node_id) in sites and node.status != NodeStatus.ONLINE
-    )
 
 
 def _environment() -> dict[str, str]:
@@ -270,13 +240,19 @@ def _train_at(
     if folder:
         folder.forget_stage()
     watcher.begin("waiting for Flower to start the run")
-    try:
-        status, details = _wait_for(run_id, link, folder, watcher)
-    except KeyboardInterrupt:
-        if simulation:
-            raise
-        stop = shlex.join(["flwr", "stop", str(run_id), link.name])
-        raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
+    with folder.resumable() if folder else nullcontext():
+        try:
+            _follow(run_id, link, folder, watcher)
+        except KeyboardInterrupt:
+            if simulation:
+                raise
+            stop = shlex.join(["flwr", "stop", str(run_id), link.name])
+            raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
+
+
+def _follow(run_id: int, link: SuperLink, folder: RunFolder | None, watcher: Watcher) -> None:
+    """Wait for a run's end; RunFailedError with the cause if it has failed."""
+    status, details = _wait_for(run_id, link, folder, watcher)
     if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
         # A SuperLink killed at the very end reports the run as failed after its restart.
         watcher.begin(f"Flower says {status}, but the run has written its results")
@@ -294,7 +270,7 @@ def _train_at(
                 raise RunFailedError(match[2], [])
         text = f"Flower says {status}" + (f": {details}" if details else "")
         if folder and folder.has_died:
-            text = f"{DIED} ({text}); {RESUME.format(folder.path)}"
+            text = f"{DIED} ({text})"
         if status == UNKNOWN:
             text = GONE.format(name=link.name, seconds=LONGEST_SILENCE)
         raise RunFailedError(text, lines)
@@ -359,7 +335,7 @@ def _cause(folder: RunFolder | None) -> str:
     if folder is None:
         return ""
     if folder.error in STOPPED:
-        return f"the ServerApp was stopped; {RESUME.format(folder.path)}"
+        return "the ServerApp was stopped"
     return str(folder.failure.get("message", ""))
 
 
