@@ -14,7 +14,7 @@ from typing import Any
 from fedapp.arguments import check_functions, functions_of, naming_python_keywords, settings_of
 from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
-from fedapp.home import RUNS, display_path, private_folder
+from fedapp.home import RUNS, private_folder
 from fedapp.report.progress import following
 from fedapp.run_folder import OnRound, RunFolder, Watcher, new_run_dir
 from fedapp.runs.run import Run
@@ -72,7 +72,7 @@ def run(
     ------
     ConfigError : a setting is unknown or invalid.
     DataError : a table is invalid.
-    StoppedError : ``on_round`` returned False; names the folder to resume from.
+    StoppedError : ``on_round`` returned False.
     FedappError : the run failed.
 
     Notes
@@ -104,7 +104,6 @@ def run(
         stack.enter_context(naming_python_keywords())
         stack.enter_context(functions_in_use(functions))
         training = Training(strategy, overrides, engine, baselines, watcher, on_round)
-        stack.enter_context(_noting(training))
         stack.enter_context(_placing(strategy, data, overrides))
         folder = training.carry_out()
     if folder is None:
@@ -233,20 +232,6 @@ def _settings(
         got = f"label must be the name of a column of data, got {type(label).__name__}"
         raise ConfigError(f"{got}: data=X.assign(target=y), label='target' is such a table")
     return {**settings_of(strategy, {**given, "label": label or None, "parties": parties})}
-
-
-@contextmanager
-def _noting(training: Training) -> Iterator[None]:
-    """Add a note to an error: where the unfinished run is, and how to resume it."""
-    try:
-        yield
-    except BaseException as error:
-        folder = training.folder
-        if folder and folder.has_begun and not folder.has_finished:
-            where = display_path(folder.path)
-            again = f"fedapp.run({training.strategy!r}, resume={where!r})"
-            error.add_note(f"the run is kept in {where}; {again} goes on from there")
-        raise
 
 
 @contextmanager

@@ -70,7 +70,15 @@ def in_words(error: OSError) -> str:
 
 
 class FedappError(Exception):
-    """Base class: catch this only at the outermost level of a program."""
+    """Base class: catch this only at the outermost level of a program.
+
+    ``way_on`` is how the run that failed is resumed, the end of the text.
+    """
+
+    way_on = ""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (super().__str__(), self.way_on)))
 
 
 class ConfigError(FedappError):
@@ -152,7 +160,7 @@ class WaitingError(FedappError):
 
 
 class StoppedError(FedappError):
-    """A callback stopped a run; the text says how to resume."""
+    """A callback stopped a run."""
 
 
 class MachineError(FedappError):

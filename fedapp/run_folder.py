@@ -23,7 +23,7 @@ import tomli_w
 from fedapp import home as locks
 from fedapp.data.datasets import PREFIX, SUFFIX, by_party
 from fedapp.data.schema import first
-from fedapp.errors import ConfigError, DataError, StoppedError, did_you_mean_path
+from fedapp.errors import ConfigError, DataError, FedappError, StoppedError, did_you_mean_path
 from fedapp.home import (
     RUNS,
     home,
@@ -252,6 +252,25 @@ class RunFolder:
             return State.FAILED
         has_checkpoint = (self.path / CHECKPOINT).exists()
         return State.RESUMABLE if has_checkpoint else State.INTERRUPTED
+
+    @property
+    def way_on(self) -> str:
+        """How the run is resumed; empty without a checkpoint, or if it has finished."""
+        is_saved = (self.path / CHECKPOINT).exists() and not self.has_finished
+        return f"resume={self.path} resumes the run" if is_saved else ""
+
+    @contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Add the way on to what a block raises: to the text, or as a note."""
+        try:
+            yield
+        except FedappError as error:
+            error.way_on = self.way_on
+            raise
+        except Exception as error:
+            if way := self.way_on:
+                error.add_note(way)
+            raise
 
     def write_failure(self, error: str, message: str, **more: Any) -> None:
         """Write ``failure.json`` of an attempt that ends here."""

@@ -1,15 +1,22 @@
 """The SuperLinks in Flower's configuration, and clients of their Control API.
 
-A fault becomes a sentence by the type of its exception and by the code of the answer.
+A fault becomes a sentence by the type of its exception, by the code of the answer, and by what a
+refused certificate says. A site's SuperNode shares `unreached`.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +25,18 @@ from fedapp.home import read_toml
 
 if TYPE_CHECKING:  # Flower takes a second to import
     import httpx
+    from cryptography import x509
     from flwr.supercore.control import ControlHttpClient
 
 SIMULATED = ("local", "simulation")  # engines, and names of Flower's that are no SuperLinks
 START = "at the coordinator: start-superlink.sh of FOLDER, its unit or compose.yaml"
 DATABASE = "at the coordinator: put FOLDER/flower/superlink.db back"
+HANGS = "at the coordinator: end its process, which its script, unit or container starts again"
+ISSUED = "put the coordinator's FOLDER/ca.crt in its place"
+OFF = 60.0  # seconds between two clocks, of which one then is wrong
+LOOK_SECONDS = 5.0
+OUT_OF_DATE = (9, 10)  # OpenSSL: not valid yet, or any more
+ANOTHER_HOST = (62, 64)  # a name, an address
 # Why a SuperLink refused, and the way out, by the status of its answer.
 REFUSED: Mapping[int, str] = {
     401: (
@@ -33,6 +47,20 @@ REFUSED: Mapping[int, str] = {
     500: (
         "must be able to use its database, got an internal error, which its own log names; "
         f"{DATABASE}, and FOLDER/start-superlink.sh"
+    ),
+}
+# Why a SuperLink does not admit a site: its SuperNode died just now, or by its key.
+LET_GO = 30.0  # seconds after the end of a SuperNode, in which the SuperLink forgets it
+NOT_ADMITTED = {
+    "died": f"still has this site's last SuperNode, for {LET_GO:.0f} s at most",
+    "new": (
+        "does not know this site's key; at the coordinator: put {pub} into FOLDER/sites, and "
+        "fedapp federation add FOLDER {name}"
+    ),
+    "removed": (
+        "does not know this site's key any more, or has another SuperNode with it; here: "
+        "fedapp site key --new supernode; then at the coordinator: put {pub} into FOLDER/sites, "
+        "and fedapp federation add FOLDER {name}"
     ),
 }
 LOST = (
@@ -124,7 +152,8 @@ class SuperLink:
 
         link = f"the SuperLink '{self.name}' at {self.host}"
         if not isinstance(error, httpx.HTTPStatusError):
-            return SuperLinkError(f"{link} must answer, got {_fault(error)}")
+            ca = Path(path) if (path := self.values.get("root-certificates")) else None
+            return SuperLinkError(f"{link} must answer, got {unreached(error, self.host, ca)}")
         status, fault = error.response.status_code, FlowerError.from_json(error.response.text)
         if fault is None and status in REFUSED:
             return SuperLinkError(f"{link} {REFUSED[status]}")
@@ -135,8 +164,39 @@ class SuperLink:
         return SuperLinkError(f"{link} must do as asked, got {status}: {phrase}")
 
 
-def _fault(error: BaseException) -> str:
-    """Why a SuperLink cannot be reached, and the way out."""
+def site_fault(error: BaseException | None, words: Sequence[str], reached: Path) -> str:
+    """Why a site's SuperNode, of a command of these words, gets no connection, and the way out.
+
+    ``reached`` is the file that notes when it last had one.
+    """
+    import httpx
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    options = dict(pairwise(words))
+    host, ca = options.get("--superlink", ""), options.get("--root-certificates")
+    if isinstance(error, httpx.TransportError):
+        return f"the SuperLink at {host} gives {unreached(error, host, Path(ca) if ca else None)}"
+    if not isinstance(error, httpx.HTTPStatusError):
+        return f"{type(error).__name__}: {error}"
+    fault, status = FlowerError.from_json(error.response.text), error.response.status_code
+    if fault and fault.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        key = Path(options["--auth-supernode-private-key"])
+        had = reached.stat().st_mtime if reached.exists() else 0.0
+        cause = "died" if time.time() - had < LET_GO else "removed"
+        cause = "new" if had < key.stat().st_mtime else cause
+        name = os.environ.get("FEDAPP_NAME", "NAME")
+        why = NOT_ADMITTED[cause].format(name=name, pub=key.with_name(f"{name}.pub"))
+    else:
+        sentences = {500: REFUSED[500], **dict.fromkeys((502, 503, 504), REFUSED[502])}
+        why = f"answers {error}" if fault else sentences.get(status, f"answers {error}")
+    return f"the SuperLink at {host} {why}"
+
+
+def unreached(error: BaseException, host: str, ca: Path | None) -> str:
+    """Why a SuperLink at HOST:PORT cannot be reached, and the way out.
+
+    ``ca`` has the certificates that this machine trusts; None: those of public authorities.
+    """
     import httpx
 
     causes = [error]
@@ -144,12 +204,91 @@ def _fault(error: BaseException) -> str:
         causes.append(cause)
     for cause in causes:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            way = "at the coordinator: fedapp federation renew FOLDER"
-            return f"a certificate that is refused ({cause.verify_message}); {way}"
-    is_refused = isinstance(error, httpx.ConnectError)
-    if is_refused and not any(isinstance(cause, ssl.SSLError) for cause in causes):
+            return _refused_certificate(cause, host, ca)
+        if isinstance(cause, socket.gaierror):
+            return f"no host of that name ({cause.strerror}): its address must be right"
+    in_tls = any("handshake" in str(cause) for cause in causes if isinstance(cause, TimeoutError))
+    if in_tls or isinstance(error, httpx.ReadTimeout):
+        return f"a connection without an answer: it is overloaded, or hangs; {HANGS}"
+    has_ended = any(isinstance(cause, ssl.SSLError | ConnectionResetError) for cause in causes)
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and not has_ended:
         return f"no connection; {START}"
-    return f"a connection without an answer: it is starting, stopped or overloaded; {START}"
+    return f"a connection that ends without an answer: it is starting, or stopped; {START}"
+
+
+def _refused_certificate(error: ssl.SSLCertVerificationError, host: str, ca: Path | None) -> str:
+    """Why a certificate is refused: by its names, its issuer, and its dates by two clocks."""
+    from cryptography import x509
+
+    refused = f"a certificate that is refused ({error.verify_message})"
+    try:
+        certificate, server_time, is_public = _presented(host)
+        trusted = x509.load_pem_x509_certificates(ca.read_bytes()) if ca else []
+    except (OSError, ValueError):  # gone since, or nothing that shows one
+        return refused
+    if error.verify_code in ANOTHER_HOST:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        listed = ", ".join(str(name.value) for name in names)
+        return f"{refused}; its address must be one of the certificate's: {listed}"
+    if error.verify_code not in OUT_OF_DATE:
+        if ca is None:
+            return f"{refused}; give the coordinator's FOLDER/ca.crt as root certificates"
+        if is_public:
+            return f"{refused}; it is a public authority's: omit the root certificates, {ca}"
+        others = ", ".join(one.subject.rfc4514_string() for one in trusted)
+        issuer = certificate.issuer.rfc4514_string()
+        return (
+            f"{refused}: {issuer} has signed it, {ca} is of {others} or its earlier key; {ISSUED}"
+        )
+    ahead = time.time() - server_time if server_time else 0.0
+    if abs(ahead) > OFF and _are_valid([certificate, *trusted], server_time):
+        side, days = "ahead of" if ahead > 0 else "behind", abs(ahead) / 86_400
+        far = f"{days:,.0f} days" if days > 2 else f"{abs(ahead):.0f} s"
+        clock = f"this machine's clock is {far} {side} the SuperLink's"
+        return f"{refused}: {clock}; set it, as timedatectl set-ntp true does"
+    if _are_valid([certificate], time.time()):
+        return f"{refused}: {ca} is an earlier one; {ISSUED}"
+    if ca is None:
+        return f"{refused}; at the coordinator: renew it at its authority"
+    return f"{refused}; at the coordinator: fedapp federation renew FOLDER; then {ISSUED}: {ca}"
+
+
+def _are_valid(certificates: Iterable[x509.Certificate], at: float) -> bool:
+    """Whether a time (Unix) is between the dates of all certificates."""
+    when = datetime.fromtimestamp(at, UTC)
+    return all(one.not_valid_before_utc <= when <= one.not_valid_after_utc for one in certificates)
+
+
+def _presented(host: str) -> tuple[x509.Certificate, float, bool]:
+    """The certificate that a server presents, its clock (0: unknown), and whether a public
+    authority has signed it.
+
+    The server may be anybody: it is asked for its health, and what it shows makes a hint only.
+    """
+    from cryptography import x509
+
+    name, _, port = host.rpartition(":")
+    name = name.strip("[]")
+    context = ssl.create_default_context()
+    context.check_hostname = False
+
+    def look() -> tuple[bytes, bytes]:
+        with (
+            socket.create_connection((name, int(port)), LOOK_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=name) as connection,
+        ):
+            connection.sendall(f"GET /health HTTP/1.0\r\nHost: {name}\r\n\r\n".encode())
+            return connection.getpeercert(True) or b"", connection.recv(4096)
+
+    is_public = True
+    try:
+        content, answer = look()
+    except ssl.SSLCertVerificationError:
+        is_public, context.verify_mode = False, ssl.CERT_NONE
+        content, answer = look()
+    date = re.search(rb"(?im)^date: *(.+?)\r?$", answer)
+    clock = parsedate_to_datetime(date[1].decode("ascii")).timestamp() if date else 0.0
+    return x509.load_der_x509_certificate(content), clock, is_public
 
 
 def flower_config() -> Path:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -41,6 +43,13 @@ NAMED_AFTER = 5.0
 LONGEST_REASON = 2000  # characters
 # A reply is missed after this multiple of the longest exchange of its kind, at the earliest after:
 MISSED_TIMES, MISSED_AFTER = 10.0, 20.0  # seconds
+# Seconds after which a SuperLink that does not answer is taken to hang, and until its sites, which
+# it then takes for disconnected, have sent heartbeats.
+SILENT_AFTER, CONNECTED_AGAIN = 15.0, 30.0
+# Ray's exceptions where a node or a process of it is gone.
+RAY = re.compile(
+    r"ray\.exceptions\.((ActorUnavailable|ActorDied|NodeDied|WorkerCrashed|OutOfMemory)Error)"
+)
 NO_HANDLER = "function registered with name"  # in Flower's error for a message without a handler
 NOTICED = 2.0  # seconds; a smaller difference of clocks does no harm
 RULE = (
@@ -124,6 +133,7 @@ class Courier:
     clocks: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     took: dict[str, float] = field(default_factory=dict)
+    removed: Callable[[], Collection[int]] = frozenset  # nodes that cannot come back
 
     def deliver(self, messages: Mapping[str, Message], step: int) -> dict[str, Message]:
         """Send messages, one a party, and wait for their replies.
@@ -140,7 +150,7 @@ class Courier:
         replies = dict[str, Message]()
         sent = list(waiting.values())
         reported = list[str](), list[str]()
-        next_look = NAMED_AFTER
+        next_look, silent_until = NAMED_AFTER, 0.0
         while waiting and self.clock() - start < self.deadline:
             self._send(waiting, step)
             before_pull = self.clock()
@@ -150,10 +160,18 @@ class Courier:
                 time.sleep(BETWEEN_REPLIES * len(waiting))
             if new_replies:
                 continue
+            if (silent := self.clock() - before_pull) > SILENT_AFTER:
+                log.warning("the SuperLink did not answer for %.0f s; sites connect again", silent)
+                start, before_pull = start + silent, before_pull + silent
+                silent_until = self.clock() + CONNECTED_AGAIN
             waited = self.clock() - start
             if waited >= next_look:
                 next_look = waited + NAMED_AFTER
                 names, away = list(waiting), self._away(waiting)
+                away = [] if self.clock() < silent_until else away
+                gone = self.removed()
+                for party in [name for name in names if waiting[name].node_id in gone]:
+                    del waiting[party]
                 if (names, away) != reported:
                     self.name_waiting(names, away)
                 reported = names, away
@@ -273,12 +291,25 @@ def _failure(error: Error, party: str, step: int) -> FedappError:
     if error.code in (wire.REFUSED, wire.FAILED, wire.WAITING):
         name, _, reason = reason.partition(": ")
         return PartyError(name, step, reason, refused=error.code == wire.REFUSED)
+    if died := RAY.search(error.reason or ""):
+        return PartyError(party, step, f"{_ray_nodes()}, got {died[1]}")
     # Flower's reason is a traceback; its last line is the error.
     last_line = (error.reason or "").strip().rpartition("\n")[2]
     if NO_HANDLER in last_line:
         last_line = "runs another ClientApp, must run fedapp's (fedapp.client_app:app)"
     text = as_plain(last_line, LONGEST_REASON) or f"error code {error.code}"
     return PartyError(party, step, text)
+
+
+def _ray_nodes() -> str:
+    """What a simulation needs of Ray's nodes, with the names of those that are gone."""
+    ray = sys.modules.get("ray")  # a simulation has imported it
+    nodes = ray.nodes() if ray and ray.is_initialized() else []
+    named = [f"{node['NodeName']} ({node['NodeID'][:8]})" for node in nodes if not node["Alive"]]
+    if named:
+        way = "ray start --address=HEAD:6379 there"
+        return f"Ray's node {', '.join(named)} must stay in the cluster until the run ends ({way})"
+    return "Ray's processes must stay until the run ends, with memory for them"
 
 
 # Flower signs each request of a site with the time; its SuperLink refuses one that is too early or

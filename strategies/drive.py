@@ -63,10 +63,6 @@ class Callbacks:
     def write_model(self, files: Mapping[str, str]) -> None:
         """Called with the finished model: texts by file name, the model first."""
 
-    def way_on(self) -> str:
-        """How a stopped run can be resumed, for the error message."""
-        return "its model so far is lost"
-
 
 class Driver(Generic[I]):
     """Drives the conversation of one run.

@@ -31,7 +31,7 @@ from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_rec
 from fedapp.run_folder import Stages
 from strategies.delivery import FLUSH_SECONDS, Courier, read_reply
 from strategies.drive import Driver
-from strategies.handshake import find_nodes, site_names
+from strategies.handshake import find_nodes, removed_nodes, site_names
 from strategies.method import TreeStrategy
 
 APPROVAL_POLL = 2.0  # seconds
@@ -58,6 +58,7 @@ class FlowerStrategy(Driver[Any], Strategy):
         self._stages = Stages(
             lambda stage: self.callbacks.stage(replace(stage, warnings=self.slowness))
         )
+        self._away = frozenset[str]()  # parties that are waited for and not connected
 
     @property
     def num_rounds(self) -> int:
@@ -164,8 +165,12 @@ class FlowerStrategy(Driver[Any], Strategy):
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         assert self.pending is not None
         if message is None:
-            waited = f"no answer within {self._deadline:g} s"
-            raise PartyError(party, self._step, waited)
+            why = f"no answer within {self._deadline:g} s"
+            if self._addresses[party] in removed_nodes():
+                why = "it was removed; fedapp federation add FOLDER NAME with a new key of the site"
+            elif party in self._away:
+                why += ", not connected: the site's own log says why"
+            raise PartyError(party, self._step, why)
         return read_reply(message, party, self.pending.reply, self._state.model_id, self._step)
 
     def _model_so_far(self) -> ArrayRecord:
@@ -249,7 +254,9 @@ class FlowerStrategy(Driver[Any], Strategy):
         self._deadline = timeout or self._deadline
         self.summary()
         waits = self.settings.resend_after, self._deadline
-        courier = Courier(grid, self.ledger, *waits, self._name_waiting, self._clocks)
+        courier = Courier(
+            grid, self.ledger, *waits, self._name_waiting, self._clocks, removed=removed_nodes
+        )
         arrays, result = initial_arrays or ArrayRecord(), Result()
         configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         if evaluate_fn and (metrics := evaluate_fn(0, arrays)):
@@ -281,8 +288,7 @@ class FlowerStrategy(Driver[Any], Strategy):
                 if self.pending is None:
                     break
                 if self._is_stopped:  # by a callback, here or in another process
-                    rule = f"the run was stopped after round {self._state.rounds}"
-                    raise StoppedError(f"{rule}; {self.callbacks.way_on()}")
+                    raise StoppedError(f"the run was stopped after round {self._state.rounds}")
         result.arrays = arrays
         return result
 
@@ -310,6 +316,7 @@ class FlowerStrategy(Driver[Any], Strategy):
 
     def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
         """Show whose replies are missing; an unnamed node by its registered site."""
+        self._away = frozenset(away)
         sites = site_names()
         names = {party: sites.get(party, party) for party in parties}
         self._stages.name_waiting([*names.values()], [names[party] for party in away])

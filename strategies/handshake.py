@@ -26,7 +26,7 @@ from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.model import Ensemble
 from fedapp.trees.xgboost import is_xgboost
-from strategies.delivery import RULE
+from strategies.delivery import SILENT_AFTER
 
 Hellos = Parties[HelloReply]
 I = TypeVar("I", bound=Introduction | GreetReply)  # noqa: E741
@@ -43,10 +43,16 @@ def site_names() -> dict[str, str]:
     return {f"node {node}": name for node, name in sites.items()}
 
 
-def registered_sites(flower_home: Path) -> dict[str, str]:
+def registered_sites(flower_home: Path, kind: str = "node") -> dict[str, str]:
     """Names of the sites that ``register-sites.sh`` has registered, by node id."""
-    nodes = sorted((flower_home.parent / "sites").glob("*.node"))
-    return {path.read_text().strip(): path.stem for path in nodes}
+    nodes = sorted((flower_home.parent / "sites").glob(f"*.{kind}"))
+    return {path.read_text().strip(): path.name.partition(f".{kind}")[0] for path in nodes}
+
+
+def removed_nodes() -> set[int]:
+    """Nodes of the sites that this coordinator has removed, whose keys stay refused."""
+    flower_home = Path(os.environ.get("FLWR_HOME", ""))
+    return set(map(int, registered_sites(flower_home, "node.removed")))
 
 
 class Nodes(Protocol):
@@ -72,7 +78,10 @@ def find_nodes(
     number = f"{wanted} {'party' if wanted == 1 else 'parties'}" if named else "the parties"
     wait(text := f"waiting for {number}")
     while True:
+        asked = time.monotonic()
         before, nodes = nodes, sorted(grid.get_node_ids())
+        if (silent := time.monotonic() - asked) > SILENT_AFTER:
+            start += silent  # of the SuperLink, in which no site can connect
         last_change = last_change if len(nodes) == len(before) else time.monotonic()
         is_stable = bool(nodes) and time.monotonic() - last_change > QUIET_SECONDS
         # Only Flower's simulation starts its nodes one after the other.
@@ -81,7 +90,7 @@ def find_nodes(
         present = {f"node {node}" for node in nodes}
         absent = ", ".join(name for node, name in site_names().items() if node not in present)
         if absent and time.monotonic() > start + EXPLAINED_AFTER:
-            absent += f", not connected: the site's own log says why; {RULE}"
+            absent += ", not connected: the site's own log says why"
         if absent and text != (text := f"waiting for {absent}"):
             wait(text)
         if is_simulated and is_stable:
@@ -90,7 +99,8 @@ def find_nodes(
             raise ConfigError(f"parties {rule}, got {wanted}; {remedy}")
         if time.monotonic() > start + deadline:
             waited = f"within {deadline:g} s (start-deadline)"
-            raise ConfigError(f"parties must be {wanted}, got {len(nodes)} {waited}")
+            got = f"{len(nodes)} {waited}" + (f"; waited for {absent}" if absent else "")
+            raise ConfigError(f"parties must be {wanted}, got {got}")
         time.sleep(0.05 if is_simulated else 0.2)
     if parties and len(nodes) > parties:
         rule = f"must be the number of nodes, {len(nodes)}, or 0, which takes all"

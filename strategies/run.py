@@ -84,9 +84,6 @@ class FolderCallbacks(Callbacks):
         for name, text in files.items():
             self.folder.write(name, text)
 
-    def way_on(self) -> str:
-        return f"resume={self.folder.path} goes on from there"
-
 
 def train(
     grid: Grid,
@@ -117,7 +114,7 @@ def train(
         Path(settings.run_dir) if settings.run_dir else new_run_dir(settings.strategy)
     )
     engine = engine_name(grid)
-    with folder.written():
+    with folder.written(), folder.resumable():
         if settings.resume:
             folder.check_unfinished()  # another process may have finished it meanwhile
             folder.forget_failure()

@@ -130,6 +130,7 @@ def serving(app, **config):
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive()
                 time.sleep(0.01)
             yield "http://{}:{}".format(*listening.getsockname())
         finally:

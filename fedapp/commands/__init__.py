@@ -115,7 +115,8 @@ def _carry_out() -> None:
     try:
         cli()
     except OSError as error:
-        print(f"error: {in_words(error)}", file=sys.stderr)
+        way_on = getattr(error, "__notes__", [])
+        print(f"error: {'; '.join([in_words(error), *way_on])}", file=sys.stderr)
         if error.errno in FULL and (what_now := if_interrupted.get()):
             print(f"free some space; {what_now()}", file=sys.stderr)
         sys.exit(1)

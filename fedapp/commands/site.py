@@ -258,7 +258,6 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     """Show what a coordinator's run would find here; nothing is sent."""
     from clients.handshake import relevant_versions
     from fedapp.data.datasets import check_source
-    from fedapp.deploy.certificates import validity
     from fedapp.deploy.warm import fall_backs
     from fedapp.home import home
     from fedapp.messages.methods import all_methods
@@ -270,7 +269,7 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
     from fedapp.site.table import held_tables
-    from fedapp.site.trust import pins_in
+    from fedapp.site.trust import pins_in, validity
 
     path = node_config(site)
     node = parse_node_config(str(path))
@@ -570,10 +569,9 @@ def remove_command(
 @federation_app.command("list", cls=Command)
 def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     """Show sites, users, and how long the certificates are valid."""
-    from fedapp.deploy.certificates import validity
     from fedapp.deploy.members import members
     from fedapp.report.summary import print_warning
-    from fedapp.site.trust import days_left
+    from fedapp.site.trust import days_left, validity
 
     sites, fault = members(folder)
     users = [line.partition(":")[0] for line in (folder / "nginx.users").read_text().splitlines()]

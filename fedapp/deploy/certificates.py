@@ -7,9 +7,8 @@ OpenSSH format.
 from __future__ import annotations
 
 import ipaddress
-import logging
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -29,9 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedapp.errors import ConfigError
-from fedapp.site.trust import WARNED_DAYS, KeyPair, builder, days_left, named, pem
-
-log = logging.getLogger("fedapp")
+from fedapp.site.trust import KeyPair, builder, named, pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +75,6 @@ def hosts_of(certificate: bytes) -> tuple[str, ...]:
     except (ValueError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"server.crt must be a certificate for a host: {error}") from None
     return tuple(str(name.value) for name in names)
-
-
-def validity(path: Path) -> str:
-    """How long a certificate is valid, in words, with advice if that is short."""
-    days = days_left(path)
-    way = "; the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"
-    return f"{path.name} ends in {days:.0f} days{way if days <= WARNED_DAYS else ''}"
-
-
-def warn_of_expiry(arguments: Iterable[str]) -> None:
-    """Log a warning for each ``.crt`` argument of a command that ends soon."""
-    for path in (Path(argument) for argument in arguments if argument.endswith(".crt")):
-        if path.is_file() and days_left(path) <= WARNED_DAYS:
-            log.warning("%s", validity(path))
 
 
 def _signed_by_itself(key: ec.EllipticCurvePrivateKey, subject: x509.Name) -> Authority:

@@ -11,9 +11,11 @@ import sys
 import threading
 from importlib.metadata import entry_points
 
-from fedapp.deploy.certificates import warn_of_expiry
+from fedapp.deploy.health import REACHED
 from fedapp.deploy.warm import apply
 from fedapp.process import keep_imported, leave_no_core, start_log
+from fedapp.site.trust import warn_of_expiry
+from fedapp.superlinks import flower_config, site_fault
 
 log = logging.getLogger("fedapp")
 
@@ -32,7 +34,8 @@ def run_flower(program: str) -> None:
 
 def end(error: BaseException | None = None) -> None:
     """End the process; its threads would keep it alive, and nothing would start it again."""
-    cause = f"{type(error).__name__}: {error}" if error else "the SuperNode has given up"
+    reached = flower_config().with_name(REACHED)
+    cause = site_fault(error, sys.argv, reached) if error else "the SuperNode has given up"
     log.error("%s: this process ends, to be started again", cause)
     os._exit(1)
 
@@ -41,6 +44,10 @@ def main() -> None:
     """Run a site's SuperNode, until it is stopped or gives up."""
     threading.excepthook = lambda failed: end(failed.exc_value)
     try:
+        from flwr.supernode import fleet_http_connection
+
+        # Flower's own has the same words for every cause.
+        vars(fleet_http_connection)["flwr_exit"] = lambda *_: end(sys.exc_info()[1])
         run_flower("supernode")
     except Exception as error:
         end(error)

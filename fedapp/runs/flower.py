@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -42,7 +42,6 @@ from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import build_bundle, installed_bundle
 from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink, flower_config
-from strategies.delivery import RULE
 from strategies.handshake import registered_sites
 from strategies.run import load_strategy
 
@@ -69,12 +68,11 @@ SENTENCES: Mapping[str, str] = {
 }
 GONE = (
     "the SuperLink '{name}' must answer until the run has ended, got no status for {seconds:.0f} "
-    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it resumes the run"
+    "s; started again, by FOLDER/start-superlink.sh at the coordinator, it goes on with the run"
 )
 SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
 DIED = "the ServerApp has ended without a word, as one does that is killed or finds no memory"
 OWN_PORT = "each federation of a machine needs a port of its own: fedapp federation init --port"
-RESUME = "-c resume={} resumes the run"
 NEVER_STARTED = (
     "the ServerApp must start within {seconds:.0f} s, the run is {status}; the log of the "
     "coordinator's SuperExec says why; to stop it: flwr stop {run} {name}"
@@ -119,34 +117,10 @@ def run_superlink(settings: Settings, name: str, watcher: Watcher = QUIET) -> Ru
 
     Without ``run-dir`` the ServerApp, wherever it runs, chooses the folder; None is returned if
     that is on another machine.
-    The RunFailedError of a failed run names the sites that are not connected.
     """
-    link = find_superlink(name)
-    try:
-        run_dir = _train_at(link, settings, None, watcher)
-    except SuperLinkError:
-        raise
-    except RunFailedError as error:
-        sites = ", ".join(_not_connected(link))
-        why = f"not connected: {sites}, whose own log says why; {RULE}"
-        cause = f"{error}; {why}" if sites else str(error)
-        raise RunFailedError(cause, error.log_lines) from None
+    run_dir = _train_at(find_superlink(name), settings, None, watcher)
     is_here = settings.run_dir or (run_dir and os.access(Path(run_dir, SUMMARY), os.W_OK))
     return RunFolder(Path(run_dir)) if is_here else None
-
-
-def _not_connected(link: SuperLink) -> list[str]:
-    """Registered sites whose SuperNode is not connected; empty if this is no coordinator."""
-    sites = registered_sites(flower_config().parent)
-    nodes: Iterable[NodeInfo] = ()
-    if sites:
-        with suppress(SuperLinkError), link.client() as client:
-            nodes = client.ListNodes(ListNodesRequest()).nodes_info
-    return sorted(
-        sites[str(node.node_id)]
-        for node in nodes
-        if str(node.node_id) in sites and node.status != NodeStatus.ONLINE
-    )
 
 
 def _environment() -> dict[str, str]:
@@ -295,13 +269,25 @@ def _train_at(
     if folder:
         folder.forget_stage()
     watcher.begin(f"waiting for Flower to start run {run_id}")
-    try:
-        status, details = _wait_for(run_id, link, folder, watcher)
-    except KeyboardInterrupt:
-        if simulation:
-            raise
-        stop = shlex.join(["flwr", "stop", str(run_id), link.name])
-        raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
+    with folder.resumable() if folder else nullcontext():
+        try:
+            _follow(run_id, link, folder, watcher)
+        except KeyboardInterrupt:
+            if simulation:
+                raise
+            stop = shlex.join(["flwr", "stop", str(run_id), link.name])
+            raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
+    if folder:
+        return settings.run_dir
+    places: list[str] = re.findall(r"the run is in (/.+)", log_of(run_id, link))
+    for place in places[-1:]:
+        watcher.tell(f"run {run_id} of the SuperLink '{link.name}' is in {place}")
+    return places[-1] if places else ""
+
+
+def _follow(run_id: int, link: SuperLink, folder: RunFolder | None, watcher: Watcher) -> None:
+    """Wait for a run's end; RunFailedError with the cause if it has failed."""
+    status, details = _wait_for(run_id, link, folder, watcher)
     if status != COMPLETED and folder and folder.state_of_files is State.FINISHED:
         # A SuperLink killed at the very end reports the run as failed after its restart.
         watcher.begin(f"Flower says {status}, but the run has written its results")
@@ -319,16 +305,10 @@ def _train_at(
                 raise RunFailedError(match[2], [])
         text = f"Flower says {status}" + (f": {details}" if details else "")
         if folder and folder.has_died:
-            text = f"{DIED} ({text}); {RESUME.format(folder.path)}"
+            text = f"{DIED} ({text})"
         if status == UNKNOWN:
             text = GONE.format(name=link.name, seconds=LONGEST_SILENCE)
         raise RunFailedError(text, lines)
-    if folder:
-        return settings.run_dir
-    places: list[str] = re.findall(r"the run is in (/.+)", log_of(run_id, link))
-    for place in places[-1:]:
-        watcher.tell(f"run {run_id} of the SuperLink '{link.name}' is in {place}")
-    return places[-1] if places else ""
 
 
 def log_of(run_id: int, link: SuperLink) -> str:
@@ -390,7 +370,7 @@ def _cause(folder: RunFolder | None) -> str:
     if folder is None:
         return ""
     if folder.error in STOPPED:
-        return f"the ServerApp was stopped; {RESUME.format(folder.path)}"
+        return "the ServerApp was stopped"
     return str(folder.failure.get("message", ""))
 
 

@@ -15,6 +15,7 @@ federation are in ``fedapp.deploy.certificates``.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,6 +36,7 @@ from fedapp.home import PRIVATE, home, private_folder, read_toml, secret_at, wri
 from fedapp.messages.fields import check_fields
 from fedapp.site.settings import SiteConfig, pinned_key
 
+log = logging.getLogger("fedapp")
 IDENTITY = "identity.key"
 # Beside a new key, until the site has a register of runs; see ``fedapp.site.register``.
 UNUSED = "identity.new"
@@ -142,6 +144,20 @@ def days_left(path: Path, now: datetime | None = None) -> float:
         raise ConfigError(f"{path.name} must be a PEM certificate: {error}") from None
     first = min(certificate.not_valid_after_utc for certificate in certificates)
     return (first - (now or datetime.now(UTC))) / timedelta(days=1)
+
+
+def validity(path: Path) -> str:
+    """How long a certificate is valid, in words, with advice if that is short."""
+    days = days_left(path)
+    way = "; the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"
+    return f"{path.name} ends in {days:.0f} days{way if days <= WARNED_DAYS else ''}"
+
+
+def warn_of_expiry(arguments: Iterable[str]) -> None:
+    """Log a warning for each ``.crt`` argument of a command that ends soon."""
+    for path in (Path(argument) for argument in arguments if argument.endswith(".crt")):
+        if path.is_file() and days_left(path) <= WARNED_DAYS:
+            log.warning("%s", validity(path))
 
 
 def own_certificate(name: str, now: datetime | None = None) -> KeyPair:

@@ -330,8 +330,12 @@ class Federated(BaseEstimator):
         try:
             with naming_python_keywords(parameter_of):
                 yield
-        except (ConfigError, DataError) as error:
-            raise kind(str(error)) from error
+        except Exception as error:
+            for way_on in ("way_on", "__notes__"):  # the run's folder is deleted, or its tables
+                vars(error).pop(way_on, None)
+            if isinstance(error, ConfigError | DataError):
+                raise kind(str(error)) from error
+            raise
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

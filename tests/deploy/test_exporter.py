@@ -18,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.deploy.certificates import validity, warn_of_expiry
 from fedapp.deploy.exporter import METRICS, SiteLog, registry_of_folders
 from fedapp.deploy.health import ALIVE, REACHED, STALE, health
 from fedapp.errors import ConfigError
@@ -26,7 +25,7 @@ from fedapp.home import home
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import LocalGrid, run_local, site_contexts
 from fedapp.site.log import LOG, append, drop_old
-from fedapp.site.trust import YEARS, days_left
+from fedapp.site.trust import YEARS, days_left, validity, warn_of_expiry
 from tests.deploy_folders import init_federation
 
 
@@ -115,7 +114,7 @@ def test_certificates_are_counted_down_and_warned_of(tmp_path, monkeypatch, capl
     words = ["--ssl-certfile", str(folder / "server.crt"), "--port", "1"]
     warn_of_expiry(words)
     assert not caplog.messages
-    monkeypatch.setattr("fedapp.deploy.certificates.WARNED_DAYS", 365 * YEARS + 1)
+    monkeypatch.setattr("fedapp.site.trust.WARNED_DAYS", 365 * YEARS + 1)
     warn_of_expiry(words)
     assert [text.partition(";")[2] for text in caplog.messages] == [
         " the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"

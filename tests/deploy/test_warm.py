@@ -483,9 +483,9 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
 @pytest.mark.parametrize(
     ("faults", "n_tries", "said"),
     [
-        (["refused"] * 2 + ["SSL: no TLS"] * 3, 6, ["refused", "SSL"]),
-        ([500] * 2, 3, ["500 Internal Server Error"]),
-        ([502] * 2, 3, ["502 Bad Gateway"]),
+        (["refused"] * 2 + ["timed out"] * 3, 6, ["start-superlink.sh"] * 2),
+        ([500] * 2, 3, ["must be able to use its database"]),
+        ([502] * 2, 3, ["got nginx alone"]),
         ([404] * 2, 1, []),
     ],
     ids=["no connection", "a server fails", "a proxy fails", "refused"],
@@ -510,14 +510,24 @@ def test_a_supernode_tries_again_what_was_not_refused_and_says_each_cause_once(
     assert [cause in text for cause, text in zip(said, causes, strict=True)] == [True] * len(said)
 
 
+EXIT = """
+  from flwr.supernode import fleet_http_connection
+  try:
+    raise ValueError('no key')
+  except ValueError:
+    fleet_http_connection.flwr_exit(305, 'Failed to initialize the connection')
+"""
+
+
 @pytest.mark.parametrize(
     ("ending", "cause"),
     [
         ("return", "the SuperNode has given up"),
         ("raise OSError('no route')", "no route"),
+        (EXIT, "no key"),
         ("threading.Thread(target=lambda: [][0]).start(); time.sleep(600)", "out of range"),
     ],
-    ids=["its loop returns", "its loop fails", "a thread fails"],
+    ids=["its loop returns", "its loop fails", "Flower's exit", "a thread fails"],
 )
 def test_a_supernode_that_has_given_up_ends_though_its_threads_go_on(ending, cause):
     code = "import threading, time; from fedapp.deploy import supernode\n"

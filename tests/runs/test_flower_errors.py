@@ -5,9 +5,8 @@ import json
 import os
 import re
 import socket
-import ssl
 from base64 import b64encode
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -257,25 +256,9 @@ def fault_where(port, treated):
 
 
 def test_a_superlink_that_accepts_and_does_not_answer_is_not_called_gone(nobody):
-    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got a connection without "
-    assert fault_where(nobody, socket.socket.close).startswith(f"{rule}an answer: it is starting,")
-
-
-def test_a_superlink_whose_certificate_is_refused_is_named_with_the_reason(nobody, tmp_path):
-    server = certificates.server_certificate(certificates.new_authority("clinic"), ["127.0.0.1"])
-    (tmp_path / "pair.pem").write_bytes(server.secret + server.public)
-    config = CONFIG.format(port=nobody).replace("insecure = true", "")
-    (Path(os.environ["FLWR_HOME"]) / "config.toml").write_text(config)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "pair.pem")
-
-    def refuse(connection):
-        with suppress(OSError), context.wrap_socket(connection, True):
-            pass
-
-    got = fault_where(nobody, refuse)
-    assert "a certificate that is refused (" in got
-    assert got.endswith("; at the coordinator: fedapp federation renew FOLDER")
+    rule = f"the SuperLink 'hospitals' at 127.0.0.1:{nobody} must answer, got a connection that "
+    fault = fault_where(nobody, socket.socket.close)
+    assert fault.startswith(f"{rule}ends without an answer: it is starting,")
 
 
 def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
@@ -401,9 +384,7 @@ def test_a_run_that_has_written_its_results_has_not_failed(settings, tmp_path, s
     assert hashlib.sha256(link.asked_for.fab.content).hexdigest() == installed_bundle()
 
 
-def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
-    monkeypatch, settings, tmp_path
-):
+def test_a_serverapp_that_dies_without_a_word_is_named(monkeypatch, settings, tmp_path):
     folder, watcher = RunFolder(tmp_path / "run"), Told()
     killed = RunStatus(status="finished", sub_status="failed", details="killed by signal 9")
     link = Answers(RunStatus(status="running"), killed)
@@ -416,10 +397,31 @@ def test_a_serverapp_that_dies_without_a_word_is_named_with_the_way_to_resume(
         return list_runs(request)
 
     monkeypatch.setattr(link, "ListRuns", lists)
-    rule = rf"^{flower_runs.DIED} \(Flower says finished:failed: killed by signal 9\); -c resume="
-    with pytest.raises(RunFailedError, match=rf"{rule}{folder.path} resumes the run$"):
+    rule = rf"^{flower_runs.DIED} \(Flower says finished:failed: killed by signal 9\)"
+    with pytest.raises(RunFailedError, match=f"{rule}$"):
         flower_runs._train_at(link, settings(run_dir=str(folder.path)), None, watcher)
     assert f"{flower_runs.DIED}; waiting for Flower to end the run" in watcher.texts
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_run_that_fails_at_a_superlink_after_a_checkpoint_names_the_way_on(
+    settings, tmp_path, is_saved
+):
+    """Whatever has ended it: a site, a signal, the ServerApp's death, or what only Flower knows."""
+    folder, how = RunFolder(tmp_path), settings(run_dir=str(tmp_path))
+    way_on = f"; resume={tmp_path} resumes the run" if is_saved else ""
+    if is_saved:
+        (tmp_path / "checkpoint").touch()
+    for error, message, said in (
+        ("PartyError", "bank (step 7): broke", r"bank \(step 7\): broke"),
+        ("SystemExit", "", "the ServerApp was stopped"),
+        ("", "", "Flower says finished:failed"),
+    ):
+        folder.forget_failure()
+        if error:
+            folder.write_failure(error, message)
+        with pytest.raises(RunFailedError, match=f"^{said}{way_on}$"):
+            flower_runs._train_at(Answers(FAILED), how, None, QUIET)
 
 
 def test_a_failed_run_is_explained_by_its_log(settings, tmp_path):

@@ -19,8 +19,7 @@ from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
 from fedapp.run_folder import RunFolder, Silent, Stage, Stages
 from fedapp.runs.local import run_local
-from strategies.delivery import RULE
-from strategies.handshake import find_nodes, site_names
+from strategies.handshake import find_nodes, removed_nodes, site_names
 from tests.report.test_report import round_line
 
 START = 1_000_000.0
@@ -207,10 +206,14 @@ def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch)
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
     for explained_after in (9.0, -1.0):
         monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", explained_after)
-        with pytest.raises(ConfigError, match=r"^parties must be 2, got 1 within 0 s"):
+        why = ", not connected: the site's own log says why" if explained_after < 0 else ""
+        rule = rf"^parties must be 2, got 1 within 0 s \(start-deadline\); waited for shop{why}$"
+        with pytest.raises(ConfigError, match=rule):
             find(2, 0, 17)
     assert waits[:2] == ["waiting for 2 parties", "waiting for shop"]
-    assert waits[-1] == f"waiting for shop, not connected: the site's own log says why; {RULE}"
+    assert waits[-1] == "waiting for shop, not connected: the site's own log says why"
+    (tmp_path / "sites" / "shop.node").rename(tmp_path / "sites" / "shop.node.removed")
+    assert (site_names(), removed_nodes()) == ({"node 17": "bank"}, {4})
 
 
 def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):

@@ -1,10 +1,13 @@
 """Every message is answered once or named as lost, whatever the network does."""
 
 import json
+import re
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
@@ -23,6 +26,7 @@ from strategies.delivery import (
     MISSED_AFTER,
     MISSED_TIMES,
     NAMED_AFTER,
+    SILENT_AFTER,
     Courier,
     Ledger,
     read_reply,
@@ -47,6 +51,8 @@ class Network:
     connected: tuple = (0.0,)
     gone: tuple = (DEADLINE, DEADLINE)
     began: float = field(default_factory=time.time)
+    hangs: tuple = (DEADLINE, 0.0)  # from when on, and for how long, it answers nothing
+    removed: set = field(default_factory=set)
 
     def clock(self):
         return self.now
@@ -80,6 +86,8 @@ class Network:
 
     def pull_messages(self, message_ids):
         asked = set(message_ids)
+        if self.now >= self.hangs[0]:
+            self.now, self.hangs = self.now + self.hangs[1], (DEADLINE, 0.0)
         found = [one for one in self.due if one[0] <= self.now and one[1] in asked]
         self.due = [one for one in self.due if one not in found]
         return [reply for _, _, reply in found]
@@ -130,7 +138,8 @@ def exchange(tmp_path, monkeypatch):
             named.append((network.now, list(parties), list(away)))
 
         waits = resend_after, DEADLINE
-        courier = Courier(network, ledger, *waits, name_waiting, clock=network.clock)
+        how = {"clock": network.clock, "removed": lambda: network.removed}
+        courier = Courier(network, ledger, *waits, name_waiting, **how)
         messages = {
             party: Message(request(), node, GreetRequest.kind, group_id="7")
             for party, node in NODES.items()
@@ -214,6 +223,24 @@ def test_parties_that_do_not_answer_are_named_after_a_while(exchange):
     assert [named[1:] for named in found.named] == [(["bank"], ["bank"]), (["bank"], [])]
 
 
+def test_a_superlink_that_hangs_is_named_and_not_its_sites(exchange, caplog):
+    """A SuperLink that was stopped takes its sites for disconnected, until they send heartbeats."""
+    script = bank_is(lambda before: [(75.0, None)])
+    for hangs, away in ((40.0, []), (1.0, ["bank"])):
+        caplog.clear()
+        found = exchange(script, hangs=(6.0, hangs), gone=(6.0, 60.0), resend_after=RESEND)
+        assert [named[2] for named in found.named if named[0] > 7.0][:1] == ([away] if away else [])
+        said = f"the SuperLink did not answer for {hangs:.0f} s; sites connect again"
+        assert (said in caplog.messages) == (hangs > SILENT_AFTER)
+        assert sorted(found.replies) == ["bank", "shop"]
+
+
+def test_a_site_that_is_removed_is_not_waited_for(exchange):
+    found = exchange(bank_is(lambda before: []), removed={NODES["bank"]})
+    assert sorted(found.replies) == ["shop"]
+    assert found.network.now < NAMED_AFTER + 2 * LONGEST_POLL
+
+
 def test_a_party_that_has_connected_since_it_was_asked_is_asked_again_soon_and_once(exchange):
     """A SuperNode that is killed, and is back at once, has lost the message without a word."""
     script = bank_is(lambda before: [(8.0, None)] if before else [])
@@ -274,3 +301,32 @@ def test_a_node_that_runs_another_projects_clientapp_is_named_as_such():
     rule = r"^bank \(step 7\): runs another ClientApp, must run fedapp's \(fedapp.client_app:app\)$"
     with pytest.raises(PartyError, match=rule):
         read_reply(reply, "bank", GreetReply, ENVELOPE.model_id, 7)
+
+
+@pytest.mark.parametrize(
+    ("alive", "rule"),
+    [
+        (False, r"Ray's node ward-7 \(0badcafe\) must stay in .* \(ray start --address=HEAD:6379"),
+        (True, "Ray's processes must stay until the run ends, with memory for them, got Actor"),
+    ],
+)
+def test_a_node_of_ray_that_is_gone_is_named(monkeypatch, alive, rule):
+    """Its exceptions name an actor, and Flower's reply the party whose message it had."""
+    node = {"NodeName": "ward-7", "NodeID": "0badcafe" * 7, "Alive": alive}
+    ray = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: [node])
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 1, 0
+    message = Message(request(), NODES["bank"], GreetRequest.kind, group_id="7")
+    kinds = {
+        "ActorUnavailableError": True,
+        "ActorDiedError": True,
+        "NodeDiedError": True,
+        "RayTaskError": False,
+    }
+    for kind, is_named in kinds.items():
+        reason = f"<class 'ray.exceptions.{kind}'>:<'The actor 17 is unavailable:\n what'>"
+        reply = Message(Error(0, reason), reply_to=message)
+        with pytest.raises(PartyError) as caught:
+            read_reply(reply, "bank", GreetReply, ENVELOPE.model_id, 7)
+        text = rule.replace("Actor", kind[:5])
+        assert bool(re.match(rf"bank \(step 7\): {text}", str(caught.value))) == is_named

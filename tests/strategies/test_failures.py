@@ -373,3 +373,54 @@ def test_a_function_that_gives_no_numbers_at_once_is_not_said_to_diverge():
 
     with pytest.raises(DivergedError, match=r"^party-1: gradients of the objective must be finite"):
         fedapp.run("pax", objective=broken, data=np.eye(60), label="c0", parties=2)
+
+
+def of_disk(*_):
+    raise OSError(28, "No space left on device")
+
+
+FAILURES = {  # a fault from a step on, or a patch of what fails then
+    "a lost site": fails_from,
+    "a dead node of Ray": lambda step: fails_from(
+        step, 0, "<class 'ray.exceptions.ActorUnavailableError'>:<'The actor 17 is unavailable'>"
+    ),
+    "a refusal": lambda step: fails_from(step, 1000, "party-2: a rule"),
+    "another answer": lambda step: FaultyApp(
+        lambda now, request, reply: (
+            Message(RecordDict(), reply_to=request) if now >= step else reply
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("step", [FIRST_TREE[0], SECOND_TREE[1]])
+def test_a_failure_after_a_checkpoint_ends_with_how_the_run_is_resumed(
+    three_rounds, undisturbed, failure, step
+):
+    """Before one it does not; and the way on, carried out, leads to the undisturbed model."""
+    given = three_rounds()
+    with pytest.raises(FedappError) as caught:
+        run(given, app=FAILURES[failure](step))
+    is_saved = step > FIRST_TREE[-1]
+    way_on = f"; resume={given.run_dir} resumes the run"
+    assert str(caught.value).endswith(way_on) == is_saved
+    assert ("resume" in str(caught.value)) == is_saved
+    message = RunFolder(Path(given.run_dir)).failure["message"]
+    assert message == str(caught.value).removesuffix(way_on)
+    if is_saved:
+        folder = run(load_settings({"resume": given.run_dir}))
+        assert model_bytes(folder) == model_bytes(undisturbed)
+        assert folder.way_on == ""
+
+
+def test_a_failure_of_the_machine_has_the_way_on_as_a_note(three_rounds, monkeypatch):
+    given = three_rounds()
+    folder = RunFolder(Path(given.run_dir))
+    add_round = RunFolder.add_round
+    monkeypatch.setattr(
+        RunFolder, "add_round", lambda it, line: (of_disk if folder.way_on else add_round)(it, line)
+    )
+    with pytest.raises(OSError, match="No space left") as caught:
+        run(given)
+    assert caught.value.__notes__ == [f"resume={folder.path} resumes the run"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -29,6 +30,7 @@ from httpx import Response
 
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.warm import connected, replace, wrap
+from fedapp.superlinks import site_fault
 from strategies.delivery import clock_text, seconds_ahead
 
 log = logging.getLogger("fedapp")
@@ -84,8 +86,9 @@ def patient_retry() -> RetryInvoker:
     def log_cause(state: RetryState) -> None:
         if state.tries == 1:
             causes.clear()
-        if (cause := str(state.exception).partition("\n")[0]) not in causes:
-            causes.add(cause)
+        if (kind := str(state.exception).partition("\n")[0]) not in causes:
+            causes.add(kind)
+            cause = site_fault(state.exception, sys.argv, get_flwr_home() / REACHED)
             log.warning("no connection to the SuperLink, tried again until it works: %s", cause)
 
     retry.should_giveup, retry.on_backoff = should_giveup, log_cause
