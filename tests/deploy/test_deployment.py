@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import ssl
@@ -10,6 +11,7 @@ import sys
 import time
 from functools import partial
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -25,7 +27,14 @@ from fedapp.site.log import Audit
 from fedapp.site.store import PART_FILE
 from fedapp.trees.divided import DividedModel
 from simulations.bench import faults
-from simulations.deployment import RUN_SECONDS, WORKER, settings_of, wait_for_output
+from simulations.deployment import (
+    RUN_SECONDS,
+    STOP_SECONDS,
+    SUPEREXEC,
+    WORKER,
+    settings_of,
+    wait_for_output,
+)
 from strategies.delivery import RULE
 from strategies.handshake import registered_sites
 from tests.deploy_folders import invoke
@@ -109,6 +118,24 @@ def test_a_prediction_that_cannot_be_made_says_why(tmp_path, given, rule):
     error = CliRunner().invoke(cli, command).exception
     assert isinstance(error, ConfigError)
     assert re.search(rule, str(error))
+
+
+# A site that is stopped
+
+
+def test_a_site_that_is_stopped_while_it_compiles_leaves_no_process_and_no_file(tmp_path):
+    own = {name: tmp_path / name for name in ("TMPDIR", "NUMBA_CACHE_DIR", "FEDAPP_HOME")}
+    own["TMPDIR"].mkdir()
+    environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
+    superexec = psutil.Popen([sys.executable, "-P", "-m", SUPEREXEC], env=environment)
+    while not list(own["TMPDIR"].glob("*/*.csv")):
+        assert superexec.poll() is None
+        time.sleep(0.02)
+    (compiling,) = superexec.children()
+    superexec.terminate()  # as systemd, a script or Docker does
+    superexec.wait(STOP_SECONDS)
+    compiling.wait(STOP_SECONDS)
+    assert [*own["TMPDIR"].iterdir(), *own["NUMBA_CACHE_DIR"].rglob("complete")] == []
 
 
 # Sites that join, leave, or have a new key
