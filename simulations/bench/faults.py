@@ -171,10 +171,14 @@ class Scene(Deployment):
             is_there = PHASES[fault.phase]
             self.found(lambda: is_there(RunFolder(run_dir).stage), fault.phase)
 
-    def outlast(self, fault: Fault, undo: ExitStack) -> Row:
+    def outlast(self, fault: Fault, undo: ExitStack, is_named: Callable[[], bool]) -> Row:
         """Undo the fault in time, wait for the run, and resume it if it ends in an error."""
         began = time.monotonic()
         self.wait(fault.seconds)
+        while fault.must and not is_named() and time.monotonic() - began < LIMIT:
+            if self.run.poll() is not None:
+                break
+            time.sleep(LOOK_SECONDS)
         undo.close()
         outcome = self.outcome(fault.named)
         if self.run.returncode:
@@ -273,7 +277,7 @@ class Scores(Sites):
             sent = httpx.post(f"{self.url()}/nightly", json={"all": True}, timeout=LIMIT)
             assert sent.status_code == 200, sent.text
 
-    def outlast(self, fault: Fault, undo: ExitStack) -> Row:
+    def outlast(self, fault: Fault, undo: ExitStack, is_named: Callable[[], bool]) -> Row:
         """Ask during the fault; undo it, and ask until there are scores again."""
         said = [self.ask() for _ in range(N_ASKED)]
         wrong = [text for _, text in said if text]
@@ -323,6 +327,10 @@ class Witness:
         self._read = {path: path.stat().st_size for path in paths}
         self.line = self.wrong = ""
         self.seconds: float | None = None
+
+    def has_seen(self) -> bool:
+        """Whether a line has named the fault."""
+        return self.seconds is not None
 
     def look(self) -> None:
         """Read the lines that are new."""
@@ -604,7 +612,7 @@ class Fault:
     phase: str | float
     strike: Strike
     named: str = AT_SITE  # pattern of a line that names place or cause
-    seconds: float = 0.0  # that it lasts, at most until the run's end
+    seconds: float = 0.0  # that it lasts, or until it is named if it must be, within the run
     given: Strike = nothing  # around the run
     method: str = "pax"
     settings: Row = field(default_factory=dict)  # of its run only
@@ -834,7 +842,7 @@ def tried(scene: Scene | Scores, fault: Fault, run_dir: Path) -> Row:
             witness, start = Witness(scene, fault.named), time.monotonic()
             with looking(witness.look, LOOK_SECONDS):
                 fault.strike(scene, undo)
-                seen = scene.outlast(fault, undo)
+                seen = scene.outlast(fault, undo, witness.has_seen)
     except (NotTriedError, psutil.NoSuchProcess) as error:
         seen["outcome"] = f"{NOT_TRIED}: {error}"
         scene.wait(scene.limit)
@@ -842,7 +850,7 @@ def tried(scene: Scene | Scores, fault: Fault, run_dir: Path) -> Row:
         seen["outcome"] = f"failed: {error}"
     finally:
         scene.leave()
-    if witness and fault.must and witness.seconds is None:
+    if witness and fault.must and not witness.has_seen():
         seen["outcome"] += ", but not named"
     if witness and witness.wrong:
         seen["outcome"] += f", but blamed on {witness.wrong!r}"
