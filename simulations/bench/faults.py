@@ -67,7 +67,7 @@ STANDING = "standing"  # scores of rows, instead of runs
 N_ASKED, DEADLINE = 8, 2.0  # requests during a fault, and seconds that their client waits
 PAGE_LINES = 16  # of a log, that fit into a page
 # Deployments that share a method's faults, and how many are disturbed at the same time.
-LANES, AT_ONCE = {"pax": 2, "secureboost": 1, STANDING: 1}, 2
+LANES, AT_ONCE = {"pax": 2, "secureboost": 1, STANDING: 1}, 3
 LIMIT = 300.0  # seconds by which a fault may delay a run
 LATE, CORES = 70.0, 0.1  # seconds that a start takes longer, and cores of a slow site
 LOOK_SECONDS = 0.1
@@ -784,7 +784,8 @@ def faults(
         ]
         for _ in done:
             for line in iter(queue.get, None):
-                lines.append(line | {"says": line["line"][:60]})
+                said = "; ".join(line.get("health", [line["line"]]))
+                lines.append(line | {"says": said[:60]})
                 yield line
         for part in done:
             part.result()
