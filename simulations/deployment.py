@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
@@ -249,6 +251,17 @@ class Proxy(ThreadingTCPServer):
         for sock in (source, sink):
             with suppress(OSError):
                 sock.shutdown(2)
+
+
+def flower_with(folder: Path, file: str, old: str, new: str) -> str:
+    """Copy the installed Flower with a change; returns what PYTHONPATH must be to import it."""
+    shutil.copytree(
+        str(files("flwr")), folder / "flwr", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    text = (path := folder / "flwr" / file).read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def site_tables(

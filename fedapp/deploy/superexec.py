@@ -147,9 +147,9 @@ def main() -> None:
     except AttributeError as error:
         raise SystemExit(without_bundles(error)) from error
     # Compile before asking for tasks, so that the first round does not wait for the compiler.
-    code = "import fedapp; from fedapp.runs.kernels import main; main()"
-    compiling = subprocess.run([sys.executable, "-P", "-c", code], check=False)
-    is_done = "kernels are compiled" if compiling.returncode == 0 else "runs compile their kernels"
+    command = [sys.executable, "-P", "-m", "fedapp.runs.kernels", "-"]
+    status = subprocess.Popen(command, stdin=subprocess.PIPE).wait()
+    is_done = "runs compile their kernels" if status else "kernels are compiled"
     log.info("%s: the site is ready", is_done)
     # Flower's default is 1 s. The patched SuperNode holds a request until a task arrives.
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.05")

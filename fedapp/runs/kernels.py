@@ -1,5 +1,7 @@
 """Compile the kernels before a run needs them: ``python -m fedapp.runs.kernels``.
 
+With ``-`` the process ends, and leaves no files, when its stdin closes, as when its parent ends.
+
 numba compiles a kernel for the types of its arguments and caches it on the disk. Small runs call
 the kernels here, with settings and tables that cover these types.
 """
@@ -9,10 +11,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from signal import SIGTERM
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +26,7 @@ import numpy as np
 from fedapp.client_app import SiteApp
 from fedapp.kernels import cache_folder, config
 from fedapp.messages.methods import all_methods
+from fedapp.process import handle_stopping, interrupt, leave_now
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.limits import ONE_TREE
@@ -86,6 +92,21 @@ def compile_kernels(folder: Path) -> None:
             run_local(settings, client_app=SiteApp())
 
 
+def compile_until_closed() -> None:
+    """Compile all kernels; end early, without leaving files, when stdin closes."""
+
+    def end_too() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        os.kill(os.getpid(), SIGTERM)
+
+    handle_stopping(interrupt)
+    Thread(target=end_too, daemon=True).start()
+    try:
+        main()
+    except KeyboardInterrupt:
+        leave_now()
+
+
 def main() -> None:
     """Compile all kernels, unless they are compiled."""
     folder = None if config.DISABLE_JIT else cache_folder()
@@ -104,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compile_until_closed() if sys.argv[1:] == ["-"] else main()

@@ -1,7 +1,7 @@
 """Faults of a deployment as a table: what names each, after how long, and how the run ends.
 
-``FAULTS`` is the table. A fault strikes by a function of the `Scene`, which also registers how it
-is undone; ``faults`` is the bench.
+``FAULTS`` is the table. A fault strikes by a function of the `Scene`, or of the `Scores`, which
+also registers how it is undone; ``faults`` is the bench.
 """
 
 from __future__ import annotations
@@ -9,36 +9,49 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from queue import Queue
 from signal import SIGCONT, SIGKILL, SIGSTOP
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
+import httpx
 import psutil
 import pyarrow as pa
+import pyarrow.parquet
 
 from fedapp.data.datasets import source_frame
-from fedapp.deploy.folders import renew_certificates
-from fedapp.home import is_written, write_atomically
+from fedapp.deploy.certificates import new_authority
+from fedapp.deploy.folders import renew_certificates, renew_key
+from fedapp.deploy.members import add_sites, remove_site
+from fedapp.home import home, is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from fedapp.site import trust
+from fedapp.site.log import LOG
+from simulations.bench.sites import ALLOW, Sites
 from simulations.deployment import (
     RUN_SECONDS,
+    START_SECONDS,
+    STOP_SECONDS,
     SUPEREXEC,
     SUPERLINK,
     SUPERNODE,
     WORKER,
     Deployment,
     Proxy,
+    flower_with,
     run_words,
     site_tables,
 )
@@ -46,10 +59,15 @@ from simulations.study import Row, check_names, looking, show
 
 T = TypeVar("T")
 SITES, COORDINATOR = ("bank", "insurer", "shop"), "coordinator"
-SITE = SITES[0]
+SITE, PEER = SITES[:2]
 SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2, "max-bin": 32}
 SMALL_KEY: Row = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
 METHODS: Mapping[str, Row] = {"pax": SMALL, "secureboost": SMALL | SMALL_KEY}
+STANDING = "standing"  # scores of rows, instead of runs
+N_ASKED, DEADLINE = 8, 2.0  # requests during a fault, and seconds that their client waits
+PAGE_LINES = 16  # of a log, that fit into a page
+# Deployments that share a method's faults, and how many are disturbed at the same time.
+LANES, AT_ONCE = {"pax": 2, "secureboost": 1, STANDING: 1}, 3
 LIMIT = 300.0  # seconds by which a fault may delay a run
 LATE, CORES = 70.0, 0.1  # seconds that a start takes longer, and cores of a slow site
 LOOK_SECONDS = 0.1
@@ -61,8 +79,9 @@ PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
     ROUND: lambda stage: stage is not None and stage.round >= 2,
     LAST: lambda stage: stage is not None and stage.round == stage.rounds > 0,
 }
-SAME, NAMED, NOT_TRIED = "same model", "named error", "not tried"
-GOOD = {SAME, *(f"{NAMED}; {how}: {SAME}" for how in ("gone on", "resumed", "restarted"))}
+LIVE, AHEAD = "live", "sent ahead"  # cells of standing scores
+SAME, SCORES, NAMED, NOT_TRIED = "same model", "same scores", "named error", "not tried"
+GOOD = {SAME, SCORES, *(f"{NAMED}; {how}: {SAME}" for how in ("gone on", "resumed", "restarted"))}
 COMPLAINT = re.compile(r"^\S+Z (?:WARNING|ERROR) (.*)", re.MULTILINE)  # in a log
 CLOCK = re.compile(r"(?<!whose )clock is")
 # The network of a site: a namespace, and the addresses of its link.
@@ -71,6 +90,13 @@ NETWORK, GATEWAY, ADDRESS = "fedapp-faults", "10.123.98.1", "10.123.98.2"
 
 class NotTriedError(Exception):
     """This machine does not allow the fault, or the run had ended before it."""
+
+
+def table_with_ids() -> tuple[pa.Table, str]:
+    """A small table, and its label."""
+    frame, roles, _, _ = source_frame("breast-cancer")
+    ids = pa.array([f"p{row}" for row in range(frame.num_rows)])
+    return frame.append_column("id", ids), roles.label
 
 
 class Scene(Deployment):
@@ -83,24 +109,37 @@ class Scene(Deployment):
     def __init__(self, folder: Path, method: str) -> None:
         self.hooks = folder / "hooks"  # on the path of all processes
         self.hooks.mkdir(parents=True)
-        self.settings = {"strategy": method, **METHODS[method]}
-        frame, roles, _, _ = source_frame("breast-cancer")
-        frame = frame.append_column("id", pa.array([f"p{row}" for row in range(frame.num_rows)]))
-        nodes = site_tables(folder, frame, SITES, roles.label, method == "secureboost")
+        self.method, self.settings = method, Row()
+        table, label = table_with_ids()
+        nodes = site_tables(folder, table, SITES, label, method == "secureboost")
         super().__init__(folder / "sites", nodes, host=GATEWAY)
         self.port = int(self.superlink.rpartition(":")[2])
         self.proxy = Proxy(self.port)
         self.script = self.folder / SITE / "start-supernode.sh"
         self.script.write_text(self.script.read_text().replace(self.superlink, self.proxy.address))
-        run = self.locally(folder / "local", self.settings)
-        self.model = (run.path / "model.json").read_bytes()
         self.seconds = self.limit = float(RUN_SECONDS)  # of an undisturbed run, and of each
+
+    def open(self) -> None:
+        """Start everything. A site that is not registered yet would end."""
+        self.start(COORDINATOR)
+        self.register()
+        self.start(*SITES)
+
+    def end(self) -> None:
+        """End everything."""
+        self.close()
+        self.proxy.shutdown()
+        self.proxy.server_close()
+
+    def restart(self, name: str) -> None:
+        """Stop a site and start it."""
+        self.stop(name)
+        self.start(name)
 
     def command(self, settings: Mapping[str, object]) -> None:
         """Start the run's command."""
-        words = run_words({"strategy": self.settings["strategy"], **settings})
         with self.output.open("a") as output:
-            self.run = self.begin(*words, output=output)
+            self.run = self.begin(*run_words({"strategy": self.method, **settings}), output=output)
 
     def wait(self, seconds: float) -> None:
         """Wait, but not beyond the run's end."""
@@ -116,6 +155,50 @@ class Scene(Deployment):
                 raise NotTriedError(f"the run ended before its {what}")
             time.sleep(0.02)
         return result
+
+    def enter(self, fault: Fault, run_dir: Path) -> None:
+        """Start the run and wait until the fault is to strike."""
+        settings = {"strategy": self.method, **METHODS[self.method], **fault.settings}
+        if settings != self.settings:
+            self.settings = settings
+            local = self.locally(run_dir.with_suffix(".local"), settings)
+            self.model = (local.path / "model.json").read_bytes()
+        self.run_dir = run_dir
+        self.command({**settings, "run-dir": run_dir})
+        if isinstance(fault.phase, float):
+            self.wait(fault.phase * self.seconds)
+        else:
+            is_there = PHASES[fault.phase]
+            self.found(lambda: is_there(RunFolder(run_dir).stage), fault.phase)
+
+    def outlast(self, fault: Fault, undo: ExitStack, is_named: Callable[[], bool]) -> Row:
+        """Undo the fault in time, wait for the run, and resume it if it ends in an error."""
+        began = time.monotonic()
+        self.wait(fault.seconds)
+        while fault.must and not is_named() and time.monotonic() - began < LIMIT:
+            if self.run.poll() is not None:
+                break
+            time.sleep(LOOK_SECONDS)
+        undo.close()
+        outcome = self.outcome(fault.named)
+        if self.run.returncode:
+            is_begun = (self.run_dir / "config.toml").exists()
+            self.wait_until_listening()
+            # A ServerApp whose run the SuperLink has forgotten ends at its next request, or
+            # the run goes on once it remembers.
+            while is_written(self.run_dir) and time.monotonic() - began < self.limit:
+                time.sleep(LOOK_SECONDS)
+            has_gone_on = (self.run_dir / "summary.json").exists()  # without the command
+            if not has_gone_on:
+                again = {"resume": self.run_dir}
+                self.command(again if is_begun else {**self.settings, "run-dir": self.run_dir})
+            how = "gone on" if has_gone_on else "resumed" if is_begun else "restarted"
+            end = self.same_model() if has_gone_on else self.outcome(fault.named)
+            outcome += f"; {how}: {end}"
+        summary = self.run_dir / "summary.json"
+        if fault.noted and not (summary.exists() and re.search(fault.noted, summary.read_text())):
+            outcome += f", but no {fault.noted!r} in its summary"
+        return {"outcome": outcome}
 
     def outcome(self, named: str) -> str:
         """How the command ends; an error is named if its last line matches, or names the SuperLink.
@@ -135,16 +218,119 @@ class Scene(Deployment):
         model = (self.run_dir / "model.json").read_bytes()
         return SAME if model == self.model else "another model"
 
+    def leave(self) -> None:
+        """End the run."""
+        self.run.kill()
+
+
+class Scores(Sites):
+    """Three sites whose processes score rows between runs, as a caller sees them."""
+
+    output: Path  # what ``/health`` and the scores' requests were answered
+    running: dict[str, psutil.Process]
+
+    def __init__(self, folder: Path) -> None:
+        self.hooks = folder / "hooks"  # on the path of all processes
+        self.hooks.mkdir(parents=True)
+        table, label = table_with_ids()
+        nodes = site_tables(folder, table, SITES, label, by_columns=True)
+        tables = {name: pa.parquet.read_table(node["data"]) for name, node in nodes.items()}
+        super().__init__(folder / "sites", tables, label, **{"standing-nightly": "all"})
+        self.activate(self.train(**{name: SMALL[name] for name in SMALL if name != "parties"}))
+        self.ids = table["id"].to_pylist()[::40]
+        self.seconds = self.limit = LIMIT
+        self._started = ExitStack()
+
+    def open(self) -> None:
+        """Start everything."""
+        self.running = self._started.enter_context(self.standing())
+        deadline, status = time.monotonic() + START_SECONDS, 0
+        while status != 200:
+            status, self.rows = self.score()
+            assert time.monotonic() < deadline, self.rows
+
+    def close(self) -> None:
+        """End everything."""
+        self._started.close()
+
+    end = close
+
+    def restart(self, name: str) -> None:
+        """Stop a site's process and start it."""
+        self.running[name].terminate()
+        self.running[name].wait(STOP_SECONDS)
+        self.running[name] = psutil.Process(self.start(name).pid)
+
+    def home(self, name: str) -> Path:
+        """Folder with a site's log."""
+        return home() / "sites" / name
+
+    def log(self, name: str) -> Path:
+        """What a site's process prints; of the coordinator, which scores nothing, an empty one."""
+        path = self.folder / f"{name}.log"
+        path.touch()
+        return path
+
+    def enter(self, fault: Fault, run_dir: Path) -> None:
+        """Let cells be sent ahead, if the fault is to meet them."""
+        if str(fault.phase).startswith(AHEAD):
+            sent = httpx.post(f"{self.url()}/nightly", json={"all": True}, timeout=LIMIT)
+            assert sent.status_code == 200, sent.text
+
+    def outlast(self, fault: Fault, undo: ExitStack, is_named: Callable[[], bool]) -> Row:
+        """Ask during the fault; undo it, and ask until there are scores again."""
+        said = [self.ask() for _ in range(N_ASKED)]
+        wrong = [text for _, text in said if text]
+        undo.close()
+        deadline = time.monotonic() + self.limit
+        while (end := self.ask()) != ("ok", ""):
+            assert time.monotonic() < deadline, f"no scores within {self.limit:.0f} s: {end}"
+            time.sleep(LOOK_SECONDS)
+        outcome = f"wrong {len(wrong)} times of {N_ASKED}: {wrong[0]}" if wrong else SCORES
+        return {"outcome": outcome, "health": [*dict.fromkeys(health for health, _ in said)]}
+
+    def ask(self) -> tuple[str, str]:
+        """What ``/health`` says, and what is wrong with that or with the scores that follow."""
+        health = httpx.get(f"{self.url()}/health", timeout=LIMIT)
+        (status, rows), ahead = self.score(), self.score(way="nightly")
+        with self.output.open("a") as output:
+            print(health.text, status, rows, *ahead, sep="\n", file=output)
+        said = health.json()["status"]
+        if (status == 200) != (health.status_code == 200):
+            return said, f"/health said {said!r}, the next request got {status} {rows}"
+        others = [other for code, other in ((status, rows), ahead) if code == 200]
+        return said, "" if {*others} <= {self.rows} else f"other scores: {others}"
+
+    def score(self, **way: str) -> tuple[int, str]:
+        """Status of a request for scores, 0 after its deadline; and the scores, or why not."""
+        asked = {"ids": self.ids, **way}
+        try:
+            reply = httpx.post(f"{self.url()}/score", json=asked, timeout=DEADLINE)
+        except httpx.TimeoutException:
+            return 0, f"no answer within {DEADLINE:g} s"
+        document = reply.json()
+        return reply.status_code, str(document.get("rows") or document)
+
+    def wait(self, seconds: float) -> None:
+        """There is no run to wait for, or to end."""
+
+    def leave(self) -> None:
+        """See ``wait``."""
+
 
 class Witness:
     """Finds the first line that names a fault, in what the command prints or in a log."""
 
-    def __init__(self, scene: Scene, named: str) -> None:
+    def __init__(self, scene: Scene | Scores, named: str) -> None:
         self._named, self._start = named, time.monotonic()
         paths = [scene.output, *map(scene.log, (COORDINATOR, *SITES))]
         self._read = {path: path.stat().st_size for path in paths}
         self.line = self.wrong = ""
         self.seconds: float | None = None
+
+    def has_seen(self) -> bool:
+        """Whether a line has named the fault."""
+        return self.seconds is not None
 
     def look(self) -> None:
         """Read the lines that are new."""
@@ -192,7 +378,7 @@ def without_database(scene: Scene, undo: ExitStack) -> None:
     restart_superlink(scene)
 
 
-def hook(scene: Scene, undo: ExitStack, code: str) -> None:
+def hook(scene: Scene | Scores, undo: ExitStack, code: str) -> None:
     """Each Python of the deployment runs some code first."""
     path = scene.hooks / "sitecustomize.py"  # which Python imports when it starts
     path.write_text(code)
@@ -225,11 +411,11 @@ def slow(scene: Scene, undo: ExitStack) -> None:
     undo.enter_context(looking(pause, CORES))
 
 
-def scripted(scene: Scene, undo: ExitStack, do: str, then: str) -> None:
+def scripted(scene: Scene | Scores, undo: ExitStack, do: str, then: str, host: str = SITE) -> None:
     """Run a script, and another one later; NotTriedError if this machine does not allow it."""
 
     def run(script: str) -> None:
-        command = ["bash", "-ec", script.format(home=scene.home(SITE), hooks=scene.hooks)]
+        command = ["bash", "-ec", script.format(home=scene.home(host), hooks=scene.hooks)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotTriedError(done.stderr.strip())
@@ -243,8 +429,7 @@ def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
 
     def restart(content: str) -> None:
         write_atomically(path, content.encode(), 0o700)  # a shell may still read the other
-        scene.stop(SITE)
-        scene.start(SITE)
+        scene.restart(SITE)
 
     undo.callback(restart, path.read_text())
     restart(text)
@@ -265,6 +450,80 @@ def clock_ahead(scene: Scene, undo: ExitStack) -> None:
     path = scene.folder / SITE / "env.sh"
     fake = f"export LD_PRELOAD={library} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1\n"
     restarted(scene, undo, path, path.read_text() + fake)
+
+
+WRONG_CLOCK = """
+import os, time
+if os.environ.get("FEDAPP_NAME") == "{host}":
+    time.time = lambda right=time.time: right() + 86_400 * {days}
+"""
+
+
+def wrong_clock(scene: Scene | Scores, undo: ExitStack, host: str, days: int) -> None:
+    """A site's clock is wrong by some days, for fedapp, not for Flower, since it was started."""
+    undo.callback(scene.restart, host)
+    hook(scene, undo, WRONG_CLOCK.format(host=host, days=days))
+    scene.restart(host)
+
+
+def keeping_log(scene: Scene, undo: ExitStack) -> None:
+    """A site keeps its log for 30 days, and must have all of today's lines in the end."""
+    path, log = scene.folder / SITE / "site.toml", scene.home(SITE) / "sites" / SITE / LOG
+    restarted(scene, undo, path, f"{path.read_text()}log-days = 30\n")
+    before = log.read_bytes()
+    assert before
+
+    def check() -> None:
+        stays = log.read_bytes().startswith(before)
+        assert stays, "a log's lines of today must stay, got others in their place"
+
+    undo.callback(check)
+
+
+def another_flower(scene: Scene, undo: ExitStack) -> None:
+    """A site has a Flower of which one patched function has another body."""
+    path = scene.folder / SITE / "env.sh"
+    overlay = flower_with(scene.hooks / "overlay", *LAUNCH)
+    restarted(scene, undo, path, f"{path.read_text()}export PYTHONPATH={overlay}\n")
+
+
+def another_ca(scene: Scene, undo: ExitStack) -> None:
+    """A site has the certificate authority of another federation."""
+    other = new_authority("other").files().public.decode()
+    restarted(scene, undo, scene.folder / SITE / "ca.crt", other)
+
+
+def removed(scene: Scene, undo: ExitStack) -> None:
+    """A site is removed, and comes back with a new key."""
+
+    def join() -> None:
+        renew_key(scene.folder / SITE)
+        public = f"{SITE}.pub"
+        shutil.copy(scene.folder / SITE / public, scene.coordinator / "sites" / public)
+        for _ in add_sites(scene.coordinator, [SITE]):
+            scene.restart(SITE)
+
+    undo.callback(join)
+    remove_site(scene.coordinator, SITE)
+
+
+def full_log(scene: Scores, undo: ExitStack, host: str) -> None:
+    """The disk of a site's log is full, beyond the page that its last line is in."""
+    scripted(scene, undo, FULL_LOG, "umount --lazy {home}", host)
+    for _ in range(PAGE_LINES):
+        scene.score()
+
+
+def silent(scene: Scores, undo: ExitStack) -> None:
+    """A peer accepts connections and says nothing."""
+    scene.running[PEER].suspend()
+    undo.callback(scene.running[PEER].resume)
+
+
+def withdrawn(scene: Scores, undo: ExitStack) -> None:
+    """A peer does not permit standing scores any more, and then does again."""
+    undo.callback(scene.configure, PEER, {"allow": ALLOW})
+    scene.configure(PEER, {"allow": ALLOW.replace(f",{STANDING}", "")})
 
 
 def expired(scene: Scene, undo: ExitStack) -> None:
@@ -327,9 +586,20 @@ def own_network(scene: Scene, undo: ExitStack) -> None:
 # The table
 
 AT_SITE = rf"waiting for.*\b{SITE}\b|\b{SITE}\b.*(ended|SuperLink|not connected)"
+REMOVED = rf"\b{SITE}\b.*(removed|not registered|fedapp federation add).*resume"
+# A patched function of Flower's, and the same in other words.
+LAUNCH = (
+    "supercore/superexec/plugin/base_exec_plugin.py",
+    "if task_type is None:",
+    "if not task_type:",
+)
 MOUNT = "mount -t tmpfs -o size=2m,mode=700 tmpfs {home}"
+FULL_LOG = (
+    "cp -a {home} {hooks}/log; mount -t tmpfs -o size=8m,mode=700 tmpfs {home}; "
+    "cp -a {hooks}/log/. {home}; rm -r {hooks}/log; cat /dev/zero > {home}/filler || true"
+)
 EXPIRED = "certificate.*expired|expired.*certificate"
-Strike = Callable[[Scene, ExitStack], None]
+Strike = Callable[[Any, ExitStack], None]  # of a Scene or Scores
 LINK = f"ip link set {NETWORK} "
 LINK_DOWN = partial(scripted, do=f"{LINK} down", then=f"{LINK} up")
 
@@ -342,9 +612,18 @@ class Fault:
     phase: str | float
     strike: Strike
     named: str = AT_SITE  # pattern of a line that names place or cause
-    seconds: float = 0.0  # that it lasts, at most until the run's end
+    seconds: float = 0.0  # that it lasts, or until it is named if it must be, within the run
     given: Strike = nothing  # around the run
     method: str = "pax"
+    settings: Row = field(default_factory=dict)  # of its run only
+    noted: str = ""  # pattern of what the run's summary must have
+    must: bool = False  # be named, also where the run ends as an undisturbed one
+
+
+def standing(name: str, strike: Strike, named: str, *phases: str) -> Iterator[Fault]:
+    """A fault that disturbs standing scores."""
+    for phase in phases or (LIVE, AHEAD):
+        yield Fault(name, phase, strike, named, method=STANDING, must=bool(named))
 
 
 PROCESSES: Mapping[str, tuple[str, str, str]] = {
@@ -402,6 +681,49 @@ FAULTS = (
     ),
     replace(next(of_processes("kill", SIGKILL, 0)), name="nginx", phase=ROUND, given=behind_nginx),
     Fault("link-down", ROUND, LINK_DOWN, seconds=40, given=own_network),
+    Fault("removed-site", ROUND, removed, REMOVED, 60),
+    Fault("wrong-ca", START, another_ca, r"\bca\.crt", 20, must=True),
+    Fault(
+        "log-clock",
+        START,
+        partial(wrong_clock, host=SITE, days=365),
+        rf"{SITE}.*clock",
+        LIMIT,
+        keeping_log,
+        must=True,
+    ),
+    Fault(
+        "flower-patch",
+        START,
+        nothing,
+        rf"\b{SITE}: flwr",
+        given=another_flower,
+        settings={"num-boost-round": 1},
+        noted=rf"\b{SITE}: flwr",
+        must=True,
+    ),
+    *standing("silent-peer", silent, f"{PEER}.*must answer"),
+    *standing("withdrawn", withdrawn, "withdrawn"),
+    *(
+        row
+        for host in (SITE, PEER)
+        for row in standing(
+            "full-log",
+            partial(full_log, host=host),
+            f"log of {host} must take a line",
+            f"{LIVE}, {host}",
+        )
+    ),
+    *(
+        row
+        for host, days in ((SITE, 365), (SITE, -1), (PEER, 365))
+        for row in standing(
+            "peer-clock",
+            partial(wrong_clock, host=host, days=days),
+            "clock|stale|future" if host == SITE else "",
+            f"{AHEAD}, {host} {days:+} days",
+        )
+    ),
 )
 RANDOM = "kill-random"
 NAMES = tuple(dict.fromkeys([*(fault.name for fault in FAULTS), RANDOM]))
@@ -423,36 +745,64 @@ def faults(
 ) -> Iterator[Row]:
     """Disturb runs across three sites, one fault a run; see what names it and how the run ends.
 
-    ``python -m simulations bench faults`` disturbs processes, disk, clock, certificates and network
-    of a deployment on this machine, each in one or two phases of a PAX run, a few in SecureBoost;
-    ``--only NAME ...`` chooses faults. ``--n`` runs lose a random process at a random moment, of
-    ``--seed``. ``--load`` processes keep the machine busy meanwhile.
+    ``python -m simulations bench faults`` disturbs processes, disk, clock, certificates, network,
+    Flower and members of deployments on this machine, each in one or two phases of a PAX run, a
+    few in SecureBoost or while rows are scored between runs; ``--only NAME ...`` chooses faults.
+    ``--n`` runs lose a random process at a random moment, of ``--seed``. ``--load`` processes keep
+    the machine busy meanwhile.
 
     A run ends well with the model of an undisturbed one, byte for byte, or with an error whose last
-    line names the place or the cause, if it ends with that model once it is resumed. Seconds count
-    from the fault: until the command or a log's warning names it, and until the run, resumed or
-    not, has ended. Prints a JSON line a run, then the table; the exit status is 1 if a run ended in
-    another way, or if a clock was blamed wrongly. The table says which faults were not tried here.
+    line names the place or the cause, if it ends with that model once it is resumed. Scores are
+    well if they are those of an undisturbed request, to the bit, or refused where ``/health`` has
+    said so. Seconds count from the fault: until the command, an answer or a log's warning names it,
+    and until the run, resumed or not, has ended, or there are scores again. Prints a JSON line a
+    run, with what ``/health`` said, then the table; the exit status is 1 if a run ended in another
+    way, if a fault that must be named was not, or if a clock was blamed wrongly. The table says
+    which faults were not tried here.
     """
     check_names("only", only, NAMES)
     rng, lines = random.Random(seed), list[Row]()
     chosen = [fault for fault in FAULTS if fault.name in only]
     chosen += [random_kill(rng) for _ in range(n if RANDOM in only else 0)]
-    with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
+    parts = list[tuple[str, list[Fault]]]()
+    for method, n_lanes in LANES.items():
+        of_method = [fault for fault in chosen if fault.method == method]
+        parts += [(method, of_method[first::n_lanes]) for first in range(n_lanes)]
+    spawned = get_context("spawn")
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
         for _ in range(load):
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
             ends.callback(busy.wait)
             ends.callback(busy.kill)
-        os.environ["FEDAPP_HOME"] = f"{name}/home"
-        for method in dict.fromkeys(fault.method for fault in chosen):
-            of_method = [fault for fault in chosen if fault.method == method]
-            for line in disturbed(Path(name) / method, method, of_method):
-                lines.append(line | {"says": line["line"][:60]})
+        queue = ends.enter_context(spawned.Manager()).Queue()
+        pool = ends.enter_context(ProcessPoolExecutor(AT_ONCE, spawned))
+        done = [
+            pool.submit(lane, queue, folder / f"{number}", *part)
+            for number, part in enumerate(parts)
+            if part[1]
+        ]
+        for _ in done:
+            for line in iter(queue.get, None):
+                said = "; ".join(line.get("health", [line["line"]]))
+                lines.append(line | {"says": said[:60]})
                 yield line
+        for part in done:
+            part.result()
     columns = "fault; phase; method; outcome; named by=says; named after=named:.0f; "
     show("seconds since the fault", lines, columns + "ended after=ended:.0f", n_texts=5)
     if not all_good(lines):
         raise SystemExit(1)
+
+
+def lane(queue: Queue[Row | None], folder: Path, method: str, faults: Iterable[Fault]) -> None:
+    """Disturb a deployment of this process; the lines of its runs go into a queue, then None."""
+    os.environ["FEDAPP_HOME"] = str(folder / "home")
+    try:
+        for line in disturbed(folder / method, method, faults):
+            queue.put(line)
+    finally:
+        queue.put(None)
 
 
 def all_good(lines: Iterable[Row]) -> bool:
@@ -462,71 +812,50 @@ def all_good(lines: Iterable[Row]) -> bool:
 
 def disturbed(folder: Path, method: str, faults: Iterable[Fault]) -> Iterator[Row]:
     """An undisturbed run, and one with each fault; a line each."""
-    scene, path = Scene(folder, method), os.environ.get("PYTHONPATH", "")
+    scene = Scores(folder) if method == STANDING else Scene(folder, method)
+    undisturbed = Fault("none", LIVE if method == STANDING else START, nothing, method=method)
+    path = os.environ.get("PYTHONPATH", "")
     with patch.dict(os.environ, {"PYTHONPATH": f"{scene.hooks}{os.pathsep}{path}"}):
         try:
-            scene.start(COORDINATOR)
-            scene.register()
-            scene.start(*SITES)  # a site that was not registered yet would end
-            for number, fault in enumerate([Fault("none", START, nothing, method=method), *faults]):
+            scene.open()
+            for number, fault in enumerate([undisturbed, *faults]):
                 line = tried(scene, fault, folder / f"run-{number}")
                 yield line
                 if not number:
                     scene.seconds, scene.limit = line["ended"], LIMIT + 2 * line["ended"]
                 if not all_good([line]):  # the next run shall not suffer from it
                     scene.close()
-                    scene.start(COORDINATOR, *SITES)
-                    scene.wait_until_listening()
+                    scene.open()
         finally:
-            scene.close()
-            scene.proxy.shutdown()
-            scene.proxy.server_close()
+            scene.end()
 
 
-def tried(scene: Scene, fault: Fault, run_dir: Path) -> Row:
-    """Disturb one run, resume it if it has ended in an error, and return what was seen."""
-    scene.run_dir, scene.output = run_dir, run_dir.with_suffix(".txt")
+def tried(scene: Scene | Scores, fault: Fault, run_dir: Path) -> Row:
+    """Disturb one run, or scores, and return what was seen."""
+    scene.output = run_dir.with_suffix(".txt")
     scene.output.touch()
     start, witness = time.monotonic(), None
-    begin = partial(scene.command, {**scene.settings, "run-dir": run_dir})
+    seen: Row = {}
     try:
         with ExitStack() as after, ExitStack() as undo:
             fault.given(scene, after)
-            begin()
-            if isinstance(fault.phase, float):
-                scene.wait(fault.phase * scene.seconds)
-            else:
-                is_there = PHASES[fault.phase]
-                scene.found(lambda: is_there(RunFolder(run_dir).stage), fault.phase)
+            scene.enter(fault, run_dir)
             witness, start = Witness(scene, fault.named), time.monotonic()
             with looking(witness.look, LOOK_SECONDS):
                 fault.strike(scene, undo)
-                scene.wait(fault.seconds)
-                undo.close()
-                outcome = scene.outcome(fault.named)
-                if scene.run.returncode:
-                    is_begun = (run_dir / "config.toml").exists()
-                    scene.wait_until_listening()
-                    # A ServerApp whose run the SuperLink has forgotten ends at its next request, or
-                    # the run goes on once it remembers.
-                    while is_written(run_dir) and time.monotonic() - start < scene.limit:
-                        time.sleep(LOOK_SECONDS)
-                    has_gone_on = (run_dir / "summary.json").exists()  # without the command
-                    if not has_gone_on:
-                        (partial(scene.command, {"resume": run_dir}) if is_begun else begin)()
-                    how = "gone on" if has_gone_on else "resumed" if is_begun else "restarted"
-                    end = scene.same_model() if has_gone_on else scene.outcome(fault.named)
-                    outcome += f"; {how}: {end}"
+                seen = scene.outlast(fault, undo, witness.has_seen)
     except (NotTriedError, psutil.NoSuchProcess) as error:
-        outcome = f"{NOT_TRIED}: {error}"
+        seen["outcome"] = f"{NOT_TRIED}: {error}"
         scene.wait(scene.limit)
-    except (AssertionError, subprocess.TimeoutExpired) as error:  # a script does not end
-        outcome = f"failed: {error}"
+    except (AssertionError, subprocess.TimeoutExpired, httpx.TransportError) as error:
+        seen["outcome"] = f"failed: {error}"
     finally:
-        scene.run.kill()
+        scene.leave()
+    if witness and fault.must and not witness.has_seen():
+        seen["outcome"] += ", but not named"
     if witness and witness.wrong:
-        outcome += f", but blamed on {witness.wrong!r}"
+        seen["outcome"] += f", but blamed on {witness.wrong!r}"
     line: Row = {"fault": fault.name, "phase": fault.phase, "method": fault.method}
-    line |= {"outcome": outcome, "ended": round(time.monotonic() - start, 1)}
+    line |= {**seen, "ended": round(time.monotonic() - start, 1)}
     line |= {"named": witness and witness.seconds, "line": witness.line if witness else ""}
     return line if all_good([line]) else line | {"shown": scene.output.read_text()[-1000:]}

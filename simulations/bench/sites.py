@@ -116,7 +116,7 @@ class Sites:
                 [sys.executable, *command, "--port", str(self.ports[name]), *words],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "FEDAPP_HOME": str(home())},
+                env={**os.environ, "FEDAPP_HOME": str(home()), "FEDAPP_NAME": name},
             )
         deadline = time.monotonic() + START_SECONDS
         while process.poll() is None and time.monotonic() < deadline:

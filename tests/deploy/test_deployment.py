@@ -11,10 +11,9 @@ import sys
 import time
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
 from unittest.mock import patch
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -31,7 +30,15 @@ from fedapp.site.store import PART_FILE
 from fedapp.superlinks import find_superlink
 from fedapp.trees.divided import DividedModel
 from simulations.bench import faults
-from simulations.deployment import RUN_SECONDS, WORKER, settings_of, wait_for_output
+from simulations.deployment import (
+    RUN_SECONDS,
+    STOP_SECONDS,
+    SUPEREXEC,
+    WORKER,
+    flower_with,
+    settings_of,
+    wait_for_output,
+)
 from strategies.handshake import registered_sites
 from tests.deploy_folders import invoke
 from tests.deployed import (
@@ -114,6 +121,24 @@ def test_a_prediction_that_cannot_be_made_says_why(tmp_path, given, rule):
     error = CliRunner().invoke(cli, command).exception
     assert isinstance(error, ConfigError)
     assert re.search(rule, str(error))
+
+
+# A site that is stopped
+
+
+def test_a_site_that_is_stopped_while_it_compiles_leaves_no_process_and_no_file(tmp_path):
+    own = {name: tmp_path / name for name in ("TMPDIR", "NUMBA_CACHE_DIR", "FEDAPP_HOME")}
+    own["TMPDIR"].mkdir()
+    environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
+    superexec = psutil.Popen([sys.executable, "-P", "-m", SUPEREXEC], env=environment)
+    while not list(own["TMPDIR"].glob("*/*.csv")):
+        assert superexec.poll() is None
+        time.sleep(0.02)
+    (compiling,) = superexec.children()
+    superexec.terminate()  # as systemd, a script or Docker does
+    superexec.wait(STOP_SECONDS)
+    compiling.wait(STOP_SECONDS)
+    assert [*own["TMPDIR"].iterdir(), *own["NUMBA_CACHE_DIR"].rglob("complete")] == []
 
 
 # Sites that join, leave, or have a new key
@@ -214,16 +239,6 @@ def test_pax_across_sites_is_the_model_of_the_local_engine_and_secrets_stay_at_t
         assert "[RUN" not in shown
         assert "PushMessages" not in shown
     no_secret_is_at_the_coordinator(deployment, tmp_path / "across")
-
-
-def flower_with(folder, file, old, new):
-    """Copy the installed Flower with a change; returns what PYTHONPATH must be to import it."""
-    installed = Path(find_spec("flwr").origin).parent
-    shutil.copytree(installed, folder / "flwr", ignore=shutil.ignore_patterns("__pycache__"))
-    text = (path := folder / "flwr" / file).read_text()
-    assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
-    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.mark.slow
@@ -366,6 +381,7 @@ QUICKEST = {
         *("stop-supernode", "stop-worker", "late-workers", "late-serverapp", "full-disk"),
     },
     "secureboost": {"kill-supernode", "kill-worker"},
+    "standing": {"silent-peer", "withdrawn", "full-log", "peer-clock"},
 }
 
 
@@ -380,13 +396,16 @@ def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(
         for fault in faults.FAULTS
         if fault.method == method
         and fault.name in names
-        and fault.phase == (faults.START if fault.name.startswith("late") else faults.ROUND)
+        and (
+            method == "standing"
+            or fault.phase == (faults.START if fault.name.startswith("late") else faults.ROUND)
+        )
     ]
     lines = list(faults.disturbed(tmp_path, method, chosen))
     tried = [line for line in lines if not line["outcome"].startswith(faults.NOT_TRIED)]
     assert [line for line in tried if line["outcome"] not in faults.GOOD] == []
     # Only a full disk needs a right that not everybody has.
-    assert {line["fault"] for line in tried} >= {"none", *names} - {"full-disk"}
+    assert {line["fault"] for line in tried} >= {"none", *names} - {"full-disk", "full-log"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import pickle
 import re
 import shlex
 import subprocess
@@ -21,7 +22,7 @@ from fedapp.runs.flower import superlink
 from fedapp.runs.local import LocalGrid
 from simulations import __main__ as every
 from simulations import reference, study
-from simulations.bench import pax, trees
+from simulations.bench import faults, pax, trees
 from simulations.study import command, pooled_forest
 
 
@@ -157,6 +158,13 @@ def test_a_command_ends_with_its_line_and_another_digest_is_named(tmp_path, caps
     rule = f"^cyclic: model must be {'0' * 32}, got {model}$"
     with pytest.raises(SystemExit, match=rule):
         command(reference.reference, ["--only", "cyclic", "--check", str(path)])
+
+
+def test_every_fault_can_be_passed_to_the_process_whose_deployment_it_disturbs():
+    assert {fault.method for fault in faults.FAULTS} == {*faults.LANES}
+    for fault in faults.FAULTS:
+        assert pickle.loads(pickle.dumps(fault)).name == fault.name
+        assert fault.method == faults.STANDING or fault.phase in faults.PHASES
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict():
