@@ -69,6 +69,9 @@ def in_words(error: OSError) -> str:
     return f"{what if error.filename else ''}{error.strerror.lower()}"
 
 
+NEW_RUN = "begin a new run"  # the way out where the run cannot be resumed
+
+
 class FedappError(Exception):
     """Base class: catch this only at the outermost level of a program.
 

@@ -23,7 +23,14 @@ import tomli_w
 from fedapp import home as locks
 from fedapp.data.datasets import PREFIX, SUFFIX, by_party
 from fedapp.data.schema import first
-from fedapp.errors import ConfigError, DataError, FedappError, StoppedError, did_you_mean_path
+from fedapp.errors import (
+    NEW_RUN,
+    ConfigError,
+    DataError,
+    FedappError,
+    StoppedError,
+    did_you_mean_path,
+)
 from fedapp.home import (
     RUNS,
     home,
@@ -265,7 +272,7 @@ class RunFolder:
         try:
             yield
         except FedappError as error:
-            error.way_on = self.way_on
+            error.way_on = "" if NEW_RUN in str(error) else self.way_on
             raise
         except Exception as error:
             if way := self.way_on:

@@ -148,7 +148,8 @@ def main() -> None:
         raise SystemExit(without_bundles(error)) from error
     # Compile before asking for tasks, so that the first round does not wait for the compiler.
     command = [sys.executable, "-P", "-m", "fedapp.runs.kernels", "-"]
-    status = subprocess.Popen(command, stdin=subprocess.PIPE).wait()
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as compiling:
+        status = compiling.wait()
     is_done = "runs compile their kernels" if status else "kernels are compiled"
     log.info("%s: the site is ready", is_done)
     # Flower's default is 1 s. The patched SuperNode holds a request until a task arrives.

@@ -9,13 +9,11 @@ over TLS with both certificates pinned; the server takes no part (``fedapp.serve
 Reveals, in short:
 
 - After this run the sites score by themselves, until the version ends or a site takes standing out
-  of ``allow``.
+  of ``allow``: then the label holder's process deletes cells sent ahead, if it follows the rules.
 - The label holder then learns, of each row that it asks about, which way it goes at all splits of a
   passive party that its splits above leave open.
 - It may ask about any common row, as often as ``standing-rows-per-second`` and
   ``standing-rows-per-day`` allow.
-- If the site withdraws, the label holder's process deletes cells sent ahead, unless it breaks the
-  rules.
 - A passive party learns which rows are asked about, when, and for what stated purpose; no score.
 - The server takes no part; in this run it learns sizes of letters.
 

@@ -27,6 +27,7 @@ from fedapp.runs.local import LocalGrid, run_local, site_contexts
 from fedapp.site.log import LOG, append, drop_old
 from fedapp.site.trust import YEARS, days_left, validity, warn_of_expiry
 from tests.deploy_folders import init_federation
+from tests.site.office import set_clock
 
 
 def page(runs):
@@ -87,10 +88,10 @@ def test_lines_are_counted_once_also_where_old_ones_have_gone_or_files_are_close
     folder, now = home() / "sites" / "bank", time.time()
     collector = SiteLog(folder / LOG)
     for age in (9, 8, 1):
-        monkeypatch.setattr(time, "time", lambda age=age: now - age * 24 * 60 * 60)
+        set_clock(monkeypatch, now - age * 24 * 60 * 60)
         append(folder, "repeated", received=1, sent=2)
         assert collector.read()["answers", "answered"] == 10 - age - (age == 1) * 6
-    drop_old(folder, 5)
+    drop_old(folder, 3)
     append(folder, "answered", seconds=0.5, received=1, sent=2)
     append(folder, "score", outcome="answered")
     assert collector.read()["answers", "answered"] == 4

@@ -91,6 +91,7 @@ from fedapp.deploy.warm.memory import LinkStateWithoutObjects, serialized
 from fedapp.deploy.warm.patches import PATCHES, PROCESSES
 from fedapp.deploy.warm.polling import WAIT_SECONDS, MessageQueue, notify_waiting, wait_for_messages
 from fedapp.deploy.warm.simulation import one_cpu
+from fedapp.process import FALL_BACKS
 from fedapp.server_app import train_alone
 from simulations.deployment import WORKER
 from strategies.delivery import LOST
@@ -113,6 +114,9 @@ CHANGED = [
 # Which Flower
 
 
+KERNELS = "fedapp.runs.kernels"
+
+
 @pytest.fixture
 def apply():
     """Patch a program; Flower is as before after the test."""
@@ -122,6 +126,16 @@ def apply():
     while len(warm._replaced) > before:
         setattr(*warm._replaced.pop())
     warm.causes.cache_clear()
+
+
+def compiles_at_once(monkeypatch):
+    """A SuperExec in this process compiles nothing; what it notes for its children ends here."""
+    monkeypatch.setenv(FALL_BACKS, "")
+    popen, nothing = subprocess.Popen, [sys.executable, "-S", "-c", "pass"]
+    monkeypatch.setattr(
+        "subprocess.Popen",
+        lambda command, **how: popen(nothing if KERNELS in command else command, **how),
+    )
 
 
 def given_to(program):
@@ -298,7 +312,7 @@ def test_a_site_starts_where_flower_reads_bundles_by_other_means_only_if_no_proc
     known = warm.digest
     monkeypatch.setenv(warm.OFF, off)
     monkeypatch.setattr(warm, "digest", lambda name: "00" if name == LOADER else known(name))
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=0))
+    compiles_at_once(monkeypatch)
     started = []
     monkeypatch.setattr(superexec, "flower_superexec", lambda: started.append(1))
     monkeypatch.setattr(superexec, "start_log", lambda name: None)
@@ -315,11 +329,13 @@ def test_whichever_executor_fits_a_site_starts_its_own_program_and_nothing_else(
     off, monkeypatch, apply
 ):
     monkeypatch.setenv(warm.OFF, off)
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: SimpleNamespace(returncode=0))
+    compiles_at_once(monkeypatch)
     monkeypatch.setattr(superexec, "start_log", lambda name: None)
     commands, processes, popen = [], [], subprocess.Popen
 
     def start(command, **how):
+        if KERNELS in command:
+            return popen(command, **how)
         commands.append(command)
         processes.append(popen([sys.executable, "-S", "-c", "pass"], **how))
         return processes[-1]

@@ -344,7 +344,8 @@ def test_to_greet_a_site_leaves_nothing_there(configs):
     config = replace(configs["bank"], asks=True)
     for step in (0, 5, 0):
         greeted = ask(config, GreetRequest(), step).scalars
-        assert greeted == {"name": "bank", "fingerprint": site_fingerprint("bank")}
+        fingerprint = site_fingerprint("bank")
+        assert greeted == {"name": "bank", "fingerprint": fingerprint, "fall_backs": []}
 
 
 @pytest.mark.parametrize("method", ["pax", "bagging", "cyclic"])

@@ -351,7 +351,8 @@ def test_a_run_that_diverges_says_so_and_resumed_it_keeps_the_rounds_before(
         fedapp.run(strategy, **asked, run_dir=place)
     told = re.fullmatch(
         rf"eta must be smaller, got 1000000.0: training diverges in round (\d+): {re.escape(rule)}"
-        r".*; num_boost_round=(\d+) ends before it, and so does the run if it is resumed",
+        r".*; num_boost_round=(\d+) ends before it, and so does the run if it is resumed"
+        r"; resume=.+ resumes the run",
         str(caught.value),
     )
     assert told is not None, caught.value
