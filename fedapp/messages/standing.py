@@ -9,7 +9,7 @@ over TLS with both certificates pinned; the server takes no part (``fedapp.serve
 Reveals, in short:
 
 - After this run the sites score by themselves, until the version ends or a site takes standing out
-  of ``allow``: then the label holder's process deletes cells sent ahead, if it follows the rules.
+  of ``allow``; then cells sent ahead are deleted.
 - The label holder then learns, of each row that it asks about, which way it goes at all splits of a
   passive party that its splits above leave open.
 - It may ask about any common row, as often as ``standing-rows-per-second`` and
@@ -40,6 +40,8 @@ By the standing processes, which answer until the version is ended or the site w
   have left its table. Nobody else is answered, also not other passive parties.
 - With nightly vectors the active party learns the same of all rows that it names, or of all, at
   once; the passive party then does not learn which of them are scored.
+- If a site takes ``standing`` out of ``allow``, the active party's process deletes the cells that
+  the site has sent ahead, unless it breaks the rules.
 - A passive party that breaks the rules chooses the leaf of a row among those that others' splits
   leave open. Cells that contradict each other are refused, others are not detected.
 - Whoever watches the network sees when the sites talk, and how much.
