@@ -29,6 +29,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fedapp.deploy.exporter import PEER_ROWS, PEER_SECONDS
 from fedapp.errors import DataError, did_you_mean, without_folders
+from fedapp.home import home
 from fedapp.serve.http import (
     CONNECTION,
     HANDLERS,
@@ -39,7 +40,7 @@ from fedapp.serve.http import (
     read_object,
 )
 from fedapp.serve.versions import Site, Version
-from fedapp.site.clock import SECONDS_A_DAY
+from fedapp.site.clock import SECONDS_A_DAY, read_clock
 from fedapp.site.log import LOG, Audit
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.cells import compress, open_cells
@@ -132,7 +133,7 @@ class Answers:
         self.site = site
         self._allowances: dict[str, Allowance] = {}
         self._heard = set[str]()  # versions whose active party knows that the site has withdrawn
-        self._began = time.time() - time.monotonic()
+        self._began = read_clock(home()).now - time.monotonic()
 
     @property
     def _now(self) -> float:
