@@ -30,11 +30,12 @@ from fedapp.data.labels import (
 from fedapp.data.partition import Holdout
 from fedapp.data.schema import listed
 from fedapp.data.table import Table, notes_on_leaks
-from fedapp.errors import ConfigError, DataError, as_protocol_error
+from fedapp.errors import ConfigError, DataError, as_plain, as_protocol_error, without_folders
 from fedapp.histograms.fixed_point import power_above
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import LONGEST, UNPRINTABLE, Array, check_fields, fields_of
 from fedapp.messages.handshake import (
+    MOST_FALL_BACKS,
     GreetReply,
     GreetRequest,
     HelloReply,
@@ -215,8 +216,9 @@ def greet(site: Site, request: GreetRequest) -> GreetReply:
     """Name of the party, fingerprint of its key, and what slows it, before a run opens."""
     if site.config.simulated:
         return GreetReply(site.name, "")
-    fall_backs = os.environ.get(FALL_BACKS, "").splitlines()
-    return GreetReply(site.name, site_fingerprint(site.name), tuple(fall_backs))
+    lines = os.environ.get(FALL_BACKS, "").splitlines()[:MOST_FALL_BACKS]
+    fall_backs = tuple(as_plain(without_folders(line), 1000) for line in lines)
+    return GreetReply(site.name, site_fingerprint(site.name), fall_backs)
 
 
 def look(config: SiteConfig, request: HelloRequest) -> tuple[HelloReply, dict[str, Table]]:

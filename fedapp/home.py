@@ -24,7 +24,7 @@ DEEPEST = 32  # nesting of TOML tables and lists; fedapp's files have 4 levels a
 
 def home() -> Path:
     """``$FEDAPP_HOME``, by default ``~/.fedapp``: sites' state, Flower's files, data."""
-    return Path(os.environ.get("FEDAPP_HOME") or "~/.fedapp").expanduser()
+    return Path(os.path.expanduser(os.environ.get("FEDAPP_HOME") or "~/.fedapp"))
 
 
 def display_path(path: Path) -> str:
@@ -133,11 +133,13 @@ def secret_at(path: Path, draw: Callable[[], bytes]) -> bytes:
     if not path.exists():
         private_folder(path.parent)
         drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        write_new(drawn, draw())
-        # Atomic; if two processes draw at the same time, the first one's secret stays.
-        with suppress(FileExistsError):
-            os.link(drawn, path)
-        drawn.unlink()
+        try:
+            write_new(drawn, draw())
+            # Atomic; if two processes draw at the same time, the first one's secret stays.
+            with suppress(FileExistsError):
+                os.link(drawn, path)
+        finally:
+            drawn.unlink(missing_ok=True)
     return path.read_bytes()
 
 

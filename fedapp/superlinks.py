@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedapp.errors import ConfigError, RunFailedError, did_you_mean
+from fedapp.errors import ConfigError, RunFailedError, as_plain, did_you_mean
 from fedapp.home import read_toml
 
 if TYPE_CHECKING:  # Flower takes a second to import
@@ -180,7 +180,7 @@ def site_fault(error: BaseException | None, words: Sequence[str], reached: Path)
         return f"{type(error).__name__}: {error}"
     fault, status = FlowerError.from_json(error.response.text), error.response.status_code
     if fault and fault.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
-        key = Path(options["--auth-supernode-private-key"])
+        key = Path(options.get("--auth-supernode-private-key", ""))
         had = reached.stat().st_mtime if reached.exists() else 0.0
         cause = "died" if time.time() - had < LET_GO else "removed"
         cause = "new" if had < key.stat().st_mtime else cause
@@ -224,19 +224,22 @@ def _refused_certificate(error: ssl.SSLCertVerificationError, host: str, ca: Pat
     try:
         certificate, server_time, is_public = _presented(host)
         trusted = x509.load_pem_x509_certificates(ca.read_bytes()) if ca else []
-    except (OSError, ValueError):  # gone since, or nothing that shows one
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):  # gone since, or nothing that shows one
         return refused
     if error.verify_code in ANOTHER_HOST:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        listed = ", ".join(str(name.value) for name in names)
+        if ca is None:  # whoever it is has a certificate of its own
+            return f"{refused}; its address must be right, as the coordinator has given it"
+        listed = as_plain(", ".join(str(name.value) for name in names))
         return f"{refused}; its address must be one of the certificate's: {listed}"
     if error.verify_code not in OUT_OF_DATE:
         if ca is None:
             return f"{refused}; give the coordinator's FOLDER/ca.crt as root certificates"
         if is_public:
-            return f"{refused}; it is a public authority's: omit the root certificates, {ca}"
-        others = ", ".join(one.subject.rfc4514_string() for one in trusted)
-        issuer = certificate.issuer.rfc4514_string()
+            way = f"omit the root certificates, {ca}, if the coordinator has said so"
+            return f"{refused}; it is a public authority's: {way}"
+        others = as_plain(", ".join(one.subject.rfc4514_string() for one in trusted))
+        issuer = as_plain(certificate.issuer.rfc4514_string())
         return (
             f"{refused}: {issuer} has signed it, {ca} is of {others} or its earlier key; {ISSUED}"
         )
@@ -269,8 +272,7 @@ def _presented(host: str) -> tuple[x509.Certificate, float, bool]:
 
     name, _, port = host.rpartition(":")
     name = name.strip("[]")
-    context = ssl.create_default_context()
-    context.check_hostname = False
+    context = ssl.create_default_context()  # of public authorities, for this very name
 
     def look() -> tuple[bytes, bytes]:
         with (
@@ -284,7 +286,8 @@ def _presented(host: str) -> tuple[x509.Certificate, float, bool]:
     try:
         content, answer = look()
     except ssl.SSLCertVerificationError:
-        is_public, context.verify_mode = False, ssl.CERT_NONE
+        is_public, context.check_hostname = False, False
+        context.verify_mode = ssl.CERT_NONE
         content, answer = look()
     date = re.search(rb"(?im)^date: *(.+?)\r?$", answer)
     clock = parsedate_to_datetime(date[1].decode("ascii")).timestamp() if date else 0.0

@@ -289,6 +289,8 @@ class FlowerStrategy(Driver[Any], Strategy):
                     break
                 if self._is_stopped:  # by a callback, here or in another process
                     raise StoppedError(f"the run was stopped after round {self._state.rounds}")
+        if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
+            raise ConfigError(f"aggregate_train must return the last model {NO_WRAP}")
         result.arrays = arrays
         return result
 

@@ -235,10 +235,17 @@ def _sense(name: str) -> object:
     return " ".join(name.casefold().split()) if number is None else number
 
 
-def number_written(name: str) -> Decimal | None:
-    """The number that a name is, exactly and however it is written, or None."""
+def number_written(name: str) -> str | None:
+    """The number that a name is, exactly and however it is written, in one spelling; or None."""
     plain = name.replace(",", "") if WITH_THOUSANDS.fullmatch(name) else name
-    return Decimal(plain) if is_finite(plain) else None
+    if not is_finite(plain):
+        return None
+    # A text, as other parties' names are keys: they could choose numbers of one hash.
+    sign, digits, exponent = Decimal(plain).as_tuple()
+    written = "".join(map(str, digits))
+    significant = written.strip("0")
+    shift = int(exponent) + len(written) - len(written.rstrip("0"))
+    return f"{'-' * sign}{significant}e{shift}" if significant else "0"
 
 
 def format_classes(classes: Mapping[str, Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from importlib.metadata import entry_points
 
 from fedapp.deploy.health import REACHED
@@ -44,10 +45,11 @@ def main() -> None:
     """Run a site's SuperNode, until it is stopped or gives up."""
     threading.excepthook = lambda failed: end(failed.exc_value)
     try:
-        from flwr.supernode import fleet_http_connection
+        with suppress(ImportError):
+            from flwr.supernode import fleet_http_connection
 
-        # Flower's own has the same words for every cause.
-        vars(fleet_http_connection)["flwr_exit"] = lambda *_: end(sys.exc_info()[1])
+            # Flower's own has the same words for every cause.
+            vars(fleet_http_connection)["flwr_exit"] = lambda *_, **__: end(sys.exc_info()[1])
         run_flower("supernode")
     except Exception as error:
         end(error)

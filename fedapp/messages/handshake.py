@@ -147,6 +147,7 @@ from fedapp.trees.shown import NOT_COUNTED, WHAT
 NUMBERS = -1  # in place of a number of categories
 MOST_NAMES = 2**20  # of all columns together
 MOST_LETTERS = 2**24  # of all names together
+MOST_FALL_BACKS = 16  # texts
 MOST_RESTARTS = 2  # of a run in the clear
 
 Counts = Annotated[Array, Form("int32", "n_coded_columns", low=NUMBERS, high=MOST_CATEGORIES)]
@@ -268,7 +269,8 @@ class GreetReply(Reply):
 
     name: Annotated[str, Range(1, 64)]
     fingerprint: Annotated[str, Range(0, 64)]  # empty if simulated
-    fall_backs: Annotated[tuple[str, ...], Range(0, 8)] = ()  # patches of Flower that are off
+    # Patches of Flower that are off.
+    fall_backs: Annotated[tuple[str, ...], Range(0, MOST_FALL_BACKS)] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

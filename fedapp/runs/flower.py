@@ -72,6 +72,8 @@ GONE = (
 )
 SILENT = "the SuperLink '{name}' gives no status of the run; it is asked again for {seconds:.0f} s"
 DIED = "the ServerApp has ended without a word, as one does that is killed or finds no memory"
+# A line of the ServerApp itself, by `fedapp.process.Lines`: what parties say is in others.
+IS_IN = r"(?m)^\S+ INFO \S+ serverapp(?: run=\d+)?: the run is in (/.+)$"
 OWN_PORT = "each federation of a machine needs a port of its own: fedapp federation init --port"
 NEVER_STARTED = (
     "the ServerApp must start within {seconds:.0f} s, the run is {status}; the log of the "
@@ -279,7 +281,7 @@ def _train_at(
             raise KeyboardInterrupt(f"the run continues; to stop it:\n  {stop}") from None
     if folder:
         return settings.run_dir
-    places: list[str] = re.findall(r"the run is in (/.+)", log_of(run_id, link))
+    places: list[str] = re.findall(IS_IN, log_of(run_id, link))
     for place in places[-1:]:
         watcher.tell(f"run {run_id} of the SuperLink '{link.name}' is in {place}")
     return places[-1] if places else ""

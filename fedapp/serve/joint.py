@@ -416,6 +416,8 @@ class Joint:
         folder, names = self.site.folder / before.agreed.version, before.agreed.peers
         if not all((folder / f"{AHEAD}{name}").is_file() for name in names):
             return
+        if self._clients.keys() != names.keys():  # a party that is gone cannot withdraw them
+            return
         joint = Joint(self.site, before)
         if joint.has_cells and (joint.name, joint.outputs) == (self.name, self.outputs):
             joint.faults, self.before = self.faults, joint
@@ -423,6 +425,8 @@ class Joint:
     async def renew(self) -> None:
         """Ask for cells of the rows of which the version before has some."""
         if not (before := self.before) or not self._may_renew or self.faults:
+            return
+        if not before.has_cells:  # one of its parties has withdrawn
             return
         sent = np.stack([ahead.places != NONE for ahead in before._ahead.values() if ahead])
         ids = before.loaded.ids[sent.all(axis=0)].tolist()

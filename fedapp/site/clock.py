@@ -33,6 +33,7 @@ CLOCK = "clock.json"
 CLOCK_BYTES = 1024
 SECONDS_A_DAY = 24 * 60 * 60
 STEP = 60 * 60  # that a running machine's clock may be set by
+LATEST = 2.0**37  # no clock is later
 JUMP = 3 * SECONDS_A_DAY  # over a start of the machine, which may be off for a weekend
 BOOT, UPTIME = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/uptime")
 
@@ -167,7 +168,9 @@ def _parsed(text: bytes) -> Time | None:
     try:
         fields = json.loads(text)
         doubted = fields.pop("doubted", None)
-        return Time(**fields, doubted=doubted and Reading(*doubted))
+        time = Time(**fields, doubted=doubted and Reading(*doubted))
+        moments = (time.now, time.clock, time.doubted_from, time.doubted_to, *(doubted or ())[:2])
+        return time if all(0 <= moment < LATEST for moment in (*moments, time.up)) else None
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from clients.handshake import category_fields, look
 from clients.vertical.opening import look as look_vertical
+from fedapp.data.labels import number_written
 from fedapp.data.partition import SUBSETS
 from fedapp.data.table import Table
 from fedapp.errors import DataError, PartyError, ProtocolError
@@ -139,6 +140,15 @@ def test_packed_categories_come_back_and_have_few_letters():
     names = tuple(f"{place:04}" + "x" * 996 for place in range(MOST_LETTERS // 1000 + 1))
     with pytest.raises(ValueError, match=r"categories must be .* letters together at most"):
         pack_categories((names,))
+
+
+def test_numbers_however_written_are_one_and_no_party_can_choose_their_hashes():
+    for names in (("1.50", "15e-1", "+1.5", "0001.5"), ("0", "-0.0", "0e9"), ("1,000", "1e3")):
+        assert len({number_written(name) for name in names}) == 1
+    assert number_written("1") != number_written("-1") != number_written("10")
+    # As numbers they would all have hash 0, which makes a dictionary of them quadratic.
+    names = [str(k * (2**61 - 1)) for k in range(1, 100)]
+    assert len({hash(number_written(name)) for name in names}) == len(names)
 
 
 def test_another_spelling_at_one_party_is_noted_and_two_of_one_party_are_not():

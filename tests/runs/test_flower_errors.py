@@ -344,6 +344,10 @@ def test_the_authority_of_a_superlink_is_that_of_its_certificate(tmp_path):
     assert SuperLink("hospitals", {}).authority == ""
 
 
+TOLD = "2026-11-29T12:00:00.000Z INFO fed serverapp run=7: the run is in"
+PARTYS = "2026-11-29T12:00:01.000Z WARNING fed serverapp run=7: bank: the run is in"
+
+
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_run_whose_folder_the_serverapp_chose_is_named_and_read_where_it_is(
     settings, tmp_path, monkeypatch, is_here
@@ -356,7 +360,7 @@ def test_a_run_whose_folder_the_serverapp_chose_is_named_and_read_where_it_is(
         (place / "summary.json").write_text("{}")
     watcher, names = (
         Told(),
-        f"INFO : the run is in /before\nINFO : the run is in {place}\nINFO : end",
+        f"{TOLD} /before\n{TOLD} {place}\n{PARTYS} /elsewhere\nINFO : end",
     )
     for log, run_dir in ((names, place if is_here else None), ("", None)):
         link = Answers(ENDED, log=log)

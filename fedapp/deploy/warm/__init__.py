@@ -158,7 +158,7 @@ def _import_error(patch: Patch) -> str:
     try:
         importlib.import_module(patch.module)
     except Exception as error:
-        return f"{type(error).__name__}: {error}".partition(" (/")[0]
+        return f"{type(error).__name__}: {error}".partition("\n")[0].partition(" (/")[0]
     return ""
 
 
@@ -174,13 +174,16 @@ def _differs(patch: Patch, process: str) -> str:
 
 @functools.cache
 def digest(function: str) -> str:
-    """First six hex digits of the SHA-256 of an installed function's syntax tree, or "none"."""
+    """First six hex digits of the SHA-256 of an installed function's syntax tree; "none" if there
+    is no such function, "unreadable" if it has no source."""
     module, _, name = function.partition(":")
     try:
         source = inspect.getsource(attrgetter(name)(importlib.import_module(module)))
-    except (ImportError, AttributeError, OSError, TypeError):
+        tree = syntax(ast.parse(textwrap.dedent(source)))
+    except (ImportError, AttributeError):
         return "none"
-    tree = syntax(ast.parse(textwrap.dedent(source)))
+    except Exception:  # of whatever a Flower that nobody knows is made
+        return "unreadable"
     return hashlib.sha256(tree.encode()).hexdigest()[:6]
 
 
