@@ -329,6 +329,7 @@ def test_whichever_executor_fits_a_site_starts_its_own_program_and_nothing_else(
     off, monkeypatch, apply
 ):
     monkeypatch.setenv(warm.OFF, off)
+    assert ("executor" in warm.causes("site")) == bool(off)  # it needs tasks
     compiles_at_once(monkeypatch)
     monkeypatch.setattr(superexec, "start_log", lambda name: None)
     commands, processes, popen = [], [], subprocess.Popen
@@ -351,7 +352,6 @@ def test_whichever_executor_fits_a_site_starts_its_own_program_and_nothing_else(
     monkeypatch.setattr("subprocess.Popen", start)
     superexec.main()
     processes[0].wait(LONG)
-    assert ("executor" in warm.causes("site")) == bool(off)  # it needs tasks
     whole = [*superexec.PROGRAM] if off else [sys.executable, "-P", "-m", WORKER]
     assert [command[:4] for command in commands] == [whole]
 
