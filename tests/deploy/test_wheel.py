@@ -189,6 +189,7 @@ def test_a_wheel_has_the_app_in_one_package_without_studies_and_tests(wheel):
     assert {name.partition("/")[0] for name in names} == {"fedapp", top.partition("/")[0]}
     modules = {*app_files("fedapp/**/*.py"), "fedapp/py.typed", "fedapp/data/registry.toml"}
     modules |= {*app_files("fedapp/deploy/templates/*"), *app_files("fedapp/report/templates/*")}
+    modules |= {"fedapp/deploy/warm/patches.toml"}
     files = {*app_files("strategies/**/*.py"), *app_files("clients/**/*.py")}
     files |= {"pyproject.toml", "LICENSE", "requirements.lock"}
     assert {name for name in names if name.startswith("fedapp/")} == {
