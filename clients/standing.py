@@ -22,6 +22,7 @@ from fedapp.messages.standing import (
 )
 from fedapp.messages.vertical import MatchRequest, OrderRequest, VerticalHelloRequest
 from fedapp.site.account import planned
+from fedapp.site.certificates import check_own_certificate
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.settings import is_address
@@ -36,7 +37,6 @@ from fedapp.site.standing import (
     switch,
     unreached,
 )
-from fedapp.site.trust import check_own_certificate
 from fedapp.trees.divided import ActivePart
 
 KEY_BYTES = 32

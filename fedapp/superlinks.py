@@ -228,7 +228,7 @@ def _refused_certificate(error: ssl.SSLCertVerificationError, host: str, ca: Pat
     except (OSError, ValueError, x509.ExtensionNotFound):  # gone since, or nothing that shows one
         return refused
     if error.verify_code in ANOTHER_HOST:
-        if ca is None:  # whoever it is has a certificate of its own
+        if ca is None:  # the names are of a server that nobody has checked
             return f"{refused}; its address must be right, as the coordinator has given it"
         listed = as_plain(", ".join(str(name.value) for name in names))
         return f"{refused}; its address must be one of the certificate's: {listed}"

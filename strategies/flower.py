@@ -90,7 +90,7 @@ class FlowerStrategy(Driver[Any], Strategy):
         _check_empty("config", config)
         if self._is_asked:
             raise ConfigError(f"aggregate_train must be given the replies of each round {NO_WRAP}")
-        if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
+        if not self._is_last(arrays):
             is_first = self._conversation is None
             remedy = "init_model continues a model" if is_first else f"the last model {NO_WRAP}"
             raise ConfigError(f"arrays must be {'empty; ' if is_first else ''}{remedy}")
@@ -289,10 +289,14 @@ class FlowerStrategy(Driver[Any], Strategy):
                     break
                 if self._is_stopped:  # by a callback, here or in another process
                     raise StoppedError(f"the run was stopped after round {self._state.rounds}")
-        if arrays is not self._arrays and _bytes_of(arrays) != _bytes_of(self._arrays):
+        if not self._is_last(arrays):
             raise ConfigError(f"aggregate_train must return the last model {NO_WRAP}")
         result.arrays = arrays
         return result
+
+    def _is_last(self, arrays: ArrayRecord) -> bool:
+        """Whether a model is the one that the last ``aggregate_train`` of this class returned."""
+        return arrays is self._arrays or _bytes_of(arrays) == _bytes_of(self._arrays)
 
     def _check_rounds(self, num_rounds: int | None) -> None:
         """Refuse a number of exchanges with which the run might end without a model."""

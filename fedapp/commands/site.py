@@ -264,12 +264,13 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     from fedapp.report.summary import print_warning
     from fedapp.settings import load_settings
     from fedapp.site.bundle import installed_bundle
+    from fedapp.site.certificates import validity
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
     from fedapp.site.clock import read_clock
     from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending, spent
     from fedapp.site.settings import parse_node_config, site_config
     from fedapp.site.table import held_tables
-    from fedapp.site.trust import pins_in, validity
+    from fedapp.site.trust import pins_in
 
     path = node_config(site)
     node = parse_node_config(str(path))
@@ -571,7 +572,7 @@ def list_command(folder: CoordinatorFolder, as_json: AsJson = False) -> None:
     """Show sites, users, and how long the certificates are valid."""
     from fedapp.deploy.members import members
     from fedapp.report.summary import print_warning
-    from fedapp.site.trust import days_left, validity
+    from fedapp.site.certificates import days_left, validity
 
     sites, fault = members(folder)
     users = [line.partition(":")[0] for line in (folder / "nginx.users").read_text().splitlines()]

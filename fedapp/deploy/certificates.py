@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedapp.errors import ConfigError
-from fedapp.site.trust import KeyPair, builder, named, pem
+from fedapp.site.certificates import KeyPair, builder, named, pem
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
 from fedapp.run_files import LedgerSums, sums_of_ledger
 from fedapp.run_folder import RunFolder, State, utc_now
+from fedapp.site.certificates import days_left
 from fedapp.site.log import CLOSED, LOG, parts
-from fedapp.site.trust import days_left
 
 MOST_RUNS = 20  # only the newest, since each run is a label value
 # Help and labels of each metric; the name of a counter ends in _total.

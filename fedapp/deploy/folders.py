@@ -36,8 +36,8 @@ from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
 from fedapp.settings import Value, declared
+from fedapp.site.certificates import KeyPair
 from fedapp.site.settings import SiteConfig, is_address, parse_node_config
-from fedapp.site.trust import KeyPair
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations

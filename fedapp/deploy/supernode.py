@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.warm import apply
 from fedapp.process import keep_imported, leave_no_core, start_log
-from fedapp.site.trust import warn_of_expiry
+from fedapp.site.certificates import warn_of_expiry
 from fedapp.superlinks import flower_config, site_fault
 
 log = logging.getLogger("fedapp")

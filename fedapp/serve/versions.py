@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fedapp.errors import DataError, FedappError, without_folders
 from fedapp.home import home
 from fedapp.serve.http import RefusedError
+from fedapp.site.certificates import WARNED_DAYS, days_left
 from fedapp.site.log import LogError, append, check_takes, drop_old
 from fedapp.site.rows_to_predict import Features, features_of, source_of
 from fedapp.site.settings import SiteConfig, parse_node_config, site_config
@@ -35,7 +36,6 @@ from fedapp.site.standing import (
     ids_of,
 )
 from fedapp.site.store import part_digest, read_part
-from fedapp.site.trust import WARNED_DAYS, days_left
 from fedapp.trees.cells import Crossing
 from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 

@@ -38,9 +38,9 @@ from fedapp.home import (
     sync_folder,
     write_atomically,
 )
+from fedapp.site.certificates import WARNED_DAYS, days_left, own_certificate
 from fedapp.site.clock import read_clock
 from fedapp.site.table import keyed_order
-from fedapp.site.trust import WARNED_DAYS, days_left, own_certificate
 
 METHOD = FOLDER = "standing"
 TLS, NEXT_TLS = "tls.pem", "tls.next.pem"

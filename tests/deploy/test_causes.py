@@ -29,7 +29,7 @@ from fedapp.commands.site import federation_app, site_app
 from fedapp.deploy.certificates import new_authority
 from fedapp.deploy.folders import renew_certificates
 from fedapp.deploy.health import REACHED
-from fedapp.site import trust
+from fedapp.site import certificates
 from fedapp.superlinks import SuperLink, SuperLinkError, site_fault
 from tests.deploy_folders import init_federation, invoke
 from tests.serving import serving
@@ -144,7 +144,7 @@ class Cause(NamedTuple):
 def ended(scene: Scene) -> None:
     """The certificates have ended a moment ago."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trust, "YEARS", 0)
+        patch.setattr(certificates, "YEARS", 0)
         renew_certificates(scene.folder)
 
 

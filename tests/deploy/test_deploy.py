@@ -108,7 +108,7 @@ def test_renewed_certificates_end_later_and_are_good_by_the_old_ca_and_the_new(
     federation, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr("fedapp.site.trust.YEARS", 1)
+        patch.setattr("fedapp.site.certificates.YEARS", 1)
         folder, _ = federation()
     old = tmp_path / "old.crt"
     old.write_bytes((folder / "ca.crt").read_bytes())

@@ -3,6 +3,7 @@
 import os
 import re
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -24,8 +25,8 @@ from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import LocalGrid, run_local, site_contexts
+from fedapp.site.certificates import YEARS, days_left, validity, warn_of_expiry
 from fedapp.site.log import LOG, append, drop_old
-from fedapp.site.trust import YEARS, days_left, validity, warn_of_expiry
 from tests.deploy_folders import init_federation
 from tests.site.office import set_clock
 
@@ -115,7 +116,7 @@ def test_certificates_are_counted_down_and_warned_of(tmp_path, monkeypatch, capl
     words = ["--ssl-certfile", str(folder / "server.crt"), "--port", "1"]
     warn_of_expiry(words)
     assert not caplog.messages
-    monkeypatch.setattr("fedapp.site.trust.WARNED_DAYS", 365 * YEARS + 1)
+    monkeypatch.setattr("fedapp.site.certificates.WARNED_DAYS", 365 * YEARS + 1)
     warn_of_expiry(words)
     assert [text.partition(";")[2] for text in caplog.messages] == [
         " the coordinator renews it (fedapp federation renew), and gives ca.crt to every site"
@@ -190,3 +191,10 @@ def test_without_prometheus_client_the_command_says_what_to_install(monkeypatch,
     error = CliRunner().invoke(cli, ["serve", way]).exception
     with pytest.raises(ConfigError, match=f"^prometheus-client must be installed {rule}"):
         raise error
+
+
+@pytest.mark.parametrize("process", ["supernode", "superlink"])
+def test_a_process_that_stays_up_loads_no_tables_and_no_compiler_of_its_own(process):
+    code = f"import fedapp.deploy.{process}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numba", "numpy", "pyarrow", "pandas"} & set(done.stdout.split())

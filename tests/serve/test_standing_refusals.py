@@ -30,10 +30,10 @@ from fedapp.serve import joint, peers, versions  # noqa: E402
 from fedapp.serve.joint import LIVE_SECONDS, ROWS_SECONDS  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
+from fedapp.site.certificates import own_certificate  # noqa: E402
 from fedapp.site.log import LOG, Audit  # noqa: E402
 from fedapp.site.settings import parse_node_config  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402
-from fedapp.site.trust import own_certificate  # noqa: E402
 from fedapp.trees import cells as cells_of_trees  # noqa: E402
 from simulations.bench.sites import SERVICE  # noqa: E402
 from tests.serve.standing import (  # noqa: E402

@@ -13,14 +13,7 @@ from fedapp.home import home
 from fedapp.messages.vertical import OpenRequest, VerticalHelloRequest
 from fedapp.messages.wire import Envelope, to_content
 from fedapp.site.settings import SiteConfig, site_config
-from fedapp.site.trust import (
-    PINNED,
-    check_trusted,
-    identity,
-    pin,
-    site_fingerprint,
-    trusted_keys,
-)
+from fedapp.site.trust import PINNED, check_trusted, identity, pin, site_fingerprint, trusted_keys
 from strategies.vertical import Mailbox
 from tests.deploy_folders import checked_site, invoke
 from tests.sites import answer
