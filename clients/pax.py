@@ -42,6 +42,7 @@ from fedapp.messages.pax import (
     RisksRequest,
     SketchReply,
     SketchRequest,
+    TurnRequest,
 )
 from fedapp.metrics.survival import Cells
 from fedapp.site.account import is_masked
@@ -59,6 +60,8 @@ from fedapp.trees.quantiles import leaf_digit_counts
 from fedapp.trees.structure import children_of, each_once_among, roots_of, route_rows
 from fedapp.trees.survival import binned_pairs, risk_sums
 
+# What may begin a round.
+ROUNDS = {RisksRequest, GrowRequest, TurnRequest}
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
 Bools = npt.NDArray[np.bool_]
 
@@ -206,13 +209,14 @@ class Party(Counted):
     order = Order(
         {
             HelloRequest: {SketchRequest, OpenRequest},
-            SketchRequest: {InitRequest, RisksRequest, GrowRequest, QuantilesRequest},
-            InitRequest: {RisksRequest, GrowRequest},
-            GrowRequest: {RisksRequest, GrowRequest, QuantilesRequest},
+            SketchRequest: {InitRequest, QuantilesRequest, *ROUNDS},
+            InitRequest: ROUNDS,
+            GrowRequest: {QuantilesRequest, *ROUNDS},
+            TurnRequest: {GrowRequest, TurnRequest},
             RisksRequest: {GrowRequest},
             QuantilesRequest: {QuantilesRequest, GrowRequest},
-            OpenRequest: {CountRequest, InitRequest, RisksRequest, GrowRequest},
-            CountRequest: {CountRequest, InitRequest, RisksRequest, GrowRequest, QuantilesRequest},
+            OpenRequest: {CountRequest, InitRequest, *ROUNDS},
+            CountRequest: {CountRequest, InitRequest, QuantilesRequest, *ROUNDS},
         }
     )
     round: Round = Round({})  # the last one
@@ -223,16 +227,31 @@ class Party(Counted):
 
     def begin_from(self, request: InitRequest) -> InitReply:
         """Start from the margins of a finished model."""
-        initial = self.read_trees(request)
         self.check_outputs(request, "base_margin")
-        values = dict[str, Array](self.values)
-        if (request.at_cuts or self.config.least_bin_rows) and not self.cutting.n_counted:
+        self.margins = first_margins(self, request.base_margin)
+        self._add_trees(request, request.at_cuts or bool(self.config.least_bin_rows))
+        return InitReply()
+
+    def _add_trees(self, request: InitRequest | TurnRequest, by_bins: bool) -> None:
+        """Add whole trees to the margins; training rows reach leaves by their bins, or by value."""
+        grown, values = self.read_trees(request), dict[str, Array](self.values)
+        if by_bins and not self.cutting.n_counted:
             values["train"] = self.bins.surrogates()
         self.margins = {
-            subset: add_trees(margins, initial.trees, values[subset], initial.sets)
-            for subset, margins in first_margins(self, request.base_margin).items()
+            subset: add_trees(margins, grown.trees, values[subset], grown.sets)
+            for subset, margins in self.margins.items()
         }
-        return InitReply()
+
+    def turn(self, request: TurnRequest) -> Sums:
+        """Add the last round's trees, and sum over the bins of every column at the roots."""
+        request = self.read_bins(request)
+        self.check_outputs(request, "base_margin")
+        if not self.margins:
+            self.margins = first_margins(self, request.base_margin)
+        self._add_trees(request, by_bins=True)
+        # The round before is over: no splits or leaves of it follow.
+        self.round = Round({})
+        return self.grow(request.opened(len(self.columns)))
 
     def risks(self, request: RisksRequest) -> Sums:
         """Add the last round's trees, and sum hazard ratios and events by bin of times."""

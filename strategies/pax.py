@@ -67,6 +67,7 @@ from strategies import method as methods
 from strategies import pax_sums, scoring
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.pax_additive import MOST_PARALLEL, Turns, check_additive
 from strategies.pax_dp import NoisedTotals, privacy_settings
 from strategies.secagg import Form, check_secure_aggregation
 
@@ -84,6 +85,7 @@ class PaxState(HorizontalState):
     # With a calibration: weights of validation rows by class and bin, of the model to calibrate
     validation: npt.NDArray[np.float64] | None = None
     n_restarts: int = 0  # rounds that began again without a lost party
+    pairs: npt.NDArray[np.int64] | None = None  # (n_pairs, 2): columns, once they are chosen
 
     @property
     def n_added(self) -> int:
@@ -112,12 +114,15 @@ class PAX(HorizontalStrategy):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.private = privacy_settings(self.settings, self.section.aggregation)
+        additive = self.section.additive and not self.private.epsilon  # with noise they all are
+        self.turns = Turns(self, self.section.pairs) if additive else None
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
 
     @classmethod
     def section_settings(cls, settings: Settings) -> pax_sums.PaxSettings:
         """``[pax]``, checked, also against what secure aggregation needs."""
         section = pax_sums.PaxSettings.of(settings)
+        check_additive(settings, section)
         privacy_settings(settings, section.aggregation)
         if section.aggregation == "secure":
             check_secure_aggregation(settings)
@@ -130,7 +135,9 @@ class PAX(HorizontalStrategy):
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
         """One a level, one to spare, one for risk sets, and one a digit of quantiles."""
-        objective = settings.objective
+        objective, section = settings.objective, pax_sums.PaxSettings.of(settings)
+        if section.additive and not section.pairs:
+            return 1
         more = has_risk_sets(objective) + N_DIGITS * has_quantile_leaves(objective)
         return settings.n_levels + 1 + more
 
@@ -139,7 +146,8 @@ class PAX(HorizontalStrategy):
         """One round more is begun where the scores of the last are needed."""
         plan = super().planned(settings)
         needs_last = settings.early_stopping_rounds > 0 or settings.calibration != "none"
-        return {**plan, "rounds": plan["rounds"] + needs_last}
+        trees = MOST_PARALLEL if pax_sums.PaxSettings.of(settings).pairs else plan["trees"]
+        return {**plan, "rounds": plan["rounds"] + needs_last, "trees": trees}
 
     def plan(self) -> dict[str, Any]:
         noise = dict[str, float]()
@@ -156,6 +164,9 @@ class PAX(HorizontalStrategy):
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
+        if self.turns:
+            width = {"num_parallel_tree": self.turns.n_trees}
+            self.settings = self.settings.model_copy(update=width)
         kind: type[pax_sums.Totals] = (
             pax_sums.MaskedTotals if self.sees_only_sums else pax_sums.PlainTotals
         )
@@ -174,7 +185,7 @@ class PAX(HorizontalStrategy):
             yield from self.totals.resume(parties)
         history = run.history
         while run.n_added < history.most_rounds(self.settings) and not history.stops:
-            by_level = self._grow(parties, run)
+            by_level = (self.turns.grow if self.turns else self._grow)(parties, run)
             finished = yield from self.totals.add_round(
                 parties, run.boosting, run.history, by_level
             )
@@ -246,10 +257,10 @@ class PAX(HorizontalStrategy):
         request = yield from self._first_request(parties, boosting, growth)
         while growth.growing:
             n_asked = len(parties)
-            replies = yield from self._ask_to_grow(parties, request, boosting)
+            replies = yield from self.ask_to_grow(parties, request, boosting)
             if growth.level == 0:
                 boosting.mark_sent()
-                yield from self._record_scores(run, replies)
+                yield from self.record_scores(run, replies)
                 if run.history.stops:
                     return False
             is_lost = len(parties) < n_asked
@@ -265,11 +276,11 @@ class PAX(HorizontalStrategy):
             if growth.level == 0:
                 sums = [reply.root_sums for reply in replies.values()]
                 growth.set_roots(np.sum(sums, axis=0))
-            merged = self._merge(replies, boosting, growth)
+            merged = self.merge(replies, boosting, request)
             boosting.routes, boosting.route_sets = growth.split(*merged)
             if not self.totals.can_continue(parties):
                 break
-            request = self._request(boosting, growth)
+            request = self.request(boosting, growth)
         grown, positions = growth.grown(), growth.places()
         if has_quantile_leaves(boosting.bare.objective):
             n_asked = len(parties)
@@ -348,16 +359,31 @@ class PAX(HorizontalStrategy):
         self, parties: Hellos, boosting: Boosting, growth: Growth
     ) -> Conversation[messages.GrowRequest]:
         """The request that starts a round, after the sums of risk sets if gradients need them."""
-        request = self._request(boosting, growth)
+        request = self.request(boosting, growth)
         if not has_risk_sets(boosting.bare.objective):
             return request
         asking = messages.RisksRequest(**fields_of(request, messages.RisksRequest))
         sums = yield from self.totals.risks(parties, asking, boosting.cuts)
         boosting.mark_sent()
-        return replace(self._request(boosting, growth), hazards=hazards_of(sums))
+        return replace(self.request(boosting, growth), hazards=hazards_of(sums))
 
-    def _ask_to_grow(
-        self, parties: Hellos, request: messages.GrowRequest, boosting: Boosting
+    def _open_round(
+        self, parties: Hellos, boosting: Boosting
+    ) -> Conversation[dict[str, messages.GrowReply]]:
+        """Open another round, which brings the scores of the last one."""
+        if self.turns:
+            return (yield from self.turns.open(parties, boosting))[1]
+        request = yield from self._first_request(parties, boosting, boosting.growth())
+        replies = yield from self.ask_to_grow(parties, request, boosting)
+        boosting.mark_sent()
+        return replies
+
+    def ask_to_grow(
+        self,
+        parties: Hellos,
+        request: messages.GrowRequest,
+        boosting: Boosting,
+        sent: messages.TurnRequest | None = None,
     ) -> Conversation[dict[str, messages.GrowReply]]:
         def check_reply(party: str, reply: messages.GrowReply) -> None:
             n_bins = len(self._global_bins(party, request.columns, boosting.cuts))
@@ -365,7 +391,7 @@ class PAX(HorizontalStrategy):
             if request.level == 0:
                 self.check_scores(party, reply, WATCHED)
 
-        replies = yield from self.totals.grow(parties, request, boosting, check_reply)
+        replies = yield from self.totals.grow(parties, request, boosting, check_reply, sent)
         if len(request.score_edges) and replies:
             watched = [
                 scoring.pooled_statistics(replies.values(), subset).histogram for subset in WATCHED
@@ -375,7 +401,7 @@ class PAX(HorizontalStrategy):
             state.n_trees = len(boosting.grown.trees)
         return replies
 
-    def _request(self, boosting: Boosting, growth: Growth) -> messages.GrowRequest:
+    def request(self, boosting: Boosting, growth: Growth) -> messages.GrowRequest:
         """What the parties do not know yet, and the sums wanted next."""
         leaf_values, leaf_offsets = boosting.unsent_leaves()
         wanted = growth.wanted
@@ -389,7 +415,7 @@ class PAX(HorizontalStrategy):
             seed=self.settings.seed,
             score_bins=scoring.ROUND_BINS,
             **scoring.cell_fields(
-                scoring.UNDIVIDED if growth.level else self._cells(boosting, scoring.ROUND_BINS)
+                scoring.UNDIVIDED if growth.level else self.cells(boosting, scoring.ROUND_BINS)
             ),
             hazards=np.empty((0, 2)),
             **_last_splits(boosting),
@@ -400,7 +426,7 @@ class PAX(HorizontalStrategy):
             columns=_drawn(growth),
         )
 
-    def _cells(self, boosting: Boosting, n_bins: int, n_trees: int | None = None) -> Cells:
+    def cells(self, boosting: Boosting, n_bins: int, n_trees: int | None = None) -> Cells:
         """Where scores divide times, and margins of the first ``n_trees``: by the last table of
         scores, moved by the mean leaves of the trees since then."""
         objective, state = self.settings.objective, self.totals.state
@@ -417,12 +443,14 @@ class PAX(HorizontalStrategy):
         center = 0.0 if has_risk_sets(objective) else float(np.log(np.median(state.times)))
         return Cells(points, survival.first_edges(center, n_bins))
 
-    def _merge(
-        self, replies: Mapping[str, messages.GrowReply], boosting: Boosting, growth: Growth
+    def merge(
+        self,
+        replies: Mapping[str, messages.GrowReply],
+        boosting: Boosting,
+        request: messages.GrowRequest,
     ) -> tuple[Histogram, npt.NDArray[np.int32]]:
         """Line 25: sum the parties' histograms over the global cuts."""
-        drawn, cuts = _drawn(growth), boosting.cuts
-        n_wanted = len(growth.wanted)
+        drawn, cuts, n_wanted = request.columns, boosting.cuts, len(request.wanted_nodes)
         # One row a wanted node, one column a global bin; sums of gradients and of hessians.
         histograms = np.zeros((n_wanted, len(cuts.edges), 2))
         missing = np.zeros((n_wanted, cuts.n_columns), dtype=np.int32)
@@ -446,11 +474,8 @@ class PAX(HorizontalStrategy):
         model, best_round = boosting.model, None
         needs_last = history.patience or self.settings.calibration != "none"
         if needs_last and len(history) < run.n_added:
-            # Opening another round brings the scores of the last one.
-            request = yield from self._first_request(parties, boosting, boosting.growth())
-            replies = yield from self._ask_to_grow(parties, request, boosting)
-            boosting.mark_sent()
-            yield from self._record_scores(run, replies)
+            replies = yield from self._open_round(parties, boosting)
+            yield from self.record_scores(run, replies)
         if history.patience:
             best_round = history.best_round
             model = model.first_rounds(run.initial.n_rounds + best_round)
@@ -459,14 +484,14 @@ class PAX(HorizontalStrategy):
             margins = float(model.base_margin[0]) + margin_middles(scoring.ROUND_BINS)
             curve = fit(self.settings.calibration, margins, run.validation, self.table.n_valid)
             model = replace(model, curve=curve)
-        cells = self._cells(boosting, scoring.FINAL_BINS, len(model.trees))
+        cells = self.cells(boosting, scoring.FINAL_BINS, len(model.trees))
         scored, summary = yield from self.evaluate(parties, model, self.totals.score, cells=cells)
-        yield from self._record_scores(run, scored)
+        yield from self.record_scores(run, scored)
         calibration = scoring.calibration_summary(self, model.curve is not None, self.table.n_valid)
         facts = scoring.boosted_facts(model, best_round)
         return {**summary, **facts, **calibration, **self.totals.summary()}
 
-    def _record_scores(self, run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
+    def record_scores(self, run: PaxState, replies: Mapping[str, Reply]) -> Conversation[None]:
         """Add the scores of the trees so far, which come with the first reply of a round."""
         boosting, history = run.boosting, run.history
         is_due = yield from history.record_scores(

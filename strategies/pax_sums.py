@@ -14,9 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
+from pydantic import Field
 
 from fedapp import metrics
 from fedapp.conversation import Check, Conversation, ask
@@ -44,6 +45,7 @@ from fedapp.messages.pax import (
     GrowRequest,
     RisksReply,
     RisksRequest,
+    TurnRequest,
 )
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
@@ -94,6 +96,11 @@ class PaxSettings(SumSettings, Section):
     """``[pax]`` of the run config; see ``strategies.pax.PAX``."""
 
     table = "pax"
+
+    additive: bool
+    """A sum of curves: each tree splits one column, and a round has a tree of each."""
+    pairs: Annotated[int, Field(ge=0, le=100)]
+    """Pairs of columns that get trees too, the strongest ones, with `pax.additive`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +209,14 @@ class Totals(ABC):
 
     @abstractmethod
     def grow(
-        self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
+        self,
+        parties: Hellos,
+        request: GrowRequest,
+        boosting: Boosting,
+        check: Check,
+        sent: TurnRequest | None = None,
     ) -> Conversation[dict[str, GrowReply]]:
-        """Lines 12 to 16: sums of one level."""
+        """Lines 12 to 16: sums of one level; ``sent`` asks for them in other words."""
 
     def score(
         self, parties: Hellos, request: EvaluateRequest, check: Check
@@ -341,7 +353,12 @@ class PlainTotals(Totals):
         return sketches, cuts
 
     def grow(
-        self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
+        self,
+        parties: Hellos,
+        request: GrowRequest,
+        boosting: Boosting,
+        check: Check,
+        sent: TurnRequest | None = None,
     ) -> Conversation[dict[str, GrowReply]]:
         """Check that a party's sums agree with its earlier ones."""
         bare = boosting.bare
@@ -361,7 +378,7 @@ class PlainTotals(Totals):
             with as_protocol_error(party, "GrowReply", "histograms"):
                 self._claims[party].check(request, reply, boosting.routes, boosting.route_sets)
 
-        requests = parties.all(request)
+        requests: dict[str, Request] = parties.all(sent or request)
         for name in parties if len(request.hazards) else ():
             hazards = request.hazards[self._times(name, boosting.cuts)]
             requests[name] = replace(request, hazards=hazards)
@@ -475,7 +492,12 @@ class MaskedTotals(Totals):
         return {"edges": cuts.edges, "edge_offsets": cuts.offsets}
 
     def grow(
-        self, parties: Hellos, request: GrowRequest, boosting: Boosting, check: Check
+        self,
+        parties: Hellos,
+        request: GrowRequest,
+        boosting: Boosting,
+        check: Check,
+        sent: TurnRequest | None = None,
     ) -> Conversation[dict[str, GrowReply]]:
         is_part = request.level > 0
         n_wanted, n_bins = len(request.wanted_nodes), boosting.cuts.widths[request.columns].sum()
@@ -498,8 +520,8 @@ class MaskedTotals(Totals):
         form = Form(
             GrowReply, lambda: shapes, read, part_of_others=is_part, without_lost=not is_part
         )
-        request = replace(request, **self.shared(boosting.cuts))
-        return (yield from self.sums.ask(parties, request, form, check))
+        asked: Request = replace(sent or request, **self.shared(boosting.cuts))
+        return (yield from self.sums.ask(parties, asked, form, check))
 
     def can_continue(self, parties: Mapping[str, HelloReply]) -> bool:
         """Whether all parties of the last sum are still present."""

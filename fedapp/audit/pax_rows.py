@@ -20,7 +20,7 @@ from fedapp.histograms.groups import cell_starts
 from fedapp.histograms.sketch import Sketch, sketch_cuts, used_categories
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.handshake import HelloReply
-from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest
+from fedapp.messages.pax import GrowReply, GrowRequest, SketchReply, SketchRequest, TurnRequest
 from fedapp.messages.secagg import EVERYONE
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings
@@ -100,10 +100,14 @@ class CuriousPAX(PAX):
                 reply.representatives, reply.masses, reply.offsets, reply.maxima
             )
 
-    def _ask_to_grow(
-        self, parties: Parties[HelloReply], request: GrowRequest, boosting: Boosting
+    def ask_to_grow(
+        self,
+        parties: Parties[HelloReply],
+        request: GrowRequest,
+        boosting: Boosting,
+        sent: TurnRequest | None = None,
     ) -> Conversation[dict[str, GrowReply]]:
-        replies = yield from super()._ask_to_grow(parties, request, boosting)
+        replies = yield from super().ask_to_grow(parties, request, boosting, sent)
         self.cuts = boosting.cuts
         for party, reply in replies.items():
             self.levels[party].append(Level.of(request, reply))

@@ -127,7 +127,7 @@ With and without masks:
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -235,6 +235,48 @@ class GrowRequest(Among, SharedCuts, TimeCells, Grown, Request):
     wanted_nodes: Annotated[Array, Form("int32", "n_wanted", low=0, high=MOST_NODES)]
     # To sum over.
     columns: Annotated[Array, Form("int32", "n_drawn", low=0, below="n_columns", ascending=True)]
+
+
+# Fields of a ``GrowRequest`` that a ``TurnRequest`` has too, and the types of those that are empty.
+SHARED = "round_id", "num_parallel_tree", "base_margin", "score_bins", "time_points", "score_edges"
+NOTHING = {
+    **dict.fromkeys(("split_trees", "split_nodes", "split_lefts", "split_columns"), np.int32),
+    **dict.fromkeys(("split_defaults", "split_sets"), np.uint8),
+    **dict.fromkeys(("split_thresholds", "leaf_values"), np.float32),
+    "leaf_offsets": np.int64,
+}
+
+
+@request("train.pax_turn", "growing trees", leaves=OWN_OR_SUMS, **EACH_ROUND)
+class TurnRequest(Among, SharedCuts, TimeCells, Trees, Request):
+    """Add the last round's trees, and sum the gradients of all rows: a round of curves.
+
+    A tree of one column consists of whole bins of it, so its nodes' sums follow from those of the
+    roots. The sums are those of the `GrowRequest` that `opened` gives, and further levels may
+    follow as after that.
+    """
+
+    round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True)]
+    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]  # whose roots are summed
+    base_margin: BaseMargin
+    score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
+
+    def opened(self, n_columns: int) -> GrowRequest:
+        """The same question as of trees that grow level by level, whose leaves have been added."""
+        n_trees = self.num_parallel_tree * len(self.base_margin)
+        nothing: dict[str, Any] = {name: np.empty(0, kind) for name, kind in NOTHING.items()}
+        return GrowRequest(
+            **{name: getattr(self, name) for name in SHARED},
+            **nothing,
+            level=0,
+            n_trees=n_trees,
+            subsample=1.0,
+            seed=0,
+            hazards=np.empty((0, 2)),
+            wanted_trees=np.arange(n_trees, dtype=np.int32),
+            wanted_nodes=np.zeros(n_trees, dtype=np.int32),
+            columns=np.arange(n_columns, dtype=np.int32),
+        )
 
 
 @request("train.pax_open", "counting values", leaves="sums")
