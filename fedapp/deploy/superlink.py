@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fedapp.deploy.supernode import run_flower
 
-
-def main() -> None:
-    """Run a coordinator's SuperLink."""
-    run_flower("superlink")
-
+main = partial(run_flower, "superlink")
 
 if __name__ == "__main__":
     main()

@@ -32,13 +32,13 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from fedapp.data.datasets import source_frame
-from fedapp.deploy.certificates import new_authority
 from fedapp.deploy.folders import renew_certificates, renew_key
 from fedapp.deploy.members import add_sites, remove_site
 from fedapp.home import home, is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
 from fedapp.site import trust
+from fedapp.site.certificates import new_authority
 from fedapp.site.log import LOG
 from simulations.bench.sites import ALLOW, Sites
 from simulations.deployment import (

@@ -26,10 +26,10 @@ from flwr.superlink.main import create_app
 from flwr.supernode import fleet_http_connection
 
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy.certificates import new_authority
 from fedapp.deploy.folders import renew_certificates
 from fedapp.deploy.health import REACHED
 from fedapp.site import certificates
+from fedapp.site.certificates import new_authority
 from fedapp.superlinks import SuperLink, SuperLinkError, site_fault
 from tests.deploy_folders import init_federation, invoke
 from tests.serving import serving

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy.certificates import new_authority
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports, log_of
+from fedapp.site.certificates import new_authority
 from fedapp.site.log import Audit
 from fedapp.site.store import PART_FILE
 from fedapp.superlinks import find_superlink

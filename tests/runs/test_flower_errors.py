@@ -29,12 +29,12 @@ from flwr.supercore.error import ApiErrorCode
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.deploy import certificates
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
 from fedapp.run_folder import QUIET, RunFolder, Silent, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local
+from fedapp.site import certificates
 from fedapp.site.bundle import installed_bundle
 from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink
 
