@@ -65,14 +65,6 @@ class Token:
         )
 
 
-def tls_options(spec: ExecutionSpec) -> list[str]:
-    """Command-line options of the connection to the SuperNode or SuperLink."""
-    if spec.insecure:
-        return ["--insecure"]
-    ca = spec.root_certificates_path
-    return ["--root-certificates", ca] if ca else []
-
-
 class TaskProcess:
     """A process and the tokens of its open tasks, of which ``spec`` has the first."""
 
@@ -178,7 +170,11 @@ class TaskExecutor(SubprocessExecutor):
     def start(self, spec: ExecutionSpec) -> TaskProcess:
         """Start the process of a task."""
         options = [TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address]
-        options += ["--token", spec.token, "--parent-pid", str(spec.parent_pid), *tls_options(spec)]
+        options += ["--token", spec.token, "--parent-pid", str(spec.parent_pid)]
+        if spec.insecure:
+            options.append("--insecure")
+        elif ca := spec.root_certificates_path:
+            options += ["--root-certificates", ca]
         if spec.runtime_dependency_install:
             options.append("--allow-runtime-dependency-installation")
         output = subprocess.DEVNULL if spec.suppress_output else None

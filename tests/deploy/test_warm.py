@@ -71,6 +71,8 @@ from fedapp.deploy import superexec, warm
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import TaskProcess, Token
 from fedapp.deploy.warm import (
+    PATCHES,
+    PROCESSES,
     carried,
     connection,
     failures,
@@ -88,7 +90,6 @@ from fedapp.deploy.warm.executor import (
 )
 from fedapp.deploy.warm.failures import signed_request
 from fedapp.deploy.warm.memory import LinkStateWithoutObjects, serialized
-from fedapp.deploy.warm.patches import PATCHES, PROCESSES
 from fedapp.deploy.warm.polling import WAIT_SECONDS, MessageQueue, notify_waiting, wait_for_messages
 from fedapp.deploy.warm.simulation import one_cpu
 from fedapp.process import FALL_BACKS
@@ -179,7 +180,7 @@ def test_a_patch_falls_back_alone_where_a_function_that_it_depends_on_differs(
     here = [one for one in PATCHES if process in one.processes]
     concerned = {one.name for one in here if function in dict(one.digests(process))}
     concerned |= {one.name for one in here if concerned & {*one.needs}}
-    assert {found.patch for found in fall_backs(process)} == concerned
+    assert {found.patch.name for found in fall_backs(process)} == concerned
     applied = watched(program, monkeypatch)
     apply(program, *given_to(program))
     assert applied == {one.name for one in here if program in one.programs} - concerned
@@ -230,19 +231,19 @@ def test_a_patch_that_fails_half_way_leaves_flower_as_it_was(apply, monkeypatch,
     assert len([line for line in caplog.messages if gone in line]) == 1
     assert fleet_http_connection.FleetHttpClient is client
     assert fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL == 30
-    assert [found.patch for found in fall_backs("site")] == ["objects", "connection"]
+    assert [found.patch.name for found in fall_backs("site")] == ["objects", "connection"]
     assert applied == {"failures", "polling", "layers"}
 
 
 def test_a_patch_whose_name_of_flower_is_gone_falls_back_alone(monkeypatch, apply):
     monkeypatch.delitem(sys.modules, "fedapp.deploy.warm.memory")
     monkeypatch.delattr("flwr.supercore.sql_mixin.SqlMixin")
-    assert [found.patch for found in fall_backs("superlink")] == ["memory"]
+    assert [found.patch.name for found in fall_backs("superlink")] == ["memory"]
 
 
 def test_patches_are_turned_off_by_name_with_those_that_need_them(monkeypatch, apply, caplog):
     monkeypatch.setenv(warm.OFF, "objects, gone")
-    assert [found.patch for found in fall_backs("superlink")] == ["objects", "memory"]
+    assert [found.patch.name for found in fall_backs("superlink")] == ["objects", "memory"]
     apply("superlink")
     unknown, *lines = caplog.messages
     assert unknown.endswith("layers, simulation, got gone")
@@ -676,7 +677,7 @@ def test_a_response_in_one_piece_is_that_of_starlette(content):
             return one.status_code, one.headers.multi_items(), one.content
 
     with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
-        layers.pass_on_whole()
+        layers.supernode()
         whole = asyncio.run(post())
     assert whole == asyncio.run(post())
 

@@ -52,13 +52,9 @@ def bypassable_layers(get_middleware: Callable[[], list[Middleware]]) -> list[Mi
 
 
 # Requests whose responses are whole, not streams.
-WHOLE = frozenset(
-    (
-        *(f"/v1/fleet/{name}" for name in ("pull-messages", "push-messages")),
-        *(f"/v1/runtime/{name}" for name in ("pull-messages", "push-messages", "acquire-task")),
-        *(f"/v1/runtime/{name}" for name in ("pull-task-input", "push-task-output")),
-    )
-)
+MESSAGES = ("pull-messages", "push-messages")
+TASKS = ("acquire-task", "pull-task-input", "push-task-output")
+WHOLE = {FLEET + name for name in MESSAGES} | {RUNTIME + name for name in MESSAGES + TASKS}
 
 
 def pass_on_whole() -> None:
@@ -89,9 +85,7 @@ def pass_on_whole() -> None:
     replace(BaseHTTPMiddleware, __call__=call)
 
 
-def supernode() -> None:
-    """Pass on whole responses."""
-    pass_on_whole()
+supernode = pass_on_whole
 
 
 def superlink() -> None:

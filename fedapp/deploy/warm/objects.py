@@ -80,21 +80,17 @@ class ObjectCarrier:
         self._has_bundle = False  # the run's, which is not asked for again
         self.find: Find = dict[str, bytes]().get
         self._came: Mapping[str, bytes] = {}
-        self._send: Callable[..., Any] | None = None
 
     def serve(self, client: Any) -> None:
         """Patch a client."""
-        self._send = client._unary_unary
+        self._send: Callable[..., Any] = client._unary_unary
         client._unary_unary = self
 
     def __call__(self, *, request: Proto, **named: Any) -> Any:
         """Send a request, or answer it from objects that have already arrived."""
-        assert self._send
         match request:
             case PullMessagesRequest() | PullAppMessagesRequest():
-                marked = deepcopy(request)  # the caller may retry with it
-                add(marked, wanted=True)
-                response = self._send(request=marked, **named)
+                response = self._send_with({"wanted": True}, request, **named)
                 self._came = objects_in(response)
                 return response
             case PullObjectRequest() if request.object_id in self._came:
@@ -105,16 +101,18 @@ class ObjectCarrier:
             case ConfirmMessageReceivedRequest() if request.message_object_id in self._came:
                 return ConfirmMessageReceivedResponse()  # attach_objects has deleted it
             case PullTaskInputRequest():
-                marked = deepcopy(request)
-                add(marked, bundled=self._has_bundle)
-                response = self._send(request=marked, **named)
+                response = self._send_with({"bundled": self._has_bundle}, request, **named)
                 self._has_bundle = True
                 return response
             case PushMessagesRequest() | PushAppMessagesRequest():
-                sent = deepcopy(request)
-                add(sent, contents=all_objects(request.message_object_trees, self.find).values())
-                return self._send(request=sent, **named)
+                contents = all_objects(request.message_object_trees, self.find).values()
+                return self._send_with({"contents": contents}, request, **named)
         return self._send(request=request, **named)
+
+    def _send_with(self, fields: Mapping[str, Any], request: Proto, **named: Any) -> Any:
+        sent = deepcopy(request)  # the caller may retry with it
+        add(sent, **fields)
+        return self._send(request=sent, **named)
 
 
 def attach_objects(
