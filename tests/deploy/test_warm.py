@@ -663,9 +663,8 @@ async def echo(request):
     return PlainTextResponse(content, 201, {"own": "1"})
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 100_000, b"refused", b"fails"])
-def test_a_response_in_one_piece_is_that_of_starlette(content):
-    path = "/v1/fleet/pull-messages"
+def echoed(content, path="/v1/fleet/pull-messages"):
+    """Status, headers and content of a response that two layers pass on."""
     app = Starlette(
         routes=[Route(path, echo, methods=["POST"])], middleware=[Middleware(Numbered)] * 2
     )
@@ -676,10 +675,27 @@ def test_a_response_in_one_piece_is_that_of_starlette(content):
             one = await client.post(path, content=content)
             return one.status_code, one.headers.multi_items(), one.content
 
+    return asyncio.run(post())
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100_000, b"refused", b"fails"])
+def test_a_response_in_one_piece_is_that_of_starlette(content):
     with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
-        layers.supernode()
-        whole = asyncio.run(post())
-    assert whole == asyncio.run(post())
+        layers.superlink()
+        whole = echoed(content)
+    assert whole == echoed(content)
+
+
+@pytest.mark.parametrize(("prefix", "n_layers"), [(layers.FLEET, 0), (layers.RUNTIME, 2)])
+def test_layers_are_bypassed_by_requests_that_they_would_only_forward(
+    prefix, n_layers, monkeypatch
+):
+    monkeypatch.setitem(layers.BYPASSED, "Numbered", (prefix,))
+    with patch.object(BaseHTTPMiddleware, "__call__", BaseHTTPMiddleware.__call__):
+        layers.superlink()
+        status, headers, content = echoed(b"a message")
+    assert (status, content) == (201, b"a message")
+    assert headers.count(("layer", "9")) == n_layers
 
 
 def test_only_its_own_messages_end_a_nodes_waiting_where_threads_can_be_spared(node, monkeypatch):

@@ -126,9 +126,7 @@ def apply(program: str, *given: Any) -> None:
     if unknown := _switched_off() - {patch.name for patch in PATCHES}:
         names = ", ".join(patch.name for patch in PATCHES)
         log.warning("%s must be names of %s, got %s", OFF, names, ", ".join(sorted(unknown)))
-    for patch in PATCHES:
-        if program not in patch.programs:
-            continue
+    for patch in (patch for patch in PATCHES if program in patch.programs):
         done = len(_replaced)
         cause = whys.get(patch.name) or _needed(patch, whys)
         try:
@@ -180,9 +178,7 @@ def causes(process: str) -> dict[str, str]:
     """Why patches of a process do not work, by name; read before any is applied."""
     whys = dict[str, str]()
     off = _switched_off()
-    for patch in PATCHES:
-        if process not in patch.processes:
-            continue
+    for patch in (patch for patch in PATCHES if process in patch.processes):
         cause = f"{OFF} turns {patch.name} off" if patch.name in off else ""
         if cause := cause or _differs(patch, process) or _needed(patch, whys):
             whys[patch.name] = cause
