@@ -202,7 +202,7 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
         deployment.stop("bank", "late")
         size = deployment.log("late").stat().st_size
         deployment.start("bank", "late")
-        wait_for_line(deployment, "late", "Failed to activate SuperNode", size)
+        wait_for_line(deployment, "late", "does not know this site's key any more", size)
         again = begun(deployment, "pax", tmp_path / "again", settings)
         wait_for_output(again)
         assert model_in(tmp_path / "again") == model_in(local.path)
