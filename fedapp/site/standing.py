@@ -174,7 +174,7 @@ def certificate(site: str, renews: bool = False) -> bytes:
     With ``renews`` the one that other sites are to know: if the certificate ends soon, one that
     ``switch`` puts in its place, as until then they accept only the certificate that they know.
     """
-    path, now = folder_of(site) / TLS, datetime.fromtimestamp(read_clock(home()).now, UTC)
+    path, now = folder_of(site) / TLS, datetime.fromtimestamp(read_clock(home()).shown, UTC)
     if renews and path.is_file() and days_left(path, now) <= WARNED_DAYS:
         path = path.with_name(NEXT_TLS)
     if not path.is_file() or (renews and days_left(path, now) <= WARNED_DAYS):

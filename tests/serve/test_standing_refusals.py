@@ -30,6 +30,7 @@ from fedapp.serve import joint, peers, versions  # noqa: E402
 from fedapp.serve.joint import LIVE_SECONDS, ROWS_SECONDS  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
+from fedapp.site import clock  # noqa: E402
 from fedapp.site.certificates import own_certificate  # noqa: E402
 from fedapp.site.log import LOG, Audit  # noqa: E402
 from fedapp.site.settings import parse_node_config  # noqa: E402
@@ -687,7 +688,14 @@ def test_a_clock_that_is_set_frees_no_rows_of_the_day(threads, configure, monkey
     n_asked = 0
     while live(threads, ids()[n_asked])[0] == 200:
         n_asked += 1
-    monkeypatch.setattr(peers, "time", _clock(2 * 86_400))
+    got = clock.reading()
+    for days in (365, 2, 0):
+        monkeypatch.setattr(peers, "time", _clock(days * 86_400))
+        monkeypatch.setattr(
+            clock, "reading", lambda days=days: got._replace(wall=got.wall + days * 86_400)
+        )
+        assert live(threads, ids()[n_asked])[0] == 429
+        threads.restart("insurer")
     assert live(threads, ids()[n_asked])[0] == 429
     assert n_asked <= 3
 
