@@ -61,7 +61,7 @@ WHOLE = frozenset(
 )
 
 
-def pass_on_whole() -> None:
+def supernode() -> None:
     """Pass the responses to frequent requests through layers of middleware in one piece."""
     stream = BaseHTTPMiddleware.__call__
 
@@ -89,14 +89,9 @@ def pass_on_whole() -> None:
     replace(BaseHTTPMiddleware, __call__=call)
 
 
-def supernode() -> None:
-    """Pass on whole responses."""
-    pass_on_whole()
-
-
 def superlink() -> None:
     """Pass on whole responses, through fewer layers."""
     from flwr.superlink import main
 
     wrap(main, _get_middleware=partial(partial, bypassable_layers))
-    pass_on_whole()
+    supernode()
