@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fedapp.deploy.supernode import run_flower
 
-main = partial(run_flower, "superlink")
-
 if __name__ == "__main__":
-    main()
+    run_flower("superlink")

@@ -115,10 +115,11 @@ class TaskProcess:
                             self.tokens.discard(token.text)
                         elif self.start_seconds < START_SECONDS and not self._beats():
                             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-                    except httpx.HTTPStatusError:
-                        self.tokens.discard(token.text)  # the task is finished, or has expired
-                    except httpx.TransportError:
-                        time.sleep(1)  # until the SuperLink or SuperNode answers again
+                    except httpx.HTTPError as error:
+                        if getattr(getattr(error, "response", None), "is_client_error", False):
+                            self.tokens.discard(token.text)  # the task is finished, or has expired
+                        else:
+                            time.sleep(1)  # until the SuperLink or SuperNode answers again
         if self.process.stdout:
             self.process.stdout.close()
 

@@ -37,7 +37,7 @@ from fedapp.deploy.members import add_sites, remove_site
 from fedapp.home import home, is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
-from fedapp.site import trust
+from fedapp.site import certificates
 from fedapp.site.certificates import new_authority
 from fedapp.site.log import LOG
 from simulations.bench.sites import ALLOW, Sites
@@ -530,7 +530,7 @@ def expired(scene: Scene, undo: ExitStack) -> None:
     """The coordinator's certificates have expired, and then are renewed."""
     undo.callback(scene.kill, COORDINATOR, SUPERLINK)
     undo.callback(renew_certificates, scene.coordinator)
-    with patch.object(trust, "YEARS", 0):
+    with patch.object(certificates, "YEARS", 0):
         renew_certificates(scene.coordinator)
     restart_superlink(scene)
 

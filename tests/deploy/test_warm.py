@@ -40,12 +40,14 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 from flwr.supercore.constant import NOOP_FEDERATION_ID, ExecutorType, TaskType
+from flwr.supercore.date import now
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.run import Run
+from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supercore.task_identity import TaskIdentity
@@ -68,7 +70,6 @@ from starlette.routing import Route
 
 import fedapp
 from fedapp.deploy import superexec, warm
-from fedapp.deploy.health import REACHED
 from fedapp.deploy.tasks import TaskProcess, Token
 from fedapp.deploy.warm import (
     PATCHES,
@@ -480,10 +481,10 @@ def test_a_supernode_asks_the_sooner_the_less_time_has_passed_since_a_message():
     ids=["a SuperLink that was stopped", "off for a moment", "a clock that is off", "refused"],
 )
 def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
-    status, responses, n_warnings, tmp_path, monkeypatch, caplog
+    status, responses, n_warnings, monkeypatch, caplog
 ):
     """Responses by the seconds they take, and by which their date is ahead."""
-    clock, note = [1e9], connection.ReachedNote(tmp_path / REACHED)
+    clock, note = [1e9], connection.ClockWarning()
     monkeypatch.setattr("fedapp.deploy.warm.connection.time.time", lambda: clock[-1])
     for seconds, ahead in responses:
 
@@ -495,14 +496,13 @@ def test_a_clock_is_off_if_it_is_so_for_seconds_or_refused(
         note.intercept(Any, respond)
     rule = r"this machine's clock is (39\d|400) s behind the SuperLink's; Flower"
     assert [bool(re.match(rule, one)) for one in caplog.messages] == [True] * n_warnings
-    assert (tmp_path / REACHED).exists() == (status == 200)
 
 
 @pytest.mark.parametrize(
     ("faults", "n_tries", "said"),
     [
         (["refused"] * 2 + ["timed out"] * 3, 6, ["start-superlink.sh"] * 2),
-        ([500] * 2, 3, ["must be able to use its database"]),
+        ([500] * 2, 3, ["must do as asked, got an internal error"]),
         ([502] * 2, 3, ["got nginx alone"]),
         ([404] * 2, 1, []),
     ],
@@ -765,6 +765,32 @@ def test_a_message_whose_objects_died_with_the_superlink_is_reported_as_lost():
     state._engine.dispose()
 
 
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Alembic's
+def test_a_task_outlives_a_superlink_that_was_away_and_not_its_own_silence(tmp_path, monkeypatch):
+    """Heartbeats that nobody could hear are not missed."""
+    minutes = [0]
+
+    def opened():
+        given = str(tmp_path / "superlink.db"), NoOpFederationManager(), InMemoryObjectStore()
+        (state := LinkStateWithoutObjects(*given)).initialize()
+        return state
+
+    for module in ("flwr.supercore.corestate.sql_corestate", "fedapp.deploy.warm.memory"):
+        monkeypatch.setattr(f"{module}.now", lambda: now() + timedelta(minutes=minutes[0]))
+    before = opened()
+    before.create_run("", "", "0" * 64, {}, NOOP_FEDERATION_ID, None, "", TaskType.SERVER_APP)
+    (task,) = before.get_tasks()
+    assert before.claim_task(task.task_id)
+    assert before.activate_task(task.task_id)
+    before._engine.dispose()
+    minutes[0] += 10
+    state = opened()
+    assert state.acknowledge_task_heartbeat(task.task_id)
+    minutes[0] += 2
+    assert not state.acknowledge_task_heartbeat(task.task_id)
+    state._engine.dispose()
+
+
 # Objects that travel with their message
 
 
@@ -1003,6 +1029,25 @@ def test_a_token_lives_while_its_process_starts(node, address, monkeypatch):
     claimed_until = record.active_until
     worker = RunsWorker(spec)
     wait_until(lambda: record.active_until > claimed_until)
+    worker.end("was closed")
+
+
+def test_a_token_outlives_errors_of_its_server(node, address, monkeypatch):
+    monkeypatch.setattr("fedapp.deploy.tasks.BEAT_SECONDS", 0.05)
+    no_pause = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
+    monkeypatch.setattr("fedapp.deploy.tasks.time", no_pause)
+    beats, statuses = list[int](), [500, 502, 503, 401]
+
+    def beat(client, request):
+        beats.append(status := statuses[len(beats)])
+        httpx.Response(status, request=httpx.Request("POST", "https://a")).raise_for_status()
+
+    monkeypatch.setattr(RuntimeHttpClient, "SendTaskHeartbeat", beat)
+    sleeping(monkeypatch)
+    node.start(RUN)
+    worker = RunsWorker(spec_of(node, address))
+    wait_until(lambda: not worker.tokens)
+    assert beats == statuses
     worker.end("was closed")
 
 
