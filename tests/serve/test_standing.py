@@ -25,7 +25,15 @@ from fedapp.serve.http import RefusedError  # noqa: E402
 from fedapp.serve.joint import Joint  # noqa: E402
 from fedapp.site.certificates import YEARS, own_certificate  # noqa: E402
 from fedapp.site.settings import SiteConfig, is_address  # noqa: E402
-from fedapp.site.standing import TLS, certificate, current, folder_of, switch  # noqa: E402
+from fedapp.site.standing import (  # noqa: E402
+    REACHED,
+    TLS,
+    certificate,
+    current,
+    folder_of,
+    switch,
+    unreached,
+)
 from strategies.standing import AWAY, NO_PROCESS  # noqa: E402
 from tests.serve.standing import (  # noqa: E402
     FEW,
@@ -169,7 +177,11 @@ def test_an_activation_keeps_cells_until_others_are_sent_and_asks_who_is_reached
     until(lambda: threads.score(names[0], way="nightly")[1]["version"] == current("bank")[0])
     assert scored(threads, names, way="nightly") == before
 
-    monkeypatch.setattr("clients.standing.REACHED_SECONDS", 1.5)
+    def once_asked(site, version, seconds):
+        until(lambda: name == "bank" or (folder_of(site) / version / REACHED).exists())
+        return unreached(site, version, 0.0)
+
+    monkeypatch.setattr("clients.standing.unreached", once_asked)
     for name, text in {"insurer": AWAY, "bank": NO_PROCESS}.items():
         threads.stop(name)
         summary = sites.activate(model).summary
