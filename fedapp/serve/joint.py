@@ -84,10 +84,10 @@ class Ahead:
 
     @property
     def age(self) -> float:
-        """Seconds, by the clock that shows more; negative if the home's time is before it."""
+        """Seconds, by the clock that shows more; negative if one is before that time."""
         age = read_clock(home()).now - self.since
-        others = time.time() - self.since, time.monotonic() - self.began
-        return max(age, *others) if age >= 0 else age
+        ages = age, time.time() - self.since, time.monotonic() - self.began
+        return max(ages) if min(ages) >= 0 else min(ages)
 
     @property
     def fault(self) -> str:

@@ -710,8 +710,9 @@ def test_cells_grow_old_by_the_clock_that_shows_more():
         due = {  # wall clock, the home's time, that of the process
             (hour, hour, 1e9 + 86_401): stale,
             (1e9 + 86_401, hour, hour): stale,
-            (1e9 - 86_400, 1e9 + 86_401, hour): stale,
-            (1e9 - 86_400, hour, hour): "",
+            (hour, 1e9 + 86_401, hour): stale,
+            (hour, hour, hour): "",
+            (1e9 - 3600, hour, hour): "were sent 1.0 hours in the future: set the clock, fetch",
             (hour, 1e9 - 3600, hour): "were sent 1.0 hours in the future: set the clock, fetch",
         }
         for times, fault in due.items():
