@@ -635,7 +635,7 @@ def test_health_says_what_the_next_request_gets(
     if seconds:
         read_clock = joint.read_clock
         monkeypatch.setattr(
-            joint, "read_clock", lambda home: SimpleNamespace(now=read_clock(home).now + seconds)
+            joint, "read_clock", lambda home: SimpleNamespace(shown=read_clock(home).now + seconds)
         )
     if "standing_rows_per_day" in configs.get("insurer", {}):
         assert threads.score(ids()[20])[0] == 200
@@ -704,7 +704,7 @@ def test_cells_grow_old_by_the_clock_that_shows_more():
     with pytest.MonkeyPatch.context() as patch:
         clocks = SimpleNamespace(time=lambda: wall, monotonic=lambda: real)
         patch.setattr(joint, "time", clocks)
-        patch.setattr(joint, "read_clock", lambda _: SimpleNamespace(now=of_home))
+        patch.setattr(joint, "read_clock", lambda _: SimpleNamespace(shown=of_home))
         wall = of_home = real = 1e9
         ahead = joint.Ahead.of([np.zeros((1, 1), np.uint8)], np.arange(8), 8, days=1)
         stale, hour = "are stale after 24 hours, got 24.0", 1e9 + 3600
