@@ -85,7 +85,6 @@ class Threshold(TypedDict, total=False):
     """The proposed probability of two classes; empty if none is proposed."""
 
     value: float  # probability from which a row is called positive
-    best: str  # score that it is best for
     rows: str  # `valid` or `train`: rows that chose it
     few: bool  # whether these are too few of a class, so that 0.5 is used
 
@@ -163,7 +162,7 @@ class Summary(TypedDict):
     class_weights: NotRequired[dict[str, list[float]]]
     """Sum of weights of each class, by party; absent for vertical methods."""
     threshold: NotRequired[Threshold]
-    """The proposed threshold, the score it is best for, and the subset that chose it, or empty."""
+    """The proposed threshold, and the subset that chose it, or empty."""
     calibration: NotRequired[dict[str, Any]]
     """Method of the calibration, and number of rows that it has used; absent without one."""
     curves: NotRequired[dict[str, Any]]

@@ -534,7 +534,8 @@ class Stages:
     def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
         """Note the parties whose replies to the exchange are missing, and those not connected."""
         self._noted_at = 0.0
-        doing = f"{self._stage.doing}; waiting for {first(parties, MOST_NAMED)}"
+        doing = self._stage.doing
+        doing += f"; waiting for {first(parties, MOST_NAMED)}" if parties else ""
         doing += f" ({first(away, MOST_NAMED)} not connected)" if away else ""
         self._note(replace(self._stage, doing=doing, waiting=parties))
 

@@ -30,29 +30,35 @@ if TYPE_CHECKING:  # Flower takes a second to import
 
 SIMULATED = ("local", "simulation")  # engines, and names of Flower's that are no SuperLinks
 START = "at the coordinator: start-superlink.sh of FOLDER, its unit or compose.yaml"
-DATABASE = "at the coordinator: put FOLDER/flower/superlink.db back"
+DATABASE = "put FOLDER/flower/superlink.db back"
 HANGS = "at the coordinator: end its process, which its script, unit or container starts again"
 ISSUED = "put the coordinator's FOLDER/ca.crt in its place"
 OFF = 60.0  # seconds between two clocks, of which one then is wrong
 LOOK_SECONDS = 5.0
 OUT_OF_DATE = (9, 10)  # OpenSSL: not valid yet, or any more
 ANOTHER_HOST = (62, 64)  # a name, an address
-# Why a SuperLink refused, and the way out, by the status of its answer.
-REFUSED: Mapping[int, str] = {
-    401: (
-        "must know the user, got a name or a password that it does not; at the coordinator: "
-        "fedapp federation add FOLDER --user NAME"
+UNKNOWN_USER = (
+    "must know the user, got a name or a password that it does not; at the coordinator: "
+    "fedapp federation add FOLDER --user NAME"
+)
+# Why a SuperLink failed, and the way out, by the status of its answer.
+NGINX, FAILED = "must answer behind its nginx, got", 500
+BROKEN: Mapping[int, str] = {
+    FAILED: (
+        "must do as asked, got an internal error: the last ERROR of its own log says which; "
+        f"where that has sqlite3, it is the database's: make room on its disk, or {DATABASE}; "
+        f"then, {HANGS}"
     ),
-    502: f"must answer behind its nginx, got nginx alone: it is starting, or is gone; {START}",
-    500: (
-        "must be able to use its database, got an internal error, which its own log names; "
-        f"{DATABASE}, and FOLDER/start-superlink.sh"
-    ),
+    **dict.fromkeys((502, 503, 504), f"{NGINX} nginx alone: it is starting, or is gone; {START}"),
 }
+NGINX_FAILED = (
+    f"{NGINX} nginx's internal error, which its own log names; at the coordinator: it must be able "
+    "to read FOLDER/nginx.users, and its disk must have room"
+)
 # Why a SuperLink does not admit a site: its SuperNode died just now, or by its key.
-LET_GO = 30.0  # seconds after the end of a SuperNode, in which the SuperLink forgets it
+LET_GO = 3  # intervals of a SuperNode's heartbeat, in which the SuperLink forgets it
 NOT_ADMITTED = {
-    "died": f"still has this site's last SuperNode, for {LET_GO:.0f} s at most",
+    "died": "still has this site's last SuperNode, for {seconds} s at most",
     "new": (
         "does not know this site's key; at the coordinator: put {pub} into FOLDER/sites, and "
         "fedapp federation add FOLDER {name}"
@@ -65,7 +71,7 @@ NOT_ADMITTED = {
 }
 LOST = (
     "must have the database that the run began with, got another or an empty one; "
-    f"{DATABASE}, or run again"
+    f"at the coordinator: {DATABASE}, or run again"
 )
 
 
@@ -155,13 +161,29 @@ class SuperLink:
             ca = Path(path) if (path := self.values.get("root-certificates")) else None
             return SuperLinkError(f"{link} must answer, got {unreached(error, self.host, ca)}")
         status, fault = error.response.status_code, FlowerError.from_json(error.response.text)
-        if fault is None and status in REFUSED:
-            return SuperLinkError(f"{link} {REFUSED[status]}")
+        sentence = UNKNOWN_USER if status == 401 else _failure(error.response)
+        if fault is None and sentence:
+            return SuperLinkError(f"{link} {sentence}")
         if fault and fault.code == ApiErrorCode.RUN_ID_NOT_FOUND:
             return SuperLinkError(f"{link} {LOST}", has_lost_run=True)
         why = " ".join(filter(None, (fault.message, fault.public_details))) if fault else ""
         phrase = why or error.response.reason_phrase
         return SuperLinkError(f"{link} must do as asked, got {status}: {phrase}")
+
+
+def note_reached(path: Path) -> None:
+    """Touch a file whenever a SuperLink has answered a client of this process."""
+    import httpx
+
+    send = httpx.Client.send
+
+    def send_and_note(*given: Any, **named: Any) -> httpx.Response:
+        response = send(*given, **named)
+        if response.is_success:
+            path.touch()
+        return response
+
+    httpx.Client.send = send_and_note  # type: ignore[method-assign]
 
 
 def site_fault(error: BaseException | None, words: Sequence[str], reached: Path) -> str:
@@ -170,6 +192,7 @@ def site_fault(error: BaseException | None, words: Sequence[str], reached: Path)
     ``reached`` is the file that notes when it last had one.
     """
     import httpx
+    from flwr.supercore import heartbeat
     from flwr.supercore.error import ApiErrorCode, FlowerError
 
     options = dict(pairwise(words))
@@ -178,18 +201,26 @@ def site_fault(error: BaseException | None, words: Sequence[str], reached: Path)
         return f"the SuperLink at {host} gives {unreached(error, host, Path(ca) if ca else None)}"
     if not isinstance(error, httpx.HTTPStatusError):
         return f"{type(error).__name__}: {error}"
-    fault, status = FlowerError.from_json(error.response.text), error.response.status_code
+    fault = FlowerError.from_json(error.response.text)
     if fault and fault.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
         key = Path(options.get("--auth-supernode-private-key", ""))
         had = reached.stat().st_mtime if reached.exists() else 0.0
-        cause = "died" if time.time() - had < LET_GO else "removed"
+        seconds = LET_GO * vars(heartbeat)["HEARTBEAT_DEFAULT_INTERVAL"]  # patched, or Flower's
+        cause = "died" if time.time() - had < seconds else "removed"
         cause = "new" if had < key.stat().st_mtime else cause
         name = os.environ.get("FEDAPP_NAME", "NAME")
-        why = NOT_ADMITTED[cause].format(name=name, pub=key.with_name(f"{name}.pub"))
+        pub = key.with_name(f"{name}.pub")
+        why = NOT_ADMITTED[cause].format(name=name, pub=pub, seconds=seconds)
     else:
-        sentences = {500: REFUSED[500], **dict.fromkeys((502, 503, 504), REFUSED[502])}
-        why = f"answers {error}" if fault else sentences.get(status, f"answers {error}")
+        why = (not fault and _failure(error.response)) or f"answers {error}"
     return f"the SuperLink at {host} {why}"
+
+
+def _failure(response: httpx.Response) -> str:
+    """Why a SuperLink, or the nginx before it, has failed, and the way out; empty if unknown."""
+    status = response.status_code
+    is_nginx = status == FAILED and "nginx" in response.text  # the SuperLink's own is JSON
+    return NGINX_FAILED if is_nginx else BROKEN.get(status, "")
 
 
 def unreached(error: BaseException, host: str, ca: Path | None) -> str:

@@ -159,6 +159,7 @@ class Courier:
             if new_replies and waiting:  # asking costs for each that is missing
                 time.sleep(BETWEEN_REPLIES * len(waiting))
             if new_replies:
+                next_look = 0.0 if reported[0] else next_look  # who has answered is not waited for
                 continue
             if (silent := self.clock() - before_pull) > SILENT_AFTER:
                 log.warning("the SuperLink did not answer for %.0f s; sites connect again", silent)
@@ -178,6 +179,8 @@ class Courier:
             # A pull that has itself waited for a reply, as those of most grids do, needs no pause.
             pulling = start + waited - before_pull
             time.sleep(max(SHORTEST_POLL, min(LONGEST_POLL, waited / 10) - pulling))
+        if reported[0] and not waiting:
+            self.name_waiting([], [])
         if not waiting and all(outgoing.asked == outgoing.copied for outgoing in sent):
             for kind in {outgoing.kind for outgoing in sent}:
                 self.took[kind] = max(self.took.get(kind, 0.0), self.clock() - start)

@@ -59,6 +59,7 @@ class FlowerStrategy(Driver[Any], Strategy):
             lambda stage: self.callbacks.stage(replace(stage, warnings=self.slowness))
         )
         self._away = frozenset[str]()  # parties that are waited for and not connected
+        self._came: Iterable[Message] = ()  # replies to the pending exchange
 
     @property
     def num_rounds(self) -> int:
@@ -97,7 +98,7 @@ class FlowerStrategy(Driver[Any], Strategy):
         if self._conversation is None:
             arguments = _of_flowers_start()
             self._check_rounds(arguments.get("num_rounds"))
-            self._deadline = arguments.get("timeout", self._deadline)
+            self._deadline = arguments.get("timeout") or self._deadline
             wait = self._stages.wait
             n_lost = len(self._state.left_out)
             n_asked = self.settings.asked_parties
@@ -150,6 +151,7 @@ class FlowerStrategy(Driver[Any], Strategy):
 
         Raises
         ------
+        ConfigError : it is not given a reply that has come.
         FedappError : a reply is missing, refused or breaks a rule, and the run cannot continue.
         """
         if not self._is_asked:
@@ -157,6 +159,13 @@ class FlowerStrategy(Driver[Any], Strategy):
                 raise ConfigError("aggregate_train must come after configure_train")
             return self._arrays, self._metrics()[0]
         by_address = {reply.metadata.src_node_id: reply for reply in replies}
+        assert self.pending is not None
+        came = self._came or _of_flowers_start().get("train_replies", ())
+        dropped = {reply.metadata.src_node_id for reply in came} - by_address.keys()
+        if names := [name for name in self.pending.requests if self._addresses[name] in dropped]:
+            rule = "must be given the replies of all parties, errors too, in one call"
+            way = "min_parties lets a run go on without those that fail"
+            raise ConfigError(f"aggregate_train {rule}, got none of {', '.join(names)}; {way}")
         self._is_asked = False
         self.take(lambda party: self._read(by_address.get(self._addresses[party]), party))
         shows_model = self._is_watched or self.pending is None
@@ -318,7 +327,8 @@ class FlowerStrategy(Driver[Any], Strategy):
         self._stages.begin(request, self._state.rounds + 1, n_rounds)
         by_party = {parties[node]: each for node, each in zip(nodes, messages, strict=True)}
         replies = self._answers(courier, by_party)
-        return [replies[party] for party in requests if party in replies]
+        self._came = [replies[party] for party in requests if party in replies]
+        return list(self._came)
 
     def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
         """Show whose replies are missing; an unnamed node by its registered site."""

@@ -61,7 +61,6 @@ FAMILIES = {"HorizontalStrategy", "VerticalStrategy", "InferenceStrategy"}
 DEFAULTS = {
     "fedapp/runs/run.py": ["interactive"] * 3,
     "fedapp/commands/predict.py": ["interactive"],
-    "fedapp/deploy/targets.py": ["standing"],
 }
 
 

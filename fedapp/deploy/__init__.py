@@ -1,4 +1,4 @@
-"""Deployment across organisations: certificates, keys, and the files that start the processes.
+"""Deployment across organisations: folders with the files that start the processes.
 
 ``folders`` writes the folder of a coordinator or a site, ``targets`` what is in it. The other files
 are the processes themselves: Flower's own with fedapp's log format, a site's that answers with the

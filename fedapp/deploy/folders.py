@@ -20,9 +20,15 @@ from pathlib import Path
 import psutil
 import tomli_w
 
-from fedapp.data.datasets import NAME
+from fedapp.data.datasets import NAME, NAME_RULE
 from fedapp.deploy import targets
-from fedapp.deploy.certificates import (
+from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, TARGETS, Federation, Machine, Site, Texts
+from fedapp.errors import ConfigError
+from fedapp.home import write_atomically, write_new
+from fedapp.messages.methods import Method, all_methods
+from fedapp.settings import Value, declared
+from fedapp.site.certificates import (
+    KeyPair,
     hosts_of,
     key_fingerprint,
     new_authority,
@@ -31,12 +37,6 @@ from fedapp.deploy.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, TARGETS, Federation, Machine, Site, Texts
-from fedapp.errors import ConfigError
-from fedapp.home import write_atomically, write_new
-from fedapp.messages.methods import Method, all_methods
-from fedapp.settings import Value, declared
-from fedapp.site.certificates import KeyPair
 from fedapp.site.settings import SiteConfig, is_address, parse_node_config
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
@@ -88,37 +88,36 @@ def write_federation(folder: Path, federation: Federation, target: str = "script
     """Write a coordinator's folder for `target`; ConfigError if a name or path is invalid, or the
     folder is not empty."""
     for name in (federation.name, *federation.sites):
-        _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
+        check_name(name)
     _check(ONE_TARGET, target, ", ".join(TARGETS), "target")
     _check(HOST, federation.host, "a host name or an address", "host")
     if bool(federation.certificate) != bool(federation.key):
         raise ConfigError("--certificate and --key must be given together")
-    if federation.certificate:
-        certificate, key = _existing(federation.certificate), _existing(federation.key)
-        federation = replace(federation, certificate=certificate, key=key)
-    machine = _machine(folder, "coordinator")
+    files = [_existing(path) for path in (federation.certificate, federation.key) if path]
+    machine = _new_folder(folder, "coordinator")
     folder = Path(machine.folder)
+    certificate, key = files or (f"{folder}/server.crt", f"{folder}/server.key")
+    federation = replace(federation, certificate=certificate, key=key)
     authority = new_authority(federation.name)
     hosts = tuple(dict.fromkeys((federation.host, *LOOPBACK)))
     server = server_certificate(authority, hosts)
     for name, pair in (("ca", authority.files()), ("server", server)):
         write_new(folder / f"{name}.key", pair.secret, SECRET)
         write_new(folder / f"{name}.crt", pair.public, PUBLIC)
-    _write_superexec_secret(folder)
-    for name in ("sites", "users", "flower", "home"):
+    for name in ("sites", "users"):
         (folder / name).mkdir(mode=0o700)
     write_names(folder, federation.sites)
-    root = "" if federation.certificate else f"{folder}/ca.crt"
+    root = "" if files else f"{folder}/ca.crt"
     outside = _flower_config(federation, f"{federation.host}:{federation.users_port}", root)
     register = targets.fill("register-sites.sh", {"DIR": machine.folder})
     texts = {
         "user.toml": (outside, SECRET),
         "nginx.users": ("", PUBLIC),
-        **targets.env_script(machine),
         "register-sites.sh": (register, SCRIPT),
-        **TARGETS[target][0](machine, federation),
+        **targets.host_config(machine, federation),
+        **TARGETS[target](machine, federation),
     }
-    _write_texts(folder, texts)
+    _write_texts(machine, texts)
     inside = _flower_config(federation, f"127.0.0.1:{federation.port}", f"{folder}/ca.crt")
     write_new(folder / "flower" / "config.toml", inside.encode(), SECRET)
 
@@ -134,7 +133,7 @@ def add_user(folder: Path, name: str) -> Path:
 
     ConfigError if the name is invalid or taken, or the folder is not a coordinator's.
     """
-    _check(NAME, name, "a name of letters, digits, '.', '_' or '-'", "name")
+    check_name(name)
     users = Path(_existing(str(folder / "nginx.users")))
     if any(line.startswith(f"{name}:") for line in users.read_text().splitlines()):
         raise ConfigError(f"name must be new, got {name}, which is in {users}")
@@ -204,7 +203,7 @@ def write_site(
     """
     if policy and policy not in POLICIES:
         raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
-    _check(NAME, site.name, "letters, digits, '.', '_' or '-'", "name")
+    check_name(site.name)
     _check(ONE_TARGET, target, ", ".join(TARGETS), "target")
     if not is_address(superlink):
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
@@ -212,19 +211,16 @@ def write_site(
     ca = _existing(ca) if ca else ""
     if target == "compose":
         port = INSIDE_PORT
-    machine = _machine(folder, site.name)
+    machine = _new_folder(folder, site.name)
     folder = Path(machine.folder)
     keys = supernode_keys(site.name)
     write_new(folder / "supernode.key", keys.secret, SECRET)
-    _write_superexec_secret(folder)
     write_new(folder / f"{site.name}.pub", keys.public, PUBLIC)
     if ca:
         write_new(folder / "ca.crt", Path(ca).read_bytes(), PUBLIC)
     write_new(folder / "site.toml", _node_config(site, data, policy).encode(), SECRET)
-    for name in ("flower", "home"):
-        (folder / name).mkdir(mode=0o700)
     processes = Site(site.name, data, superlink, bool(ca), port)
-    _write_texts(folder, targets.env_script(machine) | TARGETS[target][1](machine, processes))
+    _write_texts(machine, TARGETS[target](machine, processes))
 
 
 def name_in(node_config: Path) -> str:
@@ -274,7 +270,8 @@ def _node_config(site: SiteConfig, data: str, policy: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _machine(folder: Path, name: str) -> Machine:
+def _new_folder(folder: Path, name: str) -> Machine:
+    """Make the folder of a coordinator or site, with what both have."""
     programs = str(Path(sys.executable).parent)
     _check(PLAIN, programs, "letters, digits and _/.+,@-", "path")
     folder = folder.expanduser().resolve()
@@ -288,7 +285,16 @@ def _machine(folder: Path, name: str) -> Machine:
         way = "".join(way for file, way in ways.items() if (folder / file).exists())
         raise ConfigError(f"{folder} must be an empty folder or a new one{way}")
     folder.chmod(0o700)
+    for state in ("flower", "home"):
+        (folder / state).mkdir(mode=0o700)
+    # A SuperExec authenticates with it, since other users of the machine reach the loopback too.
+    write_new(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
     return Machine(str(folder), programs, name)
+
+
+def check_name(name: str) -> None:
+    """ConfigError if a name is none of a site, user or federation."""
+    _check(NAME, name, NAME_RULE, "name")
 
 
 def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
@@ -304,11 +310,6 @@ def _existing(path: str) -> str:
     return str(resolved)
 
 
-def _write_texts(folder: Path, texts: Texts) -> None:
-    for name, (text, mode) in texts.items():
-        write_new(folder / name, text.encode(), mode)
-
-
-def _write_superexec_secret(folder: Path) -> None:
-    # A SuperExec authenticates with it, since other users of the machine reach the loopback too.
-    write_new(folder / "superexec.secret", secrets.token_hex(32).encode(), SECRET)
+def _write_texts(machine: Machine, texts: Texts) -> None:
+    for name, (text, mode) in {**targets.env_script(machine), **texts}.items():
+        write_new(Path(machine.folder, name), text.encode(), mode)

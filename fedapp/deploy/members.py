@@ -19,12 +19,11 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
 
-from fedapp.data.datasets import NAME, NAME_RULE
-from fedapp.deploy.certificates import key_fingerprint, public_key_in
-from fedapp.deploy.folders import NAMES, write_names
+from fedapp.deploy.folders import NAMES, check_name, write_names
 from fedapp.deploy.targets import PUBLIC
 from fedapp.errors import ConfigError, did_you_mean
 from fedapp.home import read_toml, write_atomically
+from fedapp.site.certificates import key_fingerprint, public_key_in
 from fedapp.superlinks import SuperLink, SuperLinkError
 
 
@@ -57,8 +56,7 @@ def add_sites(folder: Path, names: Sequence[str] = ()) -> Iterator[tuple[str, st
     """
     before = names_in(folder)
     for name in names:
-        if not NAME.fullmatch(name):
-            raise ConfigError(f"name must be {NAME_RULE}, got {name!r}")
+        check_name(name)
     files = {name: folder / "sites" / f"{name}.pub" for name in names or before}
     keys = {name: public_key_in(path) for name, path in files.items() if path.exists()}
     write_names(folder, dict.fromkeys((*before, *names)))

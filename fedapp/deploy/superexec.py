@@ -15,16 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from fedapp.deploy import warm
 from fedapp.deploy.health import ALIVE
-from fedapp.deploy.warm import (
-    apply,
-    bundles_read,
-    causes,
-    fall_backs,
-    replace,
-    without_bundles,
-    wrap,
-)
 from fedapp.home import home
 from fedapp.process import FALL_BACKS, leave_no_core, start_log
 
@@ -39,7 +31,7 @@ try:
         subprocess_executor,
     )
 except ImportError as error:
-    raise SystemExit(without_bundles(error)) from error
+    raise SystemExit(warm.without_bundles(error)) from error
 
 log = logging.getLogger("fedapp")
 CODE = "from fedapp.deploy.superexec import answer_message; answer_message()"
@@ -110,7 +102,7 @@ def answer_message() -> None:
     Flower would unpack the coordinator's bundle and import its code; here the bundle is only hashed
     and its signature checked. SystemExit if this Flower could do otherwise.
     """
-    for refusal in bundles_read():
+    for refusal in warm.bundles_read():
         raise SystemExit(str(refusal))
     # Not at the top: a SuperExec stays up for months and needs neither Flower's ClientApp nor ours.
     try:
@@ -118,14 +110,14 @@ def answer_message() -> None:
         from flwr.supernode.runtime import run_clientapp
 
         bundle = Bundle()
-        replace(
+        warm.replace(
             run_clientapp,
             install_from_fab=bundle.hold,
             get_load_client_app_fn=bundle.loader,
             install_app_dependencies=refuse_to_install,
         )
     except (ImportError, AttributeError) as error:
-        raise SystemExit(without_bundles(error)) from error
+        raise SystemExit(warm.without_bundles(error)) from error
     start_log("clientapp")
     os.dup2(2, 1)  # ends the pipe: from here Flower sends the task's heartbeats
     flwr_clientapp()
@@ -136,16 +128,16 @@ def main() -> None:
     leave_no_core()
     start_log("superexec")
     # Before a function that is replaced differs too.
-    os.environ[FALL_BACKS] = "\n".join(map(str, fall_backs("site")))
-    apply("superexec")
-    for refusal in bundles_read() if "executor" in causes("site") else ():
+    os.environ[FALL_BACKS] = "\n".join(map(str, warm.fall_backs("site")))
+    warm.apply("superexec")
+    for refusal in warm.bundles_read() if "executor" in warm.causes("site") else ():
         raise SystemExit(str(refusal))
     try:
-        wrap(run_superexec, get_executor=for_a_site)
+        warm.wrap(run_superexec, get_executor=for_a_site)
         popen = SimpleNamespace(Popen=start_answering, DEVNULL=subprocess.DEVNULL)
-        replace(subprocess_executor, subprocess=popen)
+        warm.replace(subprocess_executor, subprocess=popen)
     except AttributeError as error:
-        raise SystemExit(without_bundles(error)) from error
+        raise SystemExit(warm.without_bundles(error)) from error
     # Compile before asking for tasks, so that the first round does not wait for the compiler.
     command = [sys.executable, "-P", "-m", "fedapp.runs.kernels", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as compiling:

@@ -7,11 +7,5 @@ from __future__ import annotations
 
 from fedapp.deploy.supernode import run_flower
 
-
-def main() -> None:
-    """Run a coordinator's SuperLink."""
-    run_flower("superlink")
-
-
 if __name__ == "__main__":
-    main()
+    run_flower("superlink")

@@ -16,7 +16,7 @@ from fedapp.deploy.health import REACHED
 from fedapp.deploy.warm import apply
 from fedapp.process import keep_imported, leave_no_core, start_log
 from fedapp.site.certificates import warn_of_expiry
-from fedapp.superlinks import flower_config, site_fault
+from fedapp.superlinks import flower_config, note_reached, site_fault
 
 log = logging.getLogger("fedapp")
 
@@ -44,6 +44,7 @@ def end(error: BaseException | None = None) -> None:
 def main() -> None:
     """Run a site's SuperNode, until it is stopped or gives up."""
     threading.excepthook = lambda failed: end(failed.exc_value)
+    note_reached(flower_config().with_name(REACHED))
     try:
         with suppress(ImportError):
             from flwr.supernode import fleet_http_connection

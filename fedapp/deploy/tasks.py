@@ -65,14 +65,6 @@ class Token:
         )
 
 
-def tls_options(spec: ExecutionSpec) -> list[str]:
-    """Command-line options of the connection to the SuperNode or SuperLink."""
-    if spec.insecure:
-        return ["--insecure"]
-    ca = spec.root_certificates_path
-    return ["--root-certificates", ca] if ca else []
-
-
 class TaskProcess:
     """A process and the tokens of its open tasks, of which ``spec`` has the first."""
 
@@ -123,10 +115,11 @@ class TaskProcess:
                             self.tokens.discard(token.text)
                         elif self.start_seconds < START_SECONDS and not self._beats():
                             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-                    except httpx.HTTPStatusError:
-                        self.tokens.discard(token.text)  # the task is finished, or has expired
-                    except httpx.TransportError:
-                        time.sleep(1)  # until the SuperLink or SuperNode answers again
+                    except httpx.HTTPError as error:
+                        if getattr(getattr(error, "response", None), "is_client_error", False):
+                            self.tokens.discard(token.text)  # the task is finished, or has expired
+                        else:
+                            time.sleep(1)  # until the SuperLink or SuperNode answers again
         if self.process.stdout:
             self.process.stdout.close()
 
@@ -178,7 +171,11 @@ class TaskExecutor(SubprocessExecutor):
     def start(self, spec: ExecutionSpec) -> TaskProcess:
         """Start the process of a task."""
         options = [TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address]
-        options += ["--token", spec.token, "--parent-pid", str(spec.parent_pid), *tls_options(spec)]
+        options += ["--token", spec.token, "--parent-pid", str(spec.parent_pid)]
+        if spec.insecure:
+            options.append("--insecure")
+        elif ca := spec.root_certificates_path:
+            options += ["--root-certificates", ca]
         if spec.runtime_dependency_install:
             options.append("--allow-runtime-dependency-installation")
         output = subprocess.DEVNULL if spec.suppress_output else None

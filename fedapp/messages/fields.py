@@ -47,8 +47,7 @@ import numpy.typing as npt
 from fedapp.errors import ProtocolError
 from fedapp.records.codec import once, origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
-from fedapp.trees.limits import GrowPolicy
-from fedapp.trees.losses import DISTRIBUTIONS
+from fedapp.trees.limits import DISTRIBUTIONS, GrowPolicy
 
 Array = npt.NDArray[Any]
 ITSELF = "itself"  # what an array relates to that is in order

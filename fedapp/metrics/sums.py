@@ -19,7 +19,8 @@ from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES, Adder
 from fedapp.metrics.names import NAMES, UNCALIBRATED, is_custom, scored_names
 from fedapp.trees.custom import custom_sum
-from fedapp.trees.losses import DISTRIBUTIONS, LOSSES, LOWEST_PREDICTION
+from fedapp.trees.limits import DISTRIBUTIONS
+from fedapp.trees.losses import LOSSES, LOWEST_PREDICTION
 from fedapp.trees.objective import (
     check_objective,
     exact_predictions,

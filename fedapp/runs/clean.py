@@ -288,7 +288,7 @@ def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Clea
     """
     time = read_clock(home())
     if time.fault:
-        tell(f"{time.fault}. Until then states stay")
+        tell(f"{time.fault}. Until then no state grows older")
     runs = _all_runs(parent, tell)
     deleted = set()
     for run in runs:
@@ -301,12 +301,12 @@ def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Clea
     finished = {run.model_id for run in runs if run.state is State.FINISHED}
     # A state that changed after a running run began may be that run's.
     starts = [run.began for run in runs if run.state is State.RUNNING]
-    idle = min([time.now - IN_USE_SECONDS, *starts])
+    idle = min([time.shown - IN_USE_SECONDS, *starts])
     states: list[SiteState] = []
     parts: list[SiteState] = []
     for state in site_states():
         model = state.path.name
-        is_old = time.age(state.changed) >= KEEP_DAYS * SECONDS_A_DAY and state.changed <= idle
+        is_old = time.file_age(state.changed) >= KEEP_DAYS * SECONDS_A_DAY and state.changed <= idle
         if model in model_ids - finished or not (model in deleted_models or is_old):
             continue
         keeps = state.is_part and not (all_parts or model in deleted_models)

@@ -232,14 +232,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _whose(link: SuperLink, nodes: Iterable[NodeInfo]) -> str:
-    """Whose SuperLink it is: its authority and its sites; refuses one of another coordinator."""
+    """Whose SuperLink it is: its authority and its sites; a coordinator's own must have its own."""
     registered = [node for node in nodes if node.status != NodeStatus.UNREGISTERED]
     names = [
         node.name if node.status == NodeStatus.ONLINE else f"{node.name} ({node.status})"
         for node in registered
     ]
     sites = f"the sites {', '.join(sorted(names))}" if names else "no sites"
-    ours = registered_sites(flower_config().parent)
+    is_own = link.values.get("root-certificates") == str(flower_config().parents[1] / "ca.crt")
+    ours = registered_sites(flower_config().parent) if is_own else {}
     if ours and registered and ours.keys().isdisjoint(str(node.node_id) for node in registered):
         rule = f"must be that of the sites {', '.join(sorted(ours.values()))}, got one with {sites}"
         raise SuperLinkError(f"the SuperLink '{link.name}' at {link.host} {rule}; {OWN_PORT}")

@@ -231,7 +231,10 @@ def check_method(
 
 
 # Modules with kernels that only boosting calls.
-OF_BOOSTING = ("fedapp.histograms", "fedapp.trees.grow", "fedapp.trees.rounds")
+OF_BOOSTING = (
+    *("fedapp.histograms.claimed", "fedapp.histograms.groups", "fedapp.histograms.split"),
+    *("fedapp.trees.ranking", "fedapp.trees.survival"),
+)
 COMPILING = "the first run of this version compiles its kernels, once: a minute or two at most"
 _told = list[str]()  # once a process
 

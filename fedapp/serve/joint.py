@@ -3,9 +3,10 @@
 *live*: every other party is asked once, all at the same time. *nightly*: from cells that all have
 sent ahead (``fetch``); nobody is asked then, and nobody learns which row is scored. Where a call
 names no way, such cells also serve if a party is away, until they are stale; a party that was
-silent is not waited for again before it answers a ping. The answer names the way, and the age of
-what was sent ahead. A party that withdraws has its cells deleted. After a switch the cells of the
-version before serve until all parties have sent those of the new one.
+silent is not waited for again before it answers a ping, but others are asked, as they may refuse.
+The answer names the way, and the age of what was sent ahead. A party that withdraws has its cells
+deleted. After a switch the cells of the version before serve until all parties have sent those of
+the new one.
 
 A call waits for ``versions.WAIT_SECONDS`` until a new version is loaded, for ``LIVE_SECONDS`` until
 all parties have answered, each of which waits for its versions too, and for ``ROWS_SECONDS`` until
@@ -18,6 +19,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import secrets
 import ssl
 import time
@@ -36,12 +38,12 @@ import numpy.typing as npt
 from fedapp.data.predictions import most_probable, named_predictions, score_names
 from fedapp.data.table import Table
 from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
-from fedapp.home import PRIVATE, write_atomically
+from fedapp.home import PRIVATE, home, write_atomically
 from fedapp.serve.http import RefusedError, check_awaited
 from fedapp.serve.peers import BLOCK, DAYS, PART, WITHDRAWN, ranges
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.serve.versions import Site, Version
-from fedapp.site.clock import SECONDS_A_DAY
+from fedapp.site.clock import SECONDS_A_DAY, read_clock
 from fedapp.trees.cells import Cells, Crossing, cells_of_rows, open_cells
 from fedapp.trees.divided import ActivePart
 
@@ -50,6 +52,7 @@ LIVE_SECONDS = 0.4  # for the answers of all parties
 ROWS_SECONDS = 0.3  # for the active party's own rows, where they are in a database
 LONG_ROWS, LONG_SECONDS = 1000, 0.2  # as many rows more have as much longer
 AHEAD_SECONDS = 60.0  # for a block of cells that are sent ahead
+PING_SECONDS = 0.5  # between pings of the same parties, however many callers ask for them
 IDLE_SECONDS = 60.0  # that a connection stays open
 MOST_TEXT = 80  # characters of a caller's purpose and request, which are in logs
 # Bytes of an answer. A part may have splits of many rounds that early stopping has dropped.
@@ -75,15 +78,16 @@ class Ahead:
         """From blocks of rows, all but the last of a multiple of 8."""
         places = np.full(n_rows, NONE, np.int32)
         places[rows] = np.arange(len(rows))
-        now = time.time()
+        now = read_clock(home()).shown
         cells, until = np.concatenate(blocks, axis=1), now + days * SECONDS_A_DAY
         return cls(cells, places, now, until, time.monotonic())
 
     @property
     def age(self) -> float:
-        """Seconds, by the clock that shows more; negative if the time is in the future."""
-        age = time.time() - self.since
-        return max(age, time.monotonic() - self.began) if age >= 0 else age
+        """Seconds, by the clock that shows more; negative if one is before that time."""
+        age = read_clock(home()).shown - self.since
+        ages = age, time.time() - self.since, time.monotonic() - self.began
+        return max(ages) if min(ages) >= 0 else min(ages)
 
     @property
     def fault(self) -> str:
@@ -115,7 +119,7 @@ class Ahead:
         try:
             with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
                 since, until = file["times"].tolist()
-                began = time.monotonic() - (time.time() - since)
+                began = time.monotonic() - (read_clock(home()).shown - since)
                 return cls(file["cells"], file["places"], since, until, began)
         except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             log.error("%s must be whole, got: %s; POST /nightly asks again", path.name, error)
@@ -138,9 +142,7 @@ class Joint:
         self.part: ActivePart = loaded.part
         self.crossing: Crossing = loaded.crossing
         self.name, self.version = loaded.agreed.service, loaded.agreed.version
-        model = self.part.model
-        scores = [Tensor(name, "FP64") for name in score_names(model.classes, model.n_outputs)]
-        self.outputs = (*scores, *([Tensor(CLASS, "BYTES")] if model.classes else ()))
+        self.outputs = _outputs(self.part)
         self._clients = {
             name: httpx.AsyncClient(
                 verify=site.context_to(peer.certificate),
@@ -154,6 +156,9 @@ class Joint:
         self.faults: dict[str, RefusedError] = {}  # of parties that would not answer now
         self.before: Joint | None = None  # whose cells serve until there are others
         self._may_renew = True
+        self._looked_at: Version | None = None  # the version before whose cells were read
+        self._ping: asyncio.Task[None] | None = None  # that is to begin
+        self._pings, self._pinged = asyncio.Lock(), -math.inf
         self._n_users, self._is_unused = 0, asyncio.Event()
         self._is_unused.set()
         self._ahead = {name: Ahead.read(self._path(name)) for name in self._clients}
@@ -370,8 +375,15 @@ class Joint:
                 self._forget(name)
 
     async def ping(self) -> None:
-        """Ask all parties whether they would answer; this also keeps the connections open."""
+        """Ask all parties whether they would answer; this also keeps the connections open.
 
+        Whoever asks for that until it begins, ``PING_SECONDS`` after the last, shares it.
+        """
+        if self._ping is None:
+            self._ping = asyncio.create_task(self._ping_all())
+        await asyncio.shield(self._ping)
+
+    async def _ping_all(self) -> None:
         async def alive(name: str) -> None:
             path = f"/alive?version={self.version}"
             try:
@@ -386,7 +398,11 @@ class Joint:
             else:
                 self._note(name)
 
-        await asyncio.gather(*map(alive, self._clients))
+        with self:
+            async with self._pings:
+                await asyncio.sleep(self._pinged + PING_SECONDS - time.monotonic())
+                self._ping, self._pinged = None, time.monotonic()
+                await asyncio.gather(*map(alive, self._clients))
 
     # Cells that are sent ahead
 
@@ -399,27 +415,35 @@ class Joint:
         return all(self._ahead.values())
 
     def _forget(self, name: str) -> None:
-        """Delete the cells of a party that has withdrawn."""
+        """Delete the cells of a party that has withdrawn; until that has a line, a file is left."""
         for joint in filter(None, (self, self.before)):
             joint._ahead[name] = None
         if paths := [*self.site.folder.glob(f"*/{AHEAD}{name}")]:
+            for path in paths:
+                with suppress(FileNotFoundError), path.open("rb+") as file:
+                    file.truncate()
+                    os.fsync(file.fileno())
             outcome = "cells that it has sent are deleted"
-            with suppress(RefusedError):  # where the disk is full, a later ping deletes them
+            with suppress(RefusedError):  # where the disk is full, a later ping writes it
                 self.site.note("withdrawn", version=self.version, peer=name, outcome=outcome)
                 for path in paths:
                     path.unlink(missing_ok=True)
 
     def look_back(self, before: Version | None) -> None:
         """Keep the cells of the version before, if there are no others."""
-        if not before or self.before or self.has_cells or not isinstance(before.part, ActivePart):
+        if before is None or before is self._looked_at or self.before or self.has_cells:
+            return
+        if not isinstance(before.part, ActivePart):
+            return
+        if (before.agreed.service, _outputs(before.part)) != (self.name, self.outputs):
             return
         folder, names = self.site.folder / before.agreed.version, before.agreed.peers
         if not all((folder / f"{AHEAD}{name}").is_file() for name in names):
             return
         if self._clients.keys() != names.keys():  # a party that is gone cannot withdraw them
             return
-        joint = Joint(self.site, before)
-        if joint.has_cells and (joint.name, joint.outputs) == (self.name, self.outputs):
+        self._looked_at, joint = before, Joint(self.site, before)
+        if joint.has_cells:
             joint.faults, self.before = self.faults, joint
 
     async def renew(self) -> None:
@@ -434,7 +458,8 @@ class Joint:
         self._may_renew = False
         try:
             if still:
-                await self.fetch(None if len(ids) == len(before.loaded.ids) else still)
+                has_all = len(ids) == len(before.loaded.ids)
+                await (self.fetch(None, still) if has_all else self.fetch(still))
         except AwayError:
             self._may_renew = True
         except RefusedError as error:
@@ -454,10 +479,11 @@ class Joint:
             every[name] = cells
         return every
 
-    async def fetch(self, ids: Sequence[str] | None) -> dict[str, Any]:
+    async def fetch(self, ids: Sequence[str] | None, named: Sequence[str] = ()) -> dict[str, Any]:
         """Ask all parties for cells of rows, or of all; returns how many bytes of each.
 
-        What a party has sent before stays until all of it is there.
+        Of a party that does not send those of all, for rows that are ``named``. What a party has
+        sent before stays until all of it is there.
         """
         began, request = time.perf_counter(), secrets.token_hex(8)
         line: dict[str, Any] = {"version": self.version, "request": request}
@@ -465,7 +491,15 @@ class Joint:
             rows = np.arange(len(self.loaded.ids)) if ids is None else np.unique(self._rows(ids))
             line["n_rows"] = len(rows)
             document = {"purpose": NIGHTLY, "request": request, "all": ids is None}
-            sizes = {name: await self._fetch(name, rows, document) for name in self._clients}
+            sizes = dict[str, int]()
+            for name in self._clients:
+                try:
+                    sizes[name] = await self._fetch(name, rows, document)
+                except RefusedError as error:
+                    if error.status != WITHDRAWN or not named:
+                        raise
+                    some = {**document, "all": False}
+                    sizes[name] = await self._fetch(name, np.unique(self._rows(named)), some)
         self.site.note("fetch", **line, outcome="answered")
         await self._drop_before()
         seconds = round(time.perf_counter() - began, 3)
@@ -490,6 +524,13 @@ class Joint:
             raise RefusedError(503, rule) from None
         self._ahead[name] = ahead
         return n_bytes
+
+
+def _outputs(part: ActivePart) -> Sequence[Tensor]:
+    """Scores by name, and the class."""
+    model = part.model
+    scores = [Tensor(name, "FP64") for name in score_names(model.classes, model.n_outputs)]
+    return (*scores, *([Tensor(CLASS, "BYTES")] if model.classes else ()))
 
 
 def _longer(seconds: float, n_rows: int) -> float:

@@ -28,6 +28,7 @@ from fedapp.serve.http import (
     LOOPBACK,
     MOST_BYTES,
     MOST_ROWS,
+    Admission,
     HostCheck,
     RefusedError,
     read_body,
@@ -58,6 +59,7 @@ class Standing:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._joint: Joint | None = None
+        self._scores, self._probes = Admission(), Admission()
         self._closing: set[asyncio.Task[None]] = set()  # and what else runs by itself
         self._pinged = -PING_SECONDS
 
@@ -113,7 +115,7 @@ class Standing:
         try:
             joint = await self.joint()
             self.site.check_log()
-            with joint:
+            with joint, self._probes:
                 return await joint.ready()
         except RefusedError as error:
             return str(error)
@@ -152,7 +154,7 @@ class Standing:
             Route("/nightly", self._nightly, methods=["POST"]),
         ]
         return Starlette(
-            routes=[*routes(self, MOST_ROWS, MOST_BYTES), *more],
+            routes=[*routes(self, MOST_ROWS, MOST_BYTES, self._scores), *more],
             exception_handlers=HANDLERS,
             middleware=[Middleware(HostCheck, hosts=LOOPBACK)],
         )
@@ -170,7 +172,7 @@ class Standing:
         except RefusedError as error:
             reason = reason or str(error)
         if joint:
-            with joint:
+            with joint, self._probes:
                 reason = await joint.ready() or reason
         version = site.versions.get(site.current)
         status: dict[str, Any] = {"status": reason or "ok", "site": site.config.name}
@@ -185,13 +187,14 @@ class Standing:
     async def _nightly(self, request: Request) -> Response:
         """Ask the other parties for cells of rows ahead."""
         rule = 'body must be {"ids": [id, ...]} or {"all": true}'
-        document = read_object(await read_body(request, MOST_BYTES), rule)
-        ids = document.get("ids")
-        is_list = isinstance(ids, list) and ids and all(isinstance(row_id, str) for row_id in ids)
-        if len(document) != 1 or not (is_list or document.get("all") is True):
-            raise RefusedError(422, f"{rule}, got another")
-        with await self.joint() as joint:
-            return JSONResponse(await joint.fetch(ids))
+        with self._scores:
+            document = read_object(await read_body(request, MOST_BYTES), rule)
+            ids = document.get("ids")
+            is_list = isinstance(ids, list) and ids and all(isinstance(one, str) for one in ids)
+            if len(document) != 1 or not (is_list or document.get("all") is True):
+                raise RefusedError(422, f"{rule}, got another")
+            with await self.joint() as joint:
+                return JSONResponse(await joint.fetch(ids))
 
 
 def stand(path: Path, listen: str, port: int, say: Callable[[str], None]) -> None:

@@ -1,15 +1,18 @@
 """The time that a home's sites go by: what is deleted, and what a day permits, depends on it.
 
-A clock that is wrong once must not end a quota or a log. So each reading is compared with the one
-before, which is in ``$FEDAPP_HOME/clock.json``, and is believed
+No single reading of the clock decides that. ``Time.now`` counts the seconds that have surely passed
+since the home's first reading: those that the machine has run, and those by which the clock is
+ahead after the machine was off or stood still, three days each time at most. These count once the
+clock is believed: it has moved as the machine runs
 
-- if it moved as the machine has run since, within an hour,
-- or, after a start of the machine, if it moved by three days at most.
+- for an hour after a start of the machine, if it is ahead by three days at most,
+- or for a day.
 
-Where there is no file, the newest file of the sites is the reading before. While a reading is not
-believed, time goes on as the machine runs. A clock that is right is believed again at once. Another
-one is believed when it has gone on for a day; if the machine was started meanwhile, only as far as
-it had come before. A person who has compared it empties the file.
+If it moves otherwise before, what counts is the median of three: of what was due, of what the clock
+before would say, and of what this one says. So one that was wrong between two right ones counts
+nothing. What is written meanwhile has a stamp as if they counted: it is as young as it may be.
+
+``$FEDAPP_HOME/clock.json`` has the last reading; where it is lost, the sites' logs have one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import time
 import uuid
 from contextlib import suppress
@@ -26,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fedapp.home import secret_at
+from fedapp.home import PRIVATE, private_folder
 
 log = logging.getLogger("fedapp.site")
 CLOCK = "clock.json"
@@ -71,32 +75,57 @@ def _process() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """The time that a home goes by."""
+    """The time that a home goes by; all but ``up`` and ``since`` in seconds of Unix time."""
 
-    now: float  # Unix time
+    now: float  # which has surely come, as counted since the first reading
+    due: float  # what the clock says at least, as far as it is believed
+    wall: float  # what it says
     up: float = 0.0
     boot: str = ""
-    doubted: Reading | None = None  # the first of the readings that are not believed
-    fault: str = ""  # what is wrong with it, in words
-    clock: float = 0.0  # what the clock says, if that is not believed
-    doubted_from: float = 0.0  # when that began
-    doubted_to: float = 0.0  # when it was last so; 0: never
-    lags: bool = False  # whether time stood still meanwhile, as far as is known
+    since: float = 0.0  # ``up`` of the reading since which it moves as the machine runs
+    started: bool = True  # whether that one was the first of a start
+    believed: bool = True
+    claim: float = JUMP  # the least of what it was ahead by since it was not believed
+    doubted: float = 0.0  # ``now`` of the last reading that dates files wrongly
 
-    def age(self, written: float) -> float:
-        """Seconds since something was written, at least.
+    @property
+    def ahead(self) -> float:
+        """Seconds by which the clock is ahead of what is due."""
+        return self.wall - self.due
 
-        A wrong clock may have dated it, or may be believed now, by a `JUMP`.
-        """
-        if self.doubted_to and written > self.now + STEP:
-            written = self.doubted_to
-        return self.now - JUMP - max(written, self.doubted_to)
+    @property
+    def stamp(self) -> float:
+        """When something is written now, at the latest."""
+        return self.now + _counted(self.ahead)
 
-    def is_within(self, then: float, seconds: float) -> bool:
-        """Whether less than some seconds may have passed since a recorded time."""
-        if self.lags and self.doubted_from <= then:
-            then = max(then, self.doubted_to)
-        return -JUMP <= self.now - then < seconds
+    @property
+    def shown(self) -> float:
+        """What a right clock says, as far as is known."""
+        return self.due if self.fault else self.wall
+
+    def age(self, stamp: float) -> float:
+        """Seconds since something with a stamp was written, at least."""
+        return self.now - JUMP - stamp
+
+    def file_age(self, written: float) -> float:
+        """Seconds since a file was written, at least; the clock that dated it may be wrong."""
+        age, since = self.wall - written, self.now - self.doubted
+        return (min(age, since) if age >= -JUMP else since) - JUMP
+
+    def is_within(self, stamp: float, seconds: float) -> bool:
+        """Whether less than some seconds may have passed since a stamp."""
+        return -2 * JUMP <= self.now - stamp < seconds
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the clock, in words."""
+        most = JUMP if self.started else STEP
+        if -STEP <= self.ahead <= most:
+            return ""
+        return (
+            f"clock must be at {_text(self.due)} to {_text(self.due + most)} UTC, by its last "
+            f"reading, got {_text(self.wall)}: set it; if it is right, it is believed in a day"
+        )
 
     @property
     def hint(self) -> str:
@@ -106,73 +135,66 @@ class Time:
     def next(self, got: Reading) -> Time:
         """The time after another reading."""
         ran = got.since(self.up, self.boot)
-        now, jump = self.now + (ran or 0.0), JUMP if ran is None else STEP
-        first, is_same = self.doubted, False
-        if first and (ran_since := got.since(first.up, first.boot)) is not None:
-            is_same = abs(got.wall - first.wall - ran_since) <= STEP
-            if is_same and ran_since >= SECONDS_A_DAY:
-                return self._believing(got, lags=True)
-        elif first:
-            is_same = 0 <= got.wall - first.wall < SECONDS_A_DAY
-            if got.wall - first.wall >= SECONDS_A_DAY:  # both agree that the first one has come
-                ran_then = Reading(0.0, self.up, self.boot).since(first.up, first.boot) or 0.0
-                now, jump, first = max(now, first.wall + ran_then), JUMP, None
-        if now - STEP <= got.wall <= now + jump:
-            return self._believing(got, lags=jump == JUMP)
-        began = self.doubted_from if first else now
-        if first and is_same:
-            return Time(now, got.up, got.boot, first, self.fault, got.wall, began, now)
-        fault = (
-            f"clock must be at {_text(now)} to {_text(now + jump)} UTC, by its last reading, got "
-            f"{_text(got.wall)}: set it; if it is right, empty {CLOCK} in the site's home, or wait "
-            "for a day"
-        )
-        return Time(now, got.up, got.boot, got, fault, got.wall, began, now)
+        now, due, wall = (moment + (ran or 0.0) for moment in (self.now, self.due, self.wall))
+        if self.believed and ran is not None and abs(got.wall - wall) <= STEP:
+            return replace(self, now=now, due=got.wall, wall=got.wall, up=got.up)
+        since, started, claim = self.since, self.started, self.claim
+        if ran is None or abs(got.wall - wall) > STEP:
+            agreed = sorted((due, wall, got.wall))[1]
+            if agreed != due and (ran is None or self.up - since >= STEP):
+                now, due, claim = now + min(_counted(agreed - due), claim), agreed, JUMP
+            since, started = got.up, ran is None
+        ahead = got.wall - due
+        claim = min(_counted(ahead), claim)
+        doubted = self.doubted if -STEP <= ahead <= JUMP else now
+        if got.up - since < (STEP if started and 0 <= ahead <= JUMP else SECONDS_A_DAY):
+            return Time(now, due, *got, since, started, False, claim, doubted)
+        return Time(now + claim, got.wall, *got, since, started, doubted=doubted)
 
-    def _believing(self, got: Reading, lags: bool) -> Time:
-        if not self.doubted:
-            return replace(self, now=got.wall, up=got.up, boot=got.boot)
-        return Time(*got, doubted_from=self.doubted_from, doubted_to=got.wall, lags=lags)
+
+def _counted(ahead: float) -> float:
+    """Seconds of those by which a clock is ahead that count, once it is believed."""
+    return min(max(ahead, 0.0), JUMP)
 
 
 def read_clock(home: Path) -> Time:
     """Read the clock, compare it with the reading before, and note it."""
-    path = home / CLOCK
-    secret_at(path, lambda: _first(home))
-    with path.open("rb+", buffering=0) as file:
+    private_folder(home)
+    file = os.open(home / CLOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
+    try:
+        if os.fstat(file).st_uid != (owner := home.stat()).st_uid:  # root has made it
+            with suppress(PermissionError):
+                os.fchown(file, owner.st_uid, owner.st_gid)
         fcntl.flock(file, fcntl.LOCK_EX)
-        text = file.read()
-        before, got = _parsed(text) or _parsed(_first(home) if text.strip() else b""), reading()
-        now = before.next(got) if before else Time(*got)
-        file.seek(0)
-        file.write(json.dumps(asdict(now)).ljust(CLOCK_BYTES).encode())
+        before = _parsed(os.pread(file, CLOCK_BYTES, 0)) or _logged(home)
+        got = reading()
+        now = before.next(got) if before else Time(got.wall, got.wall, *got)
+        os.pwrite(file, json.dumps(asdict(now)).ljust(CLOCK_BYTES).encode(), 0)
+    finally:
+        os.close(file)
+    if now.fault and not (before and before.fault):
+        log.warning("%s. Until then only the time that the machine runs counts", now.fault)
     return now
-
-
-@cache
-def warn(fault: str) -> None:
-    """Log what is wrong with the clock, once."""
-    log.warning("%s. Until then nothing old is deleted, and no quota of a day starts again", fault)
-
-
-def _first(home: Path) -> bytes:
-    """What stands for a reading before the first: the time of the sites' newest file."""
-    newest = 0.0
-    for path in (home / "sites").glob("*/*"):
-        with suppress(FileNotFoundError):  # another process has deleted it
-            newest = max(newest, path.lstat().st_mtime)
-    return json.dumps({"now": newest}).encode() if newest else b""
 
 
 def _parsed(text: bytes) -> Time | None:
     try:
-        fields = json.loads(text)
-        doubted = fields.pop("doubted", None)
-        time = Time(**fields, doubted=doubted and Reading(*doubted))
-        moments = (time.now, time.clock, time.doubted_from, time.doubted_to, *(doubted or ())[:2])
-        return time if all(0 <= moment < LATEST for moment in (*moments, time.up)) else None
-    except (ValueError, TypeError, AttributeError):
+        time = Time(**json.loads(text))
+        numbers = time.now, time.due, time.wall, time.up, time.since, time.doubted
+        return time if all(0 <= number < LATEST for number in numbers) else None
+    except (ValueError, TypeError):
         return None
+
+
+def _logged(home: Path) -> Time | None:
+    """What stands for a reading that is lost."""
+    times = []
+    for path in (home / "sites").glob("*/log*.jsonl"):
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
+            fields = json.loads(path.read_bytes().rpartition(b"\n")[0].splitlines()[-1])
+            wall = float(fields.get("clock", fields["time"]))
+            times.append(Time(float(fields["time"]), wall, wall, doubted=float(fields["time"])))
+    return max(times, key=lambda time: time.now, default=None)
 
 
 def _text(moment: float) -> str:

@@ -40,7 +40,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fedapp.errors import DataError
 from fedapp.home import PRIVATE, private_folder, sync_folder, write_atomically
 from fedapp.site.account import account_of
-from fedapp.site.clock import SECONDS_A_DAY, read_clock, warn
+from fedapp.site.clock import SECONDS_A_DAY, STEP, read_clock
 from fedapp.site.store import STATE, Store
 from fedapp.site.trust import identity, signing_key
 
@@ -84,11 +84,10 @@ def parts(path: Path) -> list[Path]:
 
 def drop_old(folder: Path, days: int) -> None:
     """Remove lines of more than some days ago, at most once a day; 0: none."""
-    path, time, limit = folder / LOG, read_clock(folder.parents[1]), days * SECONDS_A_DAY
-    if time.fault:
-        warn(time.fault)
+    path, limit = folder / LOG, days * SECONDS_A_DAY
     if not days or not path.exists():
         return
+    time = read_clock(folder.parents[1])
     with _locked(folder) as writer:
         with parts(path)[0].open("rb") as file:
             if time.age(_fields(file.readline()).get("time", 0.0)) < limit + SECONDS_A_DAY:
@@ -138,9 +137,9 @@ class _Writer:
             is_new = self.catch_up(file) == 0
             time = read_clock(self.folder.parents[1])
             first = {"number": self.number + 1, "before": self.digest}
-            first |= {"time": round(time.now, 3), "event": event}
-            if time.clock:
-                first["clock"] = round(time.clock, 3)
+            first |= {"time": round(time.stamp, 3), "event": event}
+            if abs(time.wall - time.stamp) > STEP:
+                first["clock"] = round(time.wall, 3)
             line = _line({**first, **fields}, key_of(self.folder) if event in SIGNED else None)
             line = line if keeps else b" " * TRIED_BYTES  # half a line, if this process dies now
             try:

@@ -120,7 +120,7 @@ def admit(
     if declared and declared.shows_label_figures and config.label:
         opening = {**opening, "share_label_figures": config.shares_label_figures}
     time = read_clock(home())
-    run = AskedRun(model_id, method, _data_of(config, request), time.now, opening)
+    run = AskedRun(model_id, method, _data_of(config, request), time.stamp, opening)
     if request.epsilon:
         with as_protocol_error(name, message, "multiplier"):
             run.budget.check()
@@ -231,7 +231,7 @@ def count_ids(config: SiteConfig, model_id: str, owner: str, n_ids: int, n_rows:
     with transaction(folder) as register:
         run = _newest(config.name, register, model_id)
         most_ids = max(n_ids, int(run.matched.get(owner, (0,))[0]))
-        run = replace(run, matched={**run.matched, owner: (most_ids, time.now)})
+        run = replace(run, matched={**run.matched, owner: (most_ids, time.stamp)})
         runs = [run, *(other.run for other in _earlier(folder, register, run))]
         lists = [entry for other in runs for entry in other.matched.values()]
         total = sum(int(n) for n, matched in lists if time.is_within(matched, SECONDS_A_DAY))

@@ -173,11 +173,13 @@ def certificate(site: str, renews: bool = False) -> bytes:
 
     With ``renews`` the one that other sites are to know: if the certificate ends soon, one that
     ``switch`` puts in its place, as until then they accept only the certificate that they know.
+    TLS goes by the machine's clock, which may be right though it is not believed.
     """
-    path, now = folder_of(site) / TLS, datetime.fromtimestamp(read_clock(home()).now, UTC)
-    if renews and path.is_file() and days_left(path, now) <= WARNED_DAYS:
+    path, now = folder_of(site) / TLS, datetime.fromtimestamp(read_clock(home()).shown, UTC)
+    latest = max(now, datetime.now(UTC))
+    if renews and path.is_file() and days_left(path, latest) <= WARNED_DAYS:
         path = path.with_name(NEXT_TLS)
-    if not path.is_file() or (renews and days_left(path, now) <= WARNED_DAYS):
+    if not path.is_file() or (renews and days_left(path, latest) <= WARNED_DAYS):
         private_folder(path.parent)
         pair = own_certificate(site, now)
         write_atomically(path, pair.secret + pair.public, PRIVATE, lasting=True)

@@ -259,7 +259,7 @@ def drop_abandoned(site: Path, days: float) -> None:
     time = read_clock(site.parents[1])
     for path in site.glob(f"*/{STATE}"):
         with suppress(FileNotFoundError):  # another process has deleted it
-            is_old = time.age(path.stat().st_mtime) > days * SECONDS_A_DAY
+            is_old = time.file_age(path.stat().st_mtime) > days * SECONDS_A_DAY
             if is_old and not (path.parent / PART_FILE).exists():
                 shutil.rmtree(path.parent)
 

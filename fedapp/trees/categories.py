@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.kernels import frozen, inlined
 
 Categories = tuple[tuple[str, ...] | None, ...]
 Floats = npt.NDArray[np.float32]
@@ -292,43 +291,3 @@ def category_counts(categories: Categories, n_columns: int) -> Ints:
     if not categories:
         return np.zeros(n_columns, dtype=np.int64)
     return np.array([len(names or ()) for names in categories], dtype=np.int64)
-
-
-def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, Any, Any]:
-    """Arrays that ``goes_left`` reads: of each node or split the number of categories, 0 for a
-    threshold, and the first byte of its set; and all bytes. The first is empty without sets.
-
-    ``numbers`` is the set number of each. A kernel names the arrays before its loop: to read them
-    from a tuple in the loop would count references.
-    """
-    if numbers is None or not len(sets):
-        numbers = np.empty(0, dtype=np.int64)
-    widths = np.where(numbers == NO_SET, 0, sets.widths[numbers])
-    widths, starts, bits = frozen(widths, sets.offsets[numbers], sets.bits)
-    return widths, starts, bits
-
-
-@inlined
-def goes_left(
-    value: Any,
-    missing: Any,
-    first_right: Any,
-    default_left: Any,
-    split: int,
-    widths: Any,
-    starts: Any,
-    bits: Any,
-) -> Any:
-    """Whether a split sends a value left: below its threshold, or by its set.
-
-    ``missing`` is NaN, or the code of a missing value if values are numbers of bins; for the last
-    three see ``kernel_sets``.
-    """
-    if value == missing or value != value:  # NaN differs from itself
-        return default_left
-    if len(widths) == 0 or widths[split] == 0:
-        return value < first_right
-    if not 0 <= value < widths[split]:
-        return default_left
-    code = np.int64(value)
-    return not (bits[starts[split] + (code >> 3)] >> (7 - (code & 7))) & 1

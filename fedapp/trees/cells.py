@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.categories import goes_left, kernel_sets
 from fedapp.trees.divided import NONE, ActivePart, Lookup, Nesting
-from fedapp.trees.predict import Nodes
+from fedapp.trees.predict import Nodes, goes_left, kernel_sets
 
 Ints = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.uint8]  # bits, shape (2 * n_records, n_row_bytes)

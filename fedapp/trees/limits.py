@@ -25,6 +25,7 @@ GrowPolicy = Literal["depthwise", "lossguide"]
 # Of several classes: a tree each, or one tree with a vector in each leaf; named as in XGBoost.
 MultiStrategy = Literal["one_output_per_tree", "multi_output_tree"]
 ONE_TREE: MultiStrategy = "multi_output_tree"
+DISTRIBUTIONS = ("normal", "logistic", "extreme")  # of ``survival:aft``, also by their numbers
 ALIKE = np.empty(0)  # weights of columns that are all alike
 LEVEL, NODE_DRAW = 2, 3  # streams of draws, so that no two share a seed
 WIDEST = np.finfo(np.float32).max

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fedapp.histograms.fixed_point import power_above
 from fedapp.trees.c_math import exp32, log1p32
 from fedapp.trees.custom import CUSTOM, custom_pairs
+from fedapp.trees.limits import DISTRIBUTIONS
 from fedapp.trees.ranking import ranking_pairs
 from fedapp.trees.survival import aft_pairs, cox_pairs
 
@@ -54,7 +55,6 @@ LARGEST_EXACT_POWER = 700.0
 # Exponentials of margins above are normal float32 numbers, with full precision.
 LEAST_UNSHIFTED = np.float32(-87)
 MOST_CLASSES = 10**6
-DISTRIBUTIONS = ("normal", "logistic", "extreme")  # of ``survival:aft``
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,54 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.histograms.build import inside_of
-from fedapp.kernels import frozen, kernel
-from fedapp.trees.categories import NO_SETS, CategorySets, goes_left, kernel_sets
+from fedapp.kernels import frozen, inlined, kernel
+from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets
 from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, leaf_rows, stack_trees
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
 Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.bool_]  # rows of one node, ascending; True goes left
+
+
+def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, Any, Any]:
+    """Arrays that ``goes_left`` reads: of each node or split the number of categories, 0 for a
+    threshold, and the first byte of its set; and all bytes. The first is empty without sets.
+
+    ``numbers`` is the set number of each. A kernel names the arrays before its loop: to read them
+    from a tuple in the loop would count references.
+    """
+    if numbers is None or not len(sets):
+        numbers = np.empty(0, dtype=np.int64)
+    widths = np.where(numbers == NO_SET, 0, sets.widths[numbers])
+    widths, starts, bits = frozen(widths, sets.offsets[numbers], sets.bits)
+    return widths, starts, bits
+
+
+@inlined
+def goes_left(
+    value: Any,
+    missing: Any,
+    first_right: Any,
+    default_left: Any,
+    split: int,
+    widths: Any,
+    starts: Any,
+    bits: Any,
+) -> Any:
+    """Whether a split sends a value left: below its threshold, or by its set.
+
+    ``missing`` is NaN, or the code of a missing value if values are numbers of bins; for the last
+    three see ``kernel_sets``.
+    """
+    if value == missing or value != value:  # NaN differs from itself
+        return default_left
+    if len(widths) == 0 or widths[split] == 0:
+        return value < first_right
+    if not 0 <= value < widths[split]:
+        return default_left
+    code = np.int64(value)
+    return not (bits[starts[split] + (code >> 3)] >> (7 - (code & 7))) & 1
 
 
 def rows_of(nodes: Nodes, tree: int, node: int) -> npt.NDArray[np.int64]:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.kernels import frozen, kernel
-from fedapp.trees.categories import NO_SETS, CategorySets, goes_left, kernel_sets
-from fedapp.trees.predict import Places
+from fedapp.trees.categories import NO_SETS, CategorySets
+from fedapp.trees.predict import Places, goes_left, kernel_sets
 
 Ints = npt.NDArray[np.int64]
 R = TypeVar("R")

@@ -17,34 +17,45 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
 from signal import SIGCONT, SIGKILL, SIGSTOP
-from typing import Any, TypeVar
+from typing import TypeVar
 from unittest.mock import patch
 
 import httpx
 import psutil
-import pyarrow as pa
-import pyarrow.parquet
 
-from fedapp.data.datasets import source_frame
-from fedapp.deploy.certificates import new_authority
 from fedapp.deploy.folders import renew_certificates, renew_key
 from fedapp.deploy.members import add_sites, remove_site
-from fedapp.home import home, is_written, write_atomically
+from fedapp.home import is_written, write_atomically
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.flower import free_ports
-from fedapp.site import trust
+from fedapp.site import certificates
+from fedapp.site.certificates import new_authority
 from fedapp.site.log import LOG
-from simulations.bench.sites import ALLOW, Sites
+from simulations.bench.fault import (
+    AT_SITE,
+    COORDINATOR,
+    LIMIT,
+    LOOK_SECONDS,
+    SITE,
+    SITES,
+    SMALL,
+    Fault,
+    NotTriedError,
+    hook,
+    nothing,
+    scripted,
+    table_with_ids,
+    wrong_clock,
+)
+from simulations.bench.faults_of_scores import LIVE, OF_SCORES, SCORES, STANDING, Scores
 from simulations.deployment import (
     RUN_SECONDS,
-    START_SECONDS,
-    STOP_SECONDS,
     SUPEREXEC,
     SUPERLINK,
     SUPERNODE,
@@ -58,19 +69,11 @@ from simulations.deployment import (
 from simulations.study import Row, check_names, looking, show
 
 T = TypeVar("T")
-SITES, COORDINATOR = ("bank", "insurer", "shop"), "coordinator"
-SITE, PEER = SITES[:2]
-SMALL: Row = {"parties": len(SITES), "num-boost-round": 3, "max-depth": 2, "max-bin": 32}
 SMALL_KEY: Row = {"secureboost.key-bits": 512, "secureboost.insecure-small-key": "true"}
 METHODS: Mapping[str, Row] = {"pax": SMALL, "secureboost": SMALL | SMALL_KEY}
-STANDING = "standing"  # scores of rows, instead of runs
-N_ASKED, DEADLINE = 8, 2.0  # requests during a fault, and seconds that their client waits
-PAGE_LINES = 16  # of a log, that fit into a page
 # Deployments that share a method's faults, and how many are disturbed at the same time.
 LANES, AT_ONCE = {"pax": 2, "secureboost": 1, STANDING: 1}, 3
-LIMIT = 300.0  # seconds by which a fault may delay a run
 LATE, CORES = 70.0, 0.1  # seconds that a start takes longer, and cores of a slow site
-LOOK_SECONDS = 0.1
 # When a fault strikes, as the run's folder shows.
 START, FIRST, ROUND, LAST = "start", "first exchange", "round 2", "last round"
 PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
@@ -79,24 +82,12 @@ PHASES: Mapping[str, Callable[[Stage | None], bool]] = {
     ROUND: lambda stage: stage is not None and stage.round >= 2,
     LAST: lambda stage: stage is not None and stage.round == stage.rounds > 0,
 }
-LIVE, AHEAD = "live", "sent ahead"  # cells of standing scores
-SAME, SCORES, NAMED, NOT_TRIED = "same model", "same scores", "named error", "not tried"
+SAME, NAMED, NOT_TRIED = "same model", "named error", "not tried"
 GOOD = {SAME, SCORES, *(f"{NAMED}; {how}: {SAME}" for how in ("gone on", "resumed", "restarted"))}
 COMPLAINT = re.compile(r"^\S+Z (?:WARNING|ERROR) (.*)", re.MULTILINE)  # in a log
 CLOCK = re.compile(r"(?<!whose )clock is")
 # The network of a site: a namespace, and the addresses of its link.
 NETWORK, GATEWAY, ADDRESS = "fedapp-faults", "10.123.98.1", "10.123.98.2"
-
-
-class NotTriedError(Exception):
-    """This machine does not allow the fault, or the run had ended before it."""
-
-
-def table_with_ids() -> tuple[pa.Table, str]:
-    """A small table, and its label."""
-    frame, roles, _, _ = source_frame("breast-cancer")
-    ids = pa.array([f"p{row}" for row in range(frame.num_rows)])
-    return frame.append_column("id", ids), roles.label
 
 
 class Scene(Deployment):
@@ -223,101 +214,6 @@ class Scene(Deployment):
         self.run.kill()
 
 
-class Scores(Sites):
-    """Three sites whose processes score rows between runs, as a caller sees them."""
-
-    output: Path  # what ``/health`` and the scores' requests were answered
-    running: dict[str, psutil.Process]
-
-    def __init__(self, folder: Path) -> None:
-        self.hooks = folder / "hooks"  # on the path of all processes
-        self.hooks.mkdir(parents=True)
-        table, label = table_with_ids()
-        nodes = site_tables(folder, table, SITES, label, by_columns=True)
-        tables = {name: pa.parquet.read_table(node["data"]) for name, node in nodes.items()}
-        super().__init__(folder / "sites", tables, label, **{"standing-nightly": "all"})
-        self.activate(self.train(**{name: SMALL[name] for name in SMALL if name != "parties"}))
-        self.ids = table["id"].to_pylist()[::40]
-        self.seconds = self.limit = LIMIT
-        self._started = ExitStack()
-
-    def open(self) -> None:
-        """Start everything."""
-        self.running = self._started.enter_context(self.standing())
-        deadline, status = time.monotonic() + START_SECONDS, 0
-        while status != 200:
-            status, self.rows = self.score()
-            assert time.monotonic() < deadline, self.rows
-
-    def close(self) -> None:
-        """End everything."""
-        self._started.close()
-
-    end = close
-
-    def restart(self, name: str) -> None:
-        """Stop a site's process and start it."""
-        self.running[name].terminate()
-        self.running[name].wait(STOP_SECONDS)
-        self.running[name] = psutil.Process(self.start(name).pid)
-
-    def home(self, name: str) -> Path:
-        """Folder with a site's log."""
-        return home() / "sites" / name
-
-    def log(self, name: str) -> Path:
-        """What a site's process prints; of the coordinator, which scores nothing, an empty one."""
-        path = self.folder / f"{name}.log"
-        path.touch()
-        return path
-
-    def enter(self, fault: Fault, run_dir: Path) -> None:
-        """Let cells be sent ahead, if the fault is to meet them."""
-        if str(fault.phase).startswith(AHEAD):
-            sent = httpx.post(f"{self.url()}/nightly", json={"all": True}, timeout=LIMIT)
-            assert sent.status_code == 200, sent.text
-
-    def outlast(self, fault: Fault, undo: ExitStack, is_named: Callable[[], bool]) -> Row:
-        """Ask during the fault; undo it, and ask until there are scores again."""
-        said = [self.ask() for _ in range(N_ASKED)]
-        wrong = [text for _, text in said if text]
-        undo.close()
-        deadline = time.monotonic() + self.limit
-        while (end := self.ask()) != ("ok", ""):
-            assert time.monotonic() < deadline, f"no scores within {self.limit:.0f} s: {end}"
-            time.sleep(LOOK_SECONDS)
-        outcome = f"wrong {len(wrong)} times of {N_ASKED}: {wrong[0]}" if wrong else SCORES
-        return {"outcome": outcome, "health": [*dict.fromkeys(health for health, _ in said)]}
-
-    def ask(self) -> tuple[str, str]:
-        """What ``/health`` says, and what is wrong with that or with the scores that follow."""
-        health = httpx.get(f"{self.url()}/health", timeout=LIMIT)
-        (status, rows), ahead = self.score(), self.score(way="nightly")
-        with self.output.open("a") as output:
-            print(health.text, status, rows, *ahead, sep="\n", file=output)
-        said = health.json()["status"]
-        if (status == 200) != (health.status_code == 200):
-            return said, f"/health said {said!r}, the next request got {status} {rows}"
-        others = [other for code, other in ((status, rows), ahead) if code == 200]
-        return said, "" if {*others} <= {self.rows} else f"other scores: {others}"
-
-    def score(self, **way: str) -> tuple[int, str]:
-        """Status of a request for scores, 0 after its deadline; and the scores, or why not."""
-        asked = {"ids": self.ids, **way}
-        try:
-            reply = httpx.post(f"{self.url()}/score", json=asked, timeout=DEADLINE)
-        except httpx.TimeoutException:
-            return 0, f"no answer within {DEADLINE:g} s"
-        document = reply.json()
-        return reply.status_code, str(document.get("rows") or document)
-
-    def wait(self, seconds: float) -> None:
-        """There is no run to wait for, or to end."""
-
-    def leave(self) -> None:
-        """See ``wait``."""
-
-
 class Witness:
     """Finds the first line that names a fault, in what the command prints or in a log."""
 
@@ -349,10 +245,6 @@ class Witness:
 # What strikes
 
 
-def nothing(scene: Scene, undo: ExitStack) -> None:
-    """No fault."""
-
-
 def signalled(scene: Scene, undo: ExitStack, host: str, program: str, number: int) -> None:
     """Send a signal, and SIGCONT later."""
     process = scene.found(lambda: scene.process(host, program), program)
@@ -376,13 +268,6 @@ def without_database(scene: Scene, undo: ExitStack) -> None:
     scripted(scene, undo, away, f"{back}; rmdir {path}-away")
     undo.callback(scene.kill, COORDINATOR, SUPERLINK)
     restart_superlink(scene)
-
-
-def hook(scene: Scene | Scores, undo: ExitStack, code: str) -> None:
-    """Each Python of the deployment runs some code first."""
-    path = scene.hooks / "sitecustomize.py"  # which Python imports when it starts
-    path.write_text(code)
-    undo.callback(path.unlink)
 
 
 LATE_START = """
@@ -411,19 +296,6 @@ def slow(scene: Scene, undo: ExitStack) -> None:
     undo.enter_context(looking(pause, CORES))
 
 
-def scripted(scene: Scene | Scores, undo: ExitStack, do: str, then: str, host: str = SITE) -> None:
-    """Run a script, and another one later; NotTriedError if this machine does not allow it."""
-
-    def run(script: str) -> None:
-        command = ["bash", "-ec", script.format(home=scene.home(host), hooks=scene.hooks)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NotTriedError(done.stderr.strip())
-
-    run(do)
-    undo.callback(run, then)
-
-
 def restarted(scene: Scene, undo: ExitStack, path: Path, text: str) -> None:
     """A site runs with another text of a file of its folder."""
 
@@ -450,20 +322,6 @@ def clock_ahead(scene: Scene, undo: ExitStack) -> None:
     path = scene.folder / SITE / "env.sh"
     fake = f"export LD_PRELOAD={library} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1\n"
     restarted(scene, undo, path, path.read_text() + fake)
-
-
-WRONG_CLOCK = """
-import os, time
-if os.environ.get("FEDAPP_NAME") == "{host}":
-    time.time = lambda right=time.time: right() + 86_400 * {days}
-"""
-
-
-def wrong_clock(scene: Scene | Scores, undo: ExitStack, host: str, days: int) -> None:
-    """A site's clock is wrong by some days, for fedapp, not for Flower, since it was started."""
-    undo.callback(scene.restart, host)
-    hook(scene, undo, WRONG_CLOCK.format(host=host, days=days))
-    scene.restart(host)
 
 
 def keeping_log(scene: Scene, undo: ExitStack) -> None:
@@ -507,30 +365,11 @@ def removed(scene: Scene, undo: ExitStack) -> None:
     remove_site(scene.coordinator, SITE)
 
 
-def full_log(scene: Scores, undo: ExitStack, host: str) -> None:
-    """The disk of a site's log is full, beyond the page that its last line is in."""
-    scripted(scene, undo, FULL_LOG, "umount --lazy {home}", host)
-    for _ in range(PAGE_LINES):
-        scene.score()
-
-
-def silent(scene: Scores, undo: ExitStack) -> None:
-    """A peer accepts connections and says nothing."""
-    scene.running[PEER].suspend()
-    undo.callback(scene.running[PEER].resume)
-
-
-def withdrawn(scene: Scores, undo: ExitStack) -> None:
-    """A peer does not permit standing scores any more, and then does again."""
-    undo.callback(scene.configure, PEER, {"allow": ALLOW})
-    scene.configure(PEER, {"allow": ALLOW.replace(f",{STANDING}", "")})
-
-
 def expired(scene: Scene, undo: ExitStack) -> None:
     """The coordinator's certificates have expired, and then are renewed."""
     undo.callback(scene.kill, COORDINATOR, SUPERLINK)
     undo.callback(renew_certificates, scene.coordinator)
-    with patch.object(trust, "YEARS", 0):
+    with patch.object(certificates, "YEARS", 0):
         renew_certificates(scene.coordinator)
     restart_superlink(scene)
 
@@ -585,7 +424,6 @@ def own_network(scene: Scene, undo: ExitStack) -> None:
 
 # The table
 
-AT_SITE = rf"waiting for.*\b{SITE}\b|\b{SITE}\b.*(ended|SuperLink|not connected)"
 REMOVED = rf"\b{SITE}\b.*(removed|not registered|fedapp federation add).*resume"
 # A patched function of Flower's, and the same in other words.
 LAUNCH = (
@@ -594,36 +432,9 @@ LAUNCH = (
     "if not task_type:",
 )
 MOUNT = "mount -t tmpfs -o size=2m,mode=700 tmpfs {home}"
-FULL_LOG = (
-    "cp -a {home} {hooks}/log; mount -t tmpfs -o size=8m,mode=700 tmpfs {home}; "
-    "cp -a {hooks}/log/. {home}; rm -r {hooks}/log; cat /dev/zero > {home}/filler || true"
-)
 EXPIRED = "certificate.*expired|expired.*certificate"
-Strike = Callable[[Any, ExitStack], None]  # of a Scene or Scores
 LINK = f"ip link set {NETWORK} "
 LINK_DOWN = partial(scripted, do=f"{LINK} down", then=f"{LINK} up")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A row; ``phase`` may be a share of an undisturbed run's time."""
-
-    name: str
-    phase: str | float
-    strike: Strike
-    named: str = AT_SITE  # pattern of a line that names place or cause
-    seconds: float = 0.0  # that it lasts, or until it is named if it must be, within the run
-    given: Strike = nothing  # around the run
-    method: str = "pax"
-    settings: Row = field(default_factory=dict)  # of its run only
-    noted: str = ""  # pattern of what the run's summary must have
-    must: bool = False  # be named, also where the run ends as an undisturbed one
-
-
-def standing(name: str, strike: Strike, named: str, *phases: str) -> Iterator[Fault]:
-    """A fault that disturbs standing scores."""
-    for phase in phases or (LIVE, AHEAD):
-        yield Fault(name, phase, strike, named, method=STANDING, must=bool(named))
 
 
 PROCESSES: Mapping[str, tuple[str, str, str]] = {
@@ -702,28 +513,7 @@ FAULTS = (
         noted=rf"\b{SITE}: flwr",
         must=True,
     ),
-    *standing("silent-peer", silent, f"{PEER}.*must answer"),
-    *standing("withdrawn", withdrawn, "withdrawn"),
-    *(
-        row
-        for host in (SITE, PEER)
-        for row in standing(
-            "full-log",
-            partial(full_log, host=host),
-            f"log of {host} must take a line",
-            f"{LIVE}, {host}",
-        )
-    ),
-    *(
-        row
-        for host, days in ((SITE, 365), (SITE, -1), (PEER, 365))
-        for row in standing(
-            "peer-clock",
-            partial(wrong_clock, host=host, days=days),
-            "clock|stale|future" if host == SITE else "",
-            f"{AHEAD}, {host} {days:+} days",
-        )
-    ),
+    *OF_SCORES,
 )
 RANDOM = "kill-random"
 NAMES = tuple(dict.fromkeys([*(fault.name for fault in FAULTS), RANDOM]))

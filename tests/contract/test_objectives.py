@@ -12,7 +12,8 @@ from fedapp.metrics import pooled
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table
 from fedapp.settings import load_settings
-from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
+from fedapp.trees.limits import DISTRIBUTIONS
+from fedapp.trees.losses import PLAIN
 from fedapp.trees.objective import exact_predictions, gradients, row_bounds
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.ranking import N_GRADES

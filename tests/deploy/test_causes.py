@@ -3,6 +3,7 @@
 The SuperLink is Flower's, in a thread and behind TLS; the folders are those of the commands.
 """
 
+import logging
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from email.utils import formatdate
 from functools import partialmethod
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
@@ -22,15 +24,17 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.control_pb2 import ListRunsRequest
 from flwr.supercore.control import ControlHttpClient
+from flwr.superlink import main
 from flwr.superlink.main import create_app
 from flwr.supernode import fleet_http_connection
 
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy.certificates import new_authority
 from fedapp.deploy.folders import renew_certificates
 from fedapp.deploy.health import REACHED
+from fedapp.deploy.warm import connection
 from fedapp.site import certificates
-from fedapp.superlinks import SuperLink, SuperLinkError, site_fault
+from fedapp.site.certificates import new_authority
+from fedapp.superlinks import SuperLink, SuperLinkError, note_reached, site_fault
 from tests.deploy_folders import init_federation, invoke
 from tests.serving import serving
 
@@ -71,6 +75,8 @@ class Scene:
         words = ("--name", "bank", "--superlink", f"{HOST}:9", "--data", table)
         invoke(site_app, "init", str(self.site), *words, "--ca", str(self.ca))
         self.reached = self.site / "flower" / REACHED
+        patch.setattr(httpx.Client, "send", httpx.Client.send)
+        note_reached(self.reached)
         self.host = HOST
         self.app = create_app()
         self.app.state.enable_supernode_auth = True
@@ -127,7 +133,7 @@ class Scene:
         given = words[1], False, roots, (private, private.public_key()), 0
         try:
             with fleet_http_connection.http_request_response(*given):
-                self.reached.touch()  # as its connection does
+                pass
         except RuntimeError:  # it has not connected
             return site_fault(errors[0], words, self.reached)
         return ""
@@ -293,9 +299,11 @@ def registered(scene: Scene) -> None:
     invoke(federation_app, "add", str(scene.folder), "bank")
 
 
-def test_a_site_whose_key_is_not_known_is_told_whose_turn_it_is(scene):
+@pytest.mark.parametrize("interval", [connection.HEARTBEAT, 30], ids=["patched", "Flower's"])
+def test_a_site_whose_key_is_not_known_is_told_whose_turn_it_is(scene, interval, monkeypatch):
     """New, connected, ended a moment ago, removed, and with a new key."""
-    last = r"the SuperLink at \S+ still has this site's last SuperNode, for 30 s at most"
+    monkeypatch.setattr("flwr.supercore.heartbeat.HEARTBEAT_DEFAULT_INTERVAL", interval)
+    last = rf"the SuperLink .* still has this site's last SuperNode, for {3 * interval} s at most"
     new = r".* does not know this site's key; at the coordinator: put \S+/bank/bank.pub into .*bank"
     removed = ".* does not know this site's key any more, .* here: fedapp site key --new supernode;"
     assert re.fullmatch(new, scene.of_site())
@@ -303,9 +311,10 @@ def test_a_site_whose_key_is_not_known_is_told_whose_turn_it_is(scene):
     assert scene.of_site() == ""
     invoke(federation_app, "remove", str(scene.folder), "bank")
     assert re.fullmatch(last, scene.of_site())
-    for path, ago in ((scene.site / "supernode.key", 900.0), (scene.reached, 60.0)):
-        os.utime(path, (time.time() - ago,) * 2)
-    assert re.match(removed, scene.of_site())
+    for ago, said in ((2.5 * interval, last), (3.5 * interval, removed)):
+        for path, seconds in ((scene.site / "supernode.key", 900.0), (scene.reached, ago)):
+            os.utime(path, (time.time() - seconds,) * 2)
+        assert re.match(said, scene.of_site())
     invoke(site_app, "key", "--new", "supernode", "--site", str(scene.site))
     assert re.fullmatch(new, scene.of_site())
     registered(scene)
@@ -314,10 +323,42 @@ def test_a_site_whose_key_is_not_known_is_told_whose_turn_it_is(scene):
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 404])
 def test_a_refusal_at_a_site_is_a_sentence_by_its_code(tmp_path, status):
-    error = httpx.HTTPStatusError(
-        "what", request=httpx.Request("POST", "https://fed"), response=httpx.Response(status)
-    )
-    said = site_fault(error, ["--superlink", "fed:9092"], tmp_path / REACHED)
-    rule = {500: "must be able to use its database", 404: "answers what"}
-    rule = rule.get(status, "must answer behind its nginx, got nginx alone")
-    assert said.startswith(f"the SuperLink at fed:9092 {rule}")
+    for body in ("{}", "<center>nginx</center>"):
+        response = httpx.Response(status, text=body)
+        request = httpx.Request("POST", "https://fed")
+        error = httpx.HTTPStatusError("what", request=request, response=response)
+        said = site_fault(error, ["--superlink", "fed:9092"], tmp_path / REACHED)
+        rule = {500: "must do as asked, got an internal error", 404: "answers what"}
+        if body != "{}":
+            rule[500] = "must answer behind its nginx, got nginx's internal error"
+        rule = rule.get(status, "must answer behind its nginx, got nginx alone")
+        assert said.startswith(f"the SuperLink at fed:9092 {rule}")
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Alembic's
+@pytest.mark.parametrize("is_database", [True, False])
+def test_an_internal_error_is_cured_by_what_the_superlinks_log_says_of_it(
+    is_database, tmp_path, write_table, monkeypatch, caplog
+):
+    path = tmp_path / "superlink.db"
+    monkeypatch.setattr(main, "get_ee_linkstate_db", lambda: str(path))
+    scene = Scene(tmp_path, str(write_table(n_rows=5)), monkeypatch)
+    with scene.ends:
+        assert scene.of_user() == ""
+        if is_database:
+            scene.app.state.linkstate_factory.state()._engine.dispose()
+            kept = path.rename(f"{path}.kept")
+            path.mkdir()
+        else:
+            scene.app.state.linkstate_factory = SimpleNamespace(state=object)
+        monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+        for said in (scene.of_user(), scene.of_site()):
+            assert re.search("an internal error: .* sqlite3, .* disk, or put FOLDER/.*; then", said)
+        errors = [text for text in caplog.messages if text.startswith("[/v1/")]  # a SuperLink's
+        assert ["sqlite3" in text for text in errors] == [is_database] * len(errors) != []
+        if is_database:
+            path.rmdir()
+            kept.rename(path)
+        scene.app = create_app()
+        scene.start()
+        assert scene.of_user() == ""

@@ -29,10 +29,11 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy import certificates, members
+from fedapp.deploy import members
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError, FedappError
 from fedapp.home import app_folder
+from fedapp.site import certificates
 from fedapp.site.bundle import installed_bundle
 from fedapp.site.settings import parse_node_config, site_config
 from tests.deploy_folders import init_federation, init_site, invoke

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.commands.site import federation_app, site_app
-from fedapp.deploy.certificates import new_authority
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text
 from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports, log_of
+from fedapp.site.certificates import new_authority
 from fedapp.site.log import Audit
 from fedapp.site.store import PART_FILE
 from fedapp.superlinks import find_superlink
@@ -202,7 +202,7 @@ def test_sites_and_keys_and_certificates_change_and_the_model_is_the_same(tmp_pa
         deployment.stop("bank", "late")
         size = deployment.log("late").stat().st_size
         deployment.start("bank", "late")
-        wait_for_line(deployment, "late", "Failed to activate SuperNode", size)
+        wait_for_line(deployment, "late", "does not know this site's key any more", size)
         again = begun(deployment, "pax", tmp_path / "again", settings)
         wait_for_output(again)
         assert model_in(tmp_path / "again") == model_in(local.path)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
@@ -29,12 +29,12 @@ from flwr.supercore.error import ApiErrorCode
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.deploy import certificates
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
 from fedapp.run_folder import QUIET, RunFolder, Silent, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local
+from fedapp.site import certificates
 from fedapp.site.bundle import installed_bundle
 from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink
 
@@ -116,7 +116,9 @@ LOST, INVALID, BROKEN = (
     [
         (401, "<html>", "must know the user, "),
         (502, "<html>", "must answer behind its nginx, got nginx alone: .*start-superlink"),
-        (500, BROKEN, "must be able to use its database, .*/superlink.db back, and FOLDER/start-"),
+        (500, BROKEN, "must do as asked, got an .* sqlite3, .*/superlink.db back; then, at "),
+        (500, "<center>nginx</center>", "must answer .* nginx's internal error, .*nginx.users"),
+        (503, "<html>", "must answer behind its nginx, got nginx alone"),
         (404, LOST, "must have the database that the run began with, .*, or run again$"),
         (412, INVALID, r"must do as asked, got 412: Invalid run config\. x=1$"),
     ],
@@ -271,11 +273,10 @@ def test_a_run_that_its_superlink_has_lost_is_told_from_a_refusal(nobody):
 class Answers:
     """A SuperLink that starts run 7, and gives its statuses, its log, and its sites."""
 
-    name, host, values = "hospitals", "fed:9093", MappingProxyType[str, object]({})
-    authority = "clinic CA"
+    name, host, authority = "hospitals", "fed:9093", "clinic CA"
 
-    def __init__(self, *statuses, log="", sites=()):
-        self.statuses, self.log, self.sites = list(statuses), log, sites
+    def __init__(self, *statuses, log="", sites=(), **values):
+        self.statuses, self.log, self.sites, self.values = list(statuses), log, sites, values
         self.asked_for = None
 
     @contextmanager
@@ -311,22 +312,24 @@ OTHERS = "must be that of the sites east, west, got one with the sites bank, sho
 
 
 @pytest.mark.parametrize(
-    ("ours", "known", "rule"),
+    ("ours", "known", "ca", "rule"),
     [
-        ({}, KNOWN, ""),
-        ({"bank": 1, "new": 9}, KNOWN, ""),
-        ({"east": 8, "west": 3}, KNOWN, f"^the SuperLink 'hospitals' at fed:9093 {OTHERS}"),
-        ({"east": 8}, (), ""),
+        ({}, KNOWN, "", ""),
+        ({"bank": 1, "new": 9}, KNOWN, "ca.crt", ""),
+        ({"east": 8, "west": 3}, KNOWN, "ca.crt", f"^the SuperLink .* at fed:9093 {OTHERS}"),
+        ({"east": 8, "west": 3}, KNOWN, "clinic/ca.crt", ""),
+        ({"east": 8}, (), "ca.crt", ""),
     ],
-    ids=["a user", "its coordinator", "another coordinator", "a database that is new"],
+    ids=["a user", "its coordinator", "another coordinator", "a coordinator as user", "a new one"],
 )
 def test_a_run_says_whose_superlink_it_is_and_begins_at_no_other_coordinators(
-    nobody, settings, tmp_path, ours, known, rule
+    nobody, settings, tmp_path, ours, known, ca, rule
 ):
     (tmp_path / "sites").mkdir()
     for name, number in ours.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{number}\n")
-    link, watcher = Answers(ENDED, sites=known), Told()
+    link = Answers(ENDED, sites=known, **{"root-certificates": f"{tmp_path}/{ca}"})
+    watcher = Told()
     given = settings(run_dir=str(tmp_path / "run")), None, watcher
     with pytest.raises(SuperLinkError, match=rule) if rule else nullcontext():
         flower_runs._train_at(link, *given)

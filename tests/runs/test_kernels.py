@@ -102,6 +102,10 @@ def test_kernels_that_others_could_have_written_are_not_loaded(cache, caplog, mo
     assert (kernels.cache_folder() is None) == bool(folder.stat().st_uid)  # root may write anyway
 
 
+def test_kernels_that_only_boosting_calls_are_named_by_their_modules():
+    assert {*session.OF_BOOSTING} <= {*kernels.modules_with_kernels()}
+
+
 def test_a_run_tells_once_before_it_compiles_kernels(cache, monkeypatch):
     monkeypatch.setattr(session, "_told", [])
     lines = list[str]()

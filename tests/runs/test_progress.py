@@ -184,6 +184,8 @@ def test_an_exchange_is_a_stage_with_its_round_and_who_is_waited_for():
     stages.name_waiting([f"party-{n}" for n in range(300)])
     assert noted[-1].doing.endswith("party-3, party-4, party-5 and 294 more")
     assert len(noted[-1].waiting) == 300
+    stages.name_waiting([])
+    assert noted[-1].doing == "growing trees"
     assert exchange(GrowRequest, 0.1).doing == "growing trees"  # brief, and noted nevertheless
     stages.wait("aligning the rows")
     assert exchange(MaskRequest, 5).since == now[0] - 5

@@ -8,8 +8,9 @@ from tests.serving import TOWNS
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    """Sites wait longer for each other than they do, as the machine may be busy."""
+    """Sites wait longer for each other, as the machine may be busy, and not between pings."""
     monkeypatch.setattr("fedapp.serve.joint.LIVE_SECONDS", 20.0)
+    monkeypatch.setattr("fedapp.serve.joint.PING_SECONDS", 0.0)
 
 
 @pytest.fixture

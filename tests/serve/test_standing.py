@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from datetime import UTC, datetime, timedelta
 from functools import wraps
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +23,17 @@ from fedapp.messages.standing import Address  # noqa: E402
 from fedapp.serve import peers, versions  # noqa: E402
 from fedapp.serve.http import RefusedError  # noqa: E402
 from fedapp.serve.joint import Joint  # noqa: E402
+from fedapp.site.certificates import YEARS, own_certificate  # noqa: E402
 from fedapp.site.settings import SiteConfig, is_address  # noqa: E402
-from fedapp.site.standing import certificate, current, folder_of, switch  # noqa: E402
+from fedapp.site.standing import (  # noqa: E402
+    REACHED,
+    TLS,
+    certificate,
+    current,
+    folder_of,
+    switch,
+    unreached,
+)
 from strategies.standing import AWAY, NO_PROCESS  # noqa: E402
 from tests.serve.standing import (  # noqa: E402
     FEW,
@@ -147,12 +158,13 @@ def test_an_activation_keeps_cells_until_others_are_sent_and_asks_who_is_reached
 ):
     sites, threads, model = stand(node={"standing-nightly": "all"})
     assert nightly(threads, all=True)[0] == 200
+    sites.configure("insurer", {"standing-nightly": "named"})  # so it is asked by name again
     first, names, fetch, may_fetch = current("bank")[0], ids(), Joint.fetch, threading.Event()
 
-    async def held(self, ids):
+    async def held(self, *ids):
         while not may_fetch.is_set():
             await asyncio.sleep(0.01)
-        return await fetch(self, ids)
+        return await fetch(self, *ids)
 
     monkeypatch.setattr(Joint, "fetch", held)
     threads.restart("insurer")
@@ -165,7 +177,11 @@ def test_an_activation_keeps_cells_until_others_are_sent_and_asks_who_is_reached
     until(lambda: threads.score(names[0], way="nightly")[1]["version"] == current("bank")[0])
     assert scored(threads, names, way="nightly") == before
 
-    monkeypatch.setattr("clients.standing.REACHED_SECONDS", 1.5)
+    def once_asked(site, version, seconds):
+        until(lambda: name == "bank" or (folder_of(site) / version / REACHED).exists())
+        return unreached(site, version, 0.0)
+
+    monkeypatch.setattr("clients.standing.unreached", once_asked)
     for name, text in {"insurer": AWAY, "bank": NO_PROCESS}.items():
         threads.stop(name)
         summary = sites.activate(model).summary
@@ -261,6 +277,17 @@ def test_addresses_that_would_stop_a_site_are_refused_before_they_are_stored(
     with pytest.raises(PartyError, match=rule):
         sites.activate(model)
     assert current("bank") == ("", "")
+
+
+def test_a_certificate_that_ends_soon_is_renewed_though_the_clock_is_not_believed(monkeypatch):
+    today, path = datetime.now(UTC), folder_of("bank") / TLS
+    pair = own_certificate("bank", today - timedelta(days=365 * YEARS - 10))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pair.secret + pair.public)
+    lagging = SimpleNamespace(shown=(today - timedelta(days=60)).timestamp())
+    monkeypatch.setattr("fedapp.site.standing.read_clock", lambda home: lagging)
+    assert certificate("bank", renews=True) != pair.public
+    assert certificate("bank") == pair.public
 
 
 def test_an_address_has_a_host_and_a_port():

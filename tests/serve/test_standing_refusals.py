@@ -9,7 +9,9 @@ import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,9 +29,11 @@ from fedapp.commands.site import site_app  # noqa: E402
 from fedapp.errors import ConfigError  # noqa: E402
 from fedapp.home import home  # noqa: E402
 from fedapp.serve import joint, peers, versions  # noqa: E402
+from fedapp.serve.http import MOST_REQUESTS  # noqa: E402
 from fedapp.serve.joint import LIVE_SECONDS, ROWS_SECONDS  # noqa: E402
 from fedapp.serve.standing import serve  # noqa: E402
 from fedapp.serve.versions import Site  # noqa: E402
+from fedapp.site import clock  # noqa: E402
 from fedapp.site.certificates import own_certificate  # noqa: E402
 from fedapp.site.log import LOG, Audit  # noqa: E402
 from fedapp.site.settings import parse_node_config  # noqa: E402
@@ -629,7 +633,10 @@ def test_health_says_what_the_next_request_gets(
         configure(site, **keys)
     _full(monkeypatch, full)
     if seconds:
-        monkeypatch.setattr(joint, "time", _clock(seconds))
+        read_clock = joint.read_clock
+        monkeypatch.setattr(
+            joint, "read_clock", lambda home: SimpleNamespace(shown=read_clock(home).now + seconds)
+        )
     if "standing_rows_per_day" in configs.get("insurer", {}):
         assert threads.score(ids()[20])[0] == 200
     health = threads.client.get("/health")
@@ -642,6 +649,32 @@ def test_health_says_what_the_next_request_gets(
         assert fault in health.json()["nightly"]
         got, reply = threads.score(ids()[0], way="nightly")
         assert (got, fault in reply["error"]) == (404, True)
+
+
+def test_a_flood_of_probes_is_limited_and_shares_pings(threads, monkeypatch):
+    pinged, sent = list[float](), joint.Joint._sent
+
+    async def noted(self, name, method, *request, **content):
+        if (name, method) == ("insurer", "GET"):
+            pinged.append(time.monotonic())
+        return await sent(self, name, method, *request, **content)
+
+    monkeypatch.setattr(joint, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(joint.Joint, "_sent", noted)
+    with ThreadPoolExecutor(40) as pool:
+        with stopped(threads, "insurer"):
+            replies = [
+                pool.submit(threads.client.get, path, headers={"host": "localhost"})
+                for path in ("/health", "/v2/health/ready") * 20
+            ]
+            until(lambda: sum(reply.done() for reply in replies) == 40 - MOST_REQUESTS)
+            assert threads.score("nobody")[0] == 422
+        codes = [reply.result().status_code for reply in replies]
+    assert sorted(codes) == [200] * MOST_REQUESTS + [503] * (40 - MOST_REQUESTS)
+    assert len(pinged) <= 4
+    for _ in range(4):
+        assert threads.client.get("/health").status_code == 200
+    assert np.diff(pinged).min() >= 0.09
 
 
 def _clock(seconds):
@@ -667,18 +700,25 @@ def test_a_site_that_stands_aside_says_that_its_disk_is_full(threads, monkeypatc
     assert len(logged(name)) == n_lines  # an attempt leaves nothing
 
 
-def test_cells_grow_old_also_while_the_clock_is_set_back():
-    clock = SimpleNamespace(time=lambda: wall, monotonic=lambda: real)
+def test_cells_grow_old_by_the_clock_that_shows_more():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joint, "time", clock)
-        wall, real = 1e9, 50.0
+        clocks = SimpleNamespace(time=lambda: wall, monotonic=lambda: real)
+        patch.setattr(joint, "time", clocks)
+        patch.setattr(joint, "read_clock", lambda _: SimpleNamespace(shown=of_home))
+        wall = of_home = real = 1e9
         ahead = joint.Ahead.of([np.zeros((1, 1), np.uint8)], np.arange(8), 8, days=1)
-        wall, real = 1e9 + 7200, 50.0 + 86_401
-        assert ahead.fault == "are stale after 24 hours, got 24.0"
-        wall = 1e9 - 3600
-        assert ahead.fault.startswith("were sent 1.0 hours in the future: set the clock")
-        wall, real = 1e9 + 3600, 50.0 + 3600
-        assert ahead.fault == ""
+        stale, hour = "are stale after 24 hours, got 24.0", 1e9 + 3600
+        due = {  # wall clock, the home's time, that of the process
+            (hour, hour, 1e9 + 86_401): stale,
+            (1e9 + 86_401, hour, hour): stale,
+            (hour, 1e9 + 86_401, hour): stale,
+            (hour, hour, hour): "",
+            (1e9 - 3600, hour, hour): "were sent 1.0 hours in the future: set the clock, fetch",
+            (hour, 1e9 - 3600, hour): "were sent 1.0 hours in the future: set the clock, fetch",
+        }
+        for times, fault in due.items():
+            wall, of_home, real = times
+            assert (ahead.fault[: len(fault)], not ahead.fault) == (fault, not fault)
 
 
 def test_a_clock_that_is_set_frees_no_rows_of_the_day(threads, configure, monkeypatch):
@@ -687,15 +727,25 @@ def test_a_clock_that_is_set_frees_no_rows_of_the_day(threads, configure, monkey
     n_asked = 0
     while live(threads, ids()[n_asked])[0] == 200:
         n_asked += 1
-    monkeypatch.setattr(peers, "time", _clock(2 * 86_400))
+    got = clock.reading()
+    for days in (365, 2, 0):
+        monkeypatch.setattr(peers, "time", _clock(days * 86_400))
+        monkeypatch.setattr(
+            clock, "reading", lambda days=days: got._replace(wall=got.wall + days * 86_400)
+        )
+        assert live(threads, ids()[n_asked])[0] == 429
+        threads.restart("insurer")
     assert live(threads, ids()[n_asked])[0] == 429
     assert n_asked <= 3
 
 
-def test_a_site_that_withdraws_has_its_cells_deleted(threads, configure, sent_ahead):
+def test_a_site_that_withdraws_has_its_cells_deleted(threads, configure, sent_ahead, monkeypatch):
     path = folder_of("bank") / current("bank")[0] / "cells.insurer"
-    assert path.exists()
     configure("insurer", **WITHDRAWS)
+    with monkeypatch.context() as patch:  # no line before nothing is left, nor after a crash none
+        _full(patch, "bank")
+        assert threads.client.get("/health").status_code == 503
+        assert path.read_bytes() == b""
     assert threads.client.get("/health").status_code == 503
     assert not path.exists()
     assert threads.score(sent_ahead[0], way="nightly")[0] == 404
@@ -715,6 +765,21 @@ def _last(site, event):
 
 
 # Cells that were sent ahead
+
+
+def test_cells_of_the_version_before_are_read_once_and_only_where_they_fit(
+    threads, sent_ahead, monkeypatch
+):
+    site, read = threads.site["bank"], list[Path]()
+    version = site.versions[site.current]
+    monkeypatch.setattr(joint.Ahead, "read", read.append)
+    served = joint.Joint(site, version)
+    for service, n_read in (("another", 0), (SERVICE, 2)):
+        read.clear()
+        before = replace(version, agreed=replace(version.agreed, service=service))
+        for _ in range(3):
+            served.look_back(before)
+        assert len(read) == n_read
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,10 +22,12 @@ from fedapp.data.datasets import read_source
 from fedapp.messages.methods import all_methods
 from fedapp.runs.flower import superlink
 from fedapp.runs.local import LocalGrid
+from fedapp.site.certificates import days_left
 from simulations import __main__ as every
 from simulations import reference, study
 from simulations.bench import faults, pax, trees
 from simulations.study import command, pooled_forest
+from tests.deploy_folders import init_federation
 
 
 @pytest.fixture
@@ -165,6 +169,15 @@ def test_every_fault_can_be_passed_to_the_process_whose_deployment_it_disturbs()
     for fault in faults.FAULTS:
         assert pickle.loads(pickle.dumps(fault)).name == fault.name
         assert fault.method == faults.STANDING or fault.phase in faults.PHASES
+
+
+def test_certificates_are_expired_until_they_are_renewed(tmp_path):
+    folder, _ = init_federation(tmp_path)
+    is_ours = {"kill": lambda *_: None, "wait_until_listening": lambda: None}
+    with ExitStack() as undo:
+        faults.expired(SimpleNamespace(coordinator=folder, **is_ours), undo)
+        assert days_left(folder / "server.crt") <= 0
+    assert days_left(folder / "server.crt") > 365
 
 
 def test_every_method_has_a_plan_and_every_way_to_predict():

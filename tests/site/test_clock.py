@@ -1,89 +1,148 @@
 """The time that a site goes by, where its clock is wrong."""
 
-import time
+import os
+from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.home import home
 from fedapp.site import clock
-from fedapp.site.clock import SECONDS_A_DAY, STEP, Reading, Time
+from fedapp.site.clock import JUMP, SECONDS_A_DAY, STEP, Reading, Time
+from fedapp.site.log import append
+from tests.site.office import set_clock
 
-DAY, YEAR = SECONDS_A_DAY, 365 * SECONDS_A_DAY
-HOURS = st.integers(0, 24 * 40).map(lambda n: n * 3600.0)
+DAY, HOUR, YEAR = SECONDS_A_DAY, 3600.0, 365 * SECONDS_A_DAY
 
 
-@st.composite
-def days_of_a_site(draw):
-    """True times of readings, and these; at most one start of the machine had a wrong clock.
+@dataclass
+class Machine:
+    """A machine, its true time, and the time that its home goes by."""
 
-    That start has readings for less than a day, and the clock is right again.
+    true: float = 1.8e9
+    up: float = 0.0
+    boot: int = 0
+    now: Time | None = None
+    written: list = field(default_factory=list)  # true times, stamps, and files' dates
+
+    def passes(self, seconds, state="on"):
+        """Time goes by while it runs; or while it is off, or stands still as a guest may."""
+        self.true += seconds
+        if state == "on":
+            self.up += seconds
+        elif state == "off":
+            self.boot, self.up = self.boot + 1, 0.0
+
+    def reads(self, off=0.0):
+        """Read a clock that is ahead, and write something."""
+        got = Reading(self.true + off, self.up, str(self.boot))
+        self.now = self.now.next(got) if self.now else Time(got.wall, got.wall, *got)
+        self.written.append((self.true, self.now.stamp, got.wall))
+
+    def loses(self):
+        """Its file is emptied: the log's last line has what was read before."""
+        if self.now.stamp == self.now.now and self.now.ahead == 0:
+            self.now = Time(self.now.now, self.now.wall, self.now.wall, doubted=self.now.now)
+
+
+STATES = st.sampled_from(("on", "off", "still"))
+# No gap is within an hour of what a clock is off by: by so much it may be set.
+HOURS = st.sampled_from((0, 0.25, *range(3, 24 * 10, 3))).map(lambda n: n * HOUR)
+AHEAD = (st.integers(-80, 80) | st.sampled_from((-2920, 2920))).map(lambda n: (3 * n + 1.5) * HOUR)
+EVENTS = st.lists(
+    st.tuples(st.just("right"), HOURS, STATES)
+    | st.tuples(st.just("wrong"), HOURS, STATES, AHEAD, st.lists(HOURS, min_size=1, max_size=3))
+    | st.tuples(st.just("loses")),
+    max_size=12,
+)
+
+
+def played(events):
+    """What a machine is after each event; a wrong clock is so for less than a day.
+
+    If it is ahead by three days at most, for less than an hour. Then it is right again.
     """
-    now, up, boot, readings = 1.8e9, 0.0, 0, []
-    n_starts = draw(st.integers(1, 6))
-    wrong = draw(st.integers(-n_starts, n_starts - 1))
-    eighths = st.integers(-400, 400).map(lambda n: n * DAY / 8)
-    offset = draw(st.sampled_from((-YEAR, YEAR)) | eighths)
-    for start in range(n_starts):
-        if start and draw(st.booleans()):
-            boot, up, now = boot + 1, 0.0, now + draw(HOURS)  # the machine was off
-        is_wrong = start == wrong
-        for _ in range(draw(st.integers(1, 4))):
-            ran = draw(st.integers(0, 5)) * 3600.0 if is_wrong else draw(HOURS)
-            now, up = now + ran, up + ran
-            readings.append((now, Reading(now + is_wrong * offset, up, str(boot))))
-    return readings
+    machine = Machine()
+    machine.reads()
+    for name, *words in events:
+        if name == "loses":
+            machine.loses()
+        elif name == "right":
+            machine.passes(*words)
+            machine.reads()
+        else:
+            seconds, state, off, lasts = words
+            machine.passes(seconds, state)
+            machine.reads(off)
+            # It may be right, for all that is known: the machine was off.
+            ahead = machine.now.ahead
+            most = HOUR if (ahead >= -STEP if off < 0 else ahead <= JUMP) else DAY
+            for part in lasts:
+                machine.passes(part % most / 4)
+                machine.reads(off)
+            machine.reads()
+        yield machine
 
 
-def times_of(readings):
-    """The site's time at each reading, beside the true one."""
-    before, times = None, []
-    for true, got in readings:
-        before = before.next(got) if before else Time(*got)
-        times.append((true, before))
-    return times
+@given(EVENTS)
+def test_nothing_is_older_than_it_is_by_a_clock_that_is_wrong_for_less_than_a_day(events):
+    for machine in played(events):
+        now = machine.now
+        for true, stamp, dated in machine.written:
+            passed = machine.true - true
+            assert now.now - stamp <= passed + 1
+            assert now.is_within(stamp, passed + 1)
+            assert now.file_age(dated) <= passed
 
 
-@given(days_of_a_site())
-def test_one_wrong_start_makes_nothing_older_than_it_is(readings):
-    times = times_of(readings)
-    for n, (true, now) in enumerate(times):
-        for written, then in times[:n]:
-            assert now.age(then.now) <= true - written + STEP
+RIGHT = [(24, 0, "on"), (8, 16, "off"), (8, 160, "off"), (0, 168, "off"), (14, 10, "still")]
 
 
-@given(days_of_a_site(), st.lists(st.integers(0, 3), min_size=24, max_size=24))
-def test_one_wrong_start_permits_no_more_than_one_day_more(readings, asked):
-    begun = []
-    for n, (true, now) in enumerate(times_of(readings)):
-        for _ in range(asked[n % len(asked)]):
-            if sum(now.is_within(then, DAY) for _, then in begun) < 2:
-                begun.append((true, now.now))
-    for true, _ in begun:
-        assert sum(true - DAY + STEP < other <= true for other, _ in begun) <= 4
+@pytest.mark.parametrize(("on", "gap", "state"), RIGHT)
+@given(EVENTS, st.sampled_from((-YEAR, 0, YEAR)), HOURS)
+def test_a_clock_that_is_right_again_refuses_nothing_for_long(on, gap, state, events, off, lasted):
+    """On a machine that runs, by day, on Mondays, or whose uptime stands still at night."""
+    *_, machine = played([*events, ("right", 0.0, "on")])
+    machine.reads(off)
+    machine.passes(lasted)
+    machine.reads(off)
+    n_days = (JUMP + DAY) / (on * HOUR + min(gap * HOUR, JUMP)) + 2
+    before = len(machine.written)
+    for n in range(2 * int(n_days + 1)):
+        machine.passes(gap * HOUR, state)
+        machine.reads()
+        machine.passes(on * HOUR)
+        machine.reads()
+        if n > n_days:
+            stamps = [stamp for _, stamp, _ in machine.written[:before]]
+            assert not any(machine.now.is_within(stamp, DAY) for stamp in stamps)
+            before += 2
+            assert not machine.now.fault or gap > 24 or state == "still"
 
 
-@given(days_of_a_site())
-def test_a_clock_that_is_right_again_is_believed_within_a_day(readings):
-    *_, (true, now) = times_of(readings)
-    for hours in range(1, 72):
-        got = Reading(true + 3600.0 * hours, now.up + 3600.0, now.boot)
-        now = now.next(got)
-        assert hours < 25 or (now.now == got.wall and not now.fault)
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"now": NaN}'])
+def test_a_reading_that_is_lost_is_in_the_log(content, monkeypatch):
+    set_clock(monkeypatch, 1e9)
+    append(home() / "sites" / "bank", "score")
+    (home() / clock.CLOCK).unlink()
+    set_clock(monkeypatch, 1e9 + YEAR)
+    if content is None:
+        (home() / clock.CLOCK).unlink()
+    else:
+        (home() / clock.CLOCK).write_bytes(content)
+    now = clock.read_clock(home())
+    assert (now.now, now.stamp) == (1e9, 1e9 + JUMP)
+    assert now.fault.startswith("clock must be at 2001-09-09 01:46 to 2001-09-12 01:46 UTC, by")
 
 
-def test_the_newest_file_stands_for_the_reading_before_the_first(monkeypatch):
-    log = home() / "sites" / "bank" / "log.jsonl"
-    log.parent.mkdir(parents=True)
-    log.touch()
-    now = time.time()
-    monkeypatch.setattr(clock, "reading", lambda: Reading(now + YEAR, 0.0, "one"))
-    for content in (None, b"{"):  # there is none, or it is broken
-        if content:
-            (home() / clock.CLOCK).write_bytes(content)
-        assert abs(clock.read_clock(home()).now - now) < STEP
-    (home() / clock.CLOCK).write_bytes(b"")  # a person believes the clock
-    assert clock.read_clock(home()).now == now + YEAR
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes in another's home")
+def test_the_file_of_the_clock_is_the_home_s_owner_s():
+    home().mkdir()
+    os.chown(home(), 65534, 65534)
+    clock.read_clock(home())
+    file = (home() / clock.CLOCK).stat()
+    assert (file.st_uid, file.st_gid, file.st_mode & 0o777) == (65534, 65534, 0o600)
 
 
 def test_the_kernel_says_how_long_the_machine_has_run(monkeypatch):

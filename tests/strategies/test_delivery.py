@@ -216,11 +216,21 @@ def test_every_party_is_answered_once_whatever_is_lost(exchange, answers, networ
 
 def test_parties_that_do_not_answer_are_named_after_a_while(exchange):
     assert not exchange(bank_is(lambda before: SLOW)).named
-    ((when, parties, away),) = exchange(bank_is(lambda before: [(9.0, None)])).named
+    (when, parties, away), _ = exchange(bank_is(lambda before: [(9.0, None)])).named
     assert NAMED_AFTER <= when <= NAMED_AFTER + LONGEST_POLL
     assert (parties, away) == (["bank"], [])
     found = exchange(bank_is(lambda before: [(18.0, None)]), gone=(2.0, 12.0))
-    assert [named[1:] for named in found.named] == [(["bank"], ["bank"]), (["bank"], [])]
+    assert [named[1:] for named in found.named] == [(["bank"], ["bank"]), (["bank"], []), ([], [])]
+
+
+def test_a_party_that_has_answered_is_not_named_any_more(exchange):
+    seconds = {NODES["bank"]: 6.0, NODES["shop"]: 20.0}
+    found = exchange(lambda node, before: [(seconds[node], None)])
+    for (when, *named), (since, *parties) in zip(
+        found.named, ((NAMED_AFTER, "bank", "shop"), (6.0, "shop"), (20.0,)), strict=True
+    ):
+        assert since <= when <= since + 2 * LONGEST_POLL
+        assert named == [parties, []]
 
 
 def test_a_superlink_that_hangs_is_named_and_not_its_sites(exchange, caplog):
@@ -229,7 +239,8 @@ def test_a_superlink_that_hangs_is_named_and_not_its_sites(exchange, caplog):
     for hangs, away in ((40.0, []), (1.0, ["bank"])):
         caplog.clear()
         found = exchange(script, hangs=(6.0, hangs), gone=(6.0, 60.0), resend_after=RESEND)
-        assert [named[2] for named in found.named if named[0] > 7.0][:1] == ([away] if away else [])
+        named = [away for when, parties, away in found.named if when > 7.0 and parties]
+        assert named[:1] == ([away] if away else [])
         said = f"the SuperLink did not answer for {hangs:.0f} s; sites connect again"
         assert (said in caplog.messages) == (hangs > SILENT_AFTER)
         assert sorted(found.replies) == ["bank", "shop"]

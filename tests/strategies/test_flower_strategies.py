@@ -207,16 +207,22 @@ def test_a_hook_may_send_messages_of_its_own_and_reads_the_replies():
         ("aggregate_train", lambda *_: (None, None), "aggregate_train must be given the replies"),
         (
             "aggregate_train",
+            lambda self, number, replies: PAX.aggregate_train(self, number, list(replies)[1:]),
+            r"^aggregate_train must be given the replies of all parties, .*, got none of .*\d;",
+        ),
+        (
+            "aggregate_train",
             lambda self, *given: (ArrayRecord([np.zeros(3)]), PAX.aggregate_train(self, *given)[1]),
             "^arrays must be the last model",
         ),
     ],
-    ids=["a-party-left-out", "no-messages", "replies-not-passed", "another-model"],
+    ids=["left-out", "no-messages", "not-passed", "one-not-passed", "another-model"],
 )
 def test_a_hook_that_breaks_the_conversation_is_refused(hook, function, expected):
-    strategy = type("Broken", (PAX,), {hook: function})(**QUICK)
-    with grid_of() as grid, pytest.raises(ConfigError, match=expected):
-        strategy.start(grid)
+    for start in (own_start, flowers_start) if hook == "aggregate_train" else (own_start,):
+        strategy = type("Broken", (PAX,), {hook: function})(**QUICK)
+        with grid_of() as grid, pytest.raises(ConfigError, match=expected):
+            start(strategy, grid)
 
 
 def n_trees_of(arrays):

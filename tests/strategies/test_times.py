@@ -21,7 +21,8 @@ from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import FIXED_ROUNDS, MOST_ROUNDS, load_settings
 from fedapp.trees.categories import NO_SETS
 from fedapp.trees.histogram_checks import HistogramChecks
-from fedapp.trees.losses import DISTRIBUTIONS, PLAIN
+from fedapp.trees.limits import DISTRIBUTIONS
+from fedapp.trees.losses import PLAIN
 from fedapp.trees.objective import gradients, measures
 from fedapp.trees.structure import ROUTE
 from fedapp.trees.survival import concordance, cox_pairs

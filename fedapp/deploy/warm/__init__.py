@@ -1,7 +1,7 @@
 """Patches to Flower 1.41 and 1.42 that cut an exchange from 13 s to 0.1 s.
 
 Flower polls for messages every 3 s and starts a process for each, and neither is configurable. So a
-few names in its modules are replaced, by patches that `patches.py` lists. A patch knows the syntax
+few names in its modules are replaced, by the patches in `patches.toml`. A patch knows the syntax
 trees of the functions of Flower that it depends on. Where one differs, or a name is gone, Flower's
 own way stays, of that patch and of those that need it: a run takes longer, and nothing else
 changes. Names of patches in the environment variable ``FEDAPP_WARM_OFF``, divided by commas, turn
@@ -18,34 +18,77 @@ import inspect
 import logging
 import os
 import textwrap
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.resources import files
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
-
-from fedapp.deploy.warm.patches import BUNDLES, PATCHES, PROCESSES, Patch
 
 log = logging.getLogger("fedapp")
 
 OFF = "FEDAPP_WARM_OFF"
 NOT_STARTED = "has not started"  # in the error of a process that was never ready
+# Programs that are patched, and the process in whose name a patch falls back. "worker" answers all
+# messages of a run, "clientapp" one; "coordinator" is a coordinator's SuperExec.
+PROCESSES = {
+    **dict.fromkeys(("superexec", "supernode", "worker", "clientapp"), "site"),
+    **dict.fromkeys(("superlink", "coordinator"), "superlink"),
+    "server": "server",
+    "simulation": "simulation",
+}
+LISTED = tomllib.loads((files(__name__) / "patches.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One thing that a deployment or simulation does in another way than Flower."""
+
+    name: str
+    title: str
+    programs: tuple[str, ...]
+    module: str
+    factor: float = 1.0
+    needs: tuple[str, ...] = ()
+    loss: str = ""
+
+    @property
+    def processes(self) -> set[str]:
+        """Where it can fall back."""
+        return {PROCESSES[program] for program in self.programs}
+
+    def digests(self, process: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield the path of each function that it depends on, and the digests that are known."""
+        place = ""
+        for users, text in LISTED["functions"].items():
+            for word in text.split() if f"{process}.{self.name}" in users.split(",") else ():
+                name, _, digests = word.partition("=")
+                if digests:
+                    yield f"flwr.{place}{name}", digests.split("/")
+                else:
+                    place = name
+
+
+def _patch(name: str, **fields: Any) -> Patch:
+    return Patch(name, **{"module": f"{__name__}.{name}", **fields})
+
+
+*PATCHES, BUNDLES = (_patch(name, **fields) for name, fields in LISTED["patches"].items())
 
 
 @dataclass(frozen=True, slots=True)
 class FallBack:
-    """A patch that does not fit the installed Flower; exchanges take ``factor`` times as long."""
+    """A patch that does not fit the installed Flower."""
 
-    patch: str
+    patch: Patch
     function: str  # of Flower, that differs; or why else, as a sentence
-    factor: float
 
     def __str__(self) -> str:
-        patch = next(patch for patch in (*PATCHES, BUNDLES) if patch.name == self.patch)
         cause = self.function if " " in self.function else f"{self.function} differs"
-        loss = patch.loss or f"exchanges take {self.factor:g} times as long"
-        return f"flwr {version('flwr')}: {cause}; without {patch.title}, {loss}"
+        loss = self.patch.loss or f"exchanges take {self.patch.factor:g} times as long"
+        return f"flwr {version('flwr')}: {cause}; without {self.patch.title}, {loss}"
 
 
 def fall_backs(process: str) -> list[FallBack]:
@@ -56,19 +99,19 @@ def fall_backs(process: str) -> list[FallBack]:
         why = whys.get(patch.name) or _import_error(patch) or _needed(patch, whys)
         if why:
             whys[patch.name] = why
-            listed.append(FallBack(patch.name, why, patch.factor))
+            listed.append(FallBack(patch, why))
     return listed + (bundles_read() if process == "site" and "executor" in whys else [])
 
 
 def bundles_read() -> list[FallBack]:
     """Why a process a message could read a bundle's code: nothing, or one fault."""
     cause = _differs(BUNDLES, "site")
-    return [FallBack(BUNDLES.name, cause, BUNDLES.factor)] if cause else []
+    return [FallBack(BUNDLES, cause)] if cause else []
 
 
 def without_bundles(cause: object) -> str:
     """Sentence of a site that does not start."""
-    return str(FallBack(BUNDLES.name, f"{cause}", BUNDLES.factor))
+    return str(FallBack(BUNDLES, str(cause)))
 
 
 def slow_modes(engine: str) -> list[str]:
@@ -83,9 +126,7 @@ def apply(program: str, *given: Any) -> None:
     if unknown := _switched_off() - {patch.name for patch in PATCHES}:
         names = ", ".join(patch.name for patch in PATCHES)
         log.warning("%s must be names of %s, got %s", OFF, names, ", ".join(sorted(unknown)))
-    for patch in PATCHES:
-        if program not in patch.programs:
-            continue
+    for patch in (patch for patch in PATCHES if program in patch.programs):
         done = len(_replaced)
         cause = whys.get(patch.name) or _needed(patch, whys)
         try:
@@ -98,7 +139,7 @@ def apply(program: str, *given: Any) -> None:
         if cause:
             whys[patch.name] = cause
             if program != "worker":  # which is one a run
-                log.warning("%s", FallBack(patch.name, cause, patch.factor))
+                log.warning("%s", FallBack(patch, cause))
 
 
 _replaced: list[tuple[Any, str, object]] = []  # and what it was
@@ -137,9 +178,7 @@ def causes(process: str) -> dict[str, str]:
     """Why patches of a process do not work, by name; read before any is applied."""
     whys = dict[str, str]()
     off = _switched_off()
-    for patch in PATCHES:
-        if process not in patch.processes:
-            continue
+    for patch in (patch for patch in PATCHES if process in patch.processes):
         cause = f"{OFF} turns {patch.name} off" if patch.name in off else ""
         if cause := cause or _differs(patch, process) or _needed(patch, whys):
             whys[patch.name] = cause

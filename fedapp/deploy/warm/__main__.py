@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 
-from fedapp.deploy.warm import differing, digest, fall_backs
-from fedapp.deploy.warm.patches import BUNDLES, PATCHES, PROCESSES
+from fedapp.deploy.warm import BUNDLES, PATCHES, PROCESSES, differing, digest, fall_backs
 
 every = list(dict.fromkeys(PROCESSES.values()))
 n_faults = 0
 for process in [process for process in every if process in sys.argv[1:]] or every:
-    faults = {fall_back.patch: fall_back for fall_back in fall_backs(process)}
+    faults = {fall_back.patch.name: fall_back for fall_back in fall_backs(process)}
     n_faults += len(faults)
     print(f"{process}, flwr {version('flwr')}")
     for patch in (*PATCHES, BUNDLES):

@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from flwr.supercore import heartbeat
@@ -40,11 +39,10 @@ QUICK = 1.0  # seconds of a response whose date is compared with the clock
 HEARTBEAT = 10  # seconds; the smallest interval that a SuperLink accepts
 
 
-class ReachedNote:
-    """Notes in a file when the SuperLink was reached; warns once of a clock that is off."""
+class ClockWarning:
+    """Warns once of a clock that is off."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._noted = False
         self._off_since = math.inf
 
@@ -54,8 +52,6 @@ class ReachedNote:
         response = call_next(context)
         received_at = time.time()
         date = response.headers.get("date", "")
-        if response.is_success:
-            self._path.touch()
         with suppress(ValueError):
             server_time = parsedate_to_datetime(date).timestamp()
             behind = seconds_ahead(sent_at, received_at, server_time, server_time + 1)
@@ -98,15 +94,12 @@ def patient_retry() -> RetryInvoker:
 
 
 def supernode() -> None:
-    """Connect by a client that notes when it reached the SuperLink, and retries."""
+    """Connect by a client that compares its clock, and retries."""
 
     def note(client: Any) -> None:
-        client._interceptors = (ReachedNote(get_flwr_home() / REACHED), *client._interceptors)
+        client._interceptors = (ClockWarning(), *client._interceptors)
 
     wrap(fleet_http_connection, FleetHttpClient=partial(connected, note))
-    replace(
-        fleet_http_connection,
-        HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT,
-        make_simple_http_retry_invoker=patient_retry,
-    )
+    replace(fleet_http_connection, make_simple_http_retry_invoker=patient_retry)
+    replace(fleet_http_connection, HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT)
     replace(heartbeat, HEARTBEAT_DEFAULT_INTERVAL=HEARTBEAT)

@@ -7,7 +7,7 @@ memory. While a run waits for other sites, its process waits too, up to `IDLE_SE
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import subprocess
 import sys
@@ -29,7 +29,7 @@ from flwr.supercore.superexec.plugin import AutoExecPlugin
 from flwr.supernode.runtime import run_clientapp
 
 from fedapp.client_app import SiteApp
-from fedapp.deploy.tasks import BEAT_SECONDS, TaskExecutor, TaskProcess, Token, tls_options
+from fedapp.deploy.tasks import BEAT_SECONDS, TaskExecutor, TaskProcess, Token
 from fedapp.deploy.warm import apply, replace
 from fedapp.kernels import load_ahead, modules_with_kernels
 from fedapp.messages.wire import WAITING
@@ -79,8 +79,8 @@ class RunsWorker(TaskProcess):
     def __init__(self, spec: ExecutionSpec) -> None:
         self.since = time.monotonic()  # of the last answer
         self._all_read = threading.Event()
-        command = [sys.executable, "-P", "-m", "fedapp.deploy.warm.executor"]
-        command += [spec.runtime_api_address, *tls_options(spec)]
+        place = (spec.runtime_api_address, spec.insecure, spec.root_certificates_path)
+        command = [sys.executable, "-P", "-m", "fedapp.deploy.warm.executor", json.dumps(place)]
         pipe = subprocess.PIPE
         super().__init__(spec, command, stdin=pipe, stdout=pipe, text=True)
         threading.Thread(target=self._read_answers, daemon=True).start()
@@ -182,10 +182,6 @@ def _read(source: TextIO, tokens: SimpleQueue[str]) -> None:
 
 def main() -> None:
     """Answer tasks until stdin closes."""
-    (parser := argparse.ArgumentParser()).add_argument("address")
-    parser.add_argument("--insecure", action="store_true")
-    parser.add_argument("--root-certificates")
-    args = parser.parse_args()
     # stdout carries the answers, so whatever the app prints goes to stderr, the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -195,9 +191,8 @@ def main() -> None:
     threading.Thread(target=_read, args=(sys.stdin, tokens), daemon=True).start()
     signal(SIGINT, SIG_DFL)  # what Flower raises if a token is refused; without a traceback
     token = Token()
-    client = token.client(
-        args.address, args.insecure, args.root_certificates, make_simple_http_retry_invoker()
-    )
+    address, insecure, ca = json.loads(sys.argv[1])
+    client = token.client(address, insecure, ca, make_simple_http_retry_invoker())
     worker = Worker(token, client)
     keep_imported()
     answers.write("ready\n")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from threading import RLock
 from typing import Any
 
 from flwr.server.superlink.linkstate import SqlLinkState, linkstate_factory
 from flwr.supercore.corestate.in_memory_corestate import InMemoryCoreState, ObjectPushSession
+from flwr.supercore.date import now
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.sql_mixin import SqlMixin
+from flwr.supercore.state.schema.corestate_models import Task
 from flwr.superlink import config_loader
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from fedapp.deploy.warm import replace, wrap
@@ -45,6 +49,14 @@ class LinkStateWithoutObjects(SqlLinkState):
         self._object_push_sessions: dict[str, ObjectPushSession] = {}
         self._object_push_session_by_root: dict[str, str] = {}
         self._lock_object_push_sessions = TRANSACTION
+
+    def initialize(self, *given: Any, **named: Any) -> list[str]:
+        """Open the database. Tasks run on, whose heartbeats nobody could hear before."""
+        tables = super().initialize(*given, **named)
+        tasks = update(Task).where(Task.running_at.is_not(None), Task.active_until.is_not(None))
+        with self.session() as session:
+            session.execute(tasks.values(active_until=now() + timedelta(minutes=1)))  # Flower's
+        return tables
 
     start_session = InMemoryCoreState.start_session
     delete_sessions_in_run = InMemoryCoreState.delete_sessions_in_run

@@ -15,19 +15,7 @@ from functools import partial
 from typing import Any, cast
 
 from flwr.app import Message
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-)
-from flwr.proto.runtime_pb2 import (
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushAppMessagesRequest,
-)
+from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -55,7 +43,7 @@ def objects_in(proto: Proto) -> dict[str, bytes]:
     return {get_object_id(content): content for content in added(proto, CONTENTS)}
 
 
-def all_objects(trees: Iterable[ObjectTree], find: Find) -> dict[str, bytes]:
+def all_objects(trees: Iterable[message_pb2.ObjectTree], find: Find) -> dict[str, bytes]:
     """Contents of all objects by name; none if one is missing or they are too large."""
     contents = dict[str, bytes]()
     for name in {part.object_id for tree in trees for part in iterate_object_tree(tree)}:
@@ -80,41 +68,40 @@ class ObjectCarrier:
         self._has_bundle = False  # the run's, which is not asked for again
         self.find: Find = dict[str, bytes]().get
         self._came: Mapping[str, bytes] = {}
-        self._send: Callable[..., Any] | None = None
 
     def serve(self, client: Any) -> None:
         """Patch a client."""
-        self._send = client._unary_unary
+        self._send: Callable[..., Any] = client._unary_unary
         client._unary_unary = self
 
     def __call__(self, *, request: Proto, **named: Any) -> Any:
         """Send a request, or answer it from objects that have already arrived."""
-        assert self._send
         match request:
-            case PullMessagesRequest() | PullAppMessagesRequest():
-                marked = deepcopy(request)  # the caller may retry with it
-                add(marked, wanted=True)
-                response = self._send(request=marked, **named)
+            case fleet_pb2.PullMessagesRequest() | runtime_pb2.PullAppMessagesRequest():
+                response = self._send_with({"wanted": True}, request, **named)
                 self._came = objects_in(response)
                 return response
-            case PullObjectRequest() if request.object_id in self._came:
-                content = self._came[request.object_id]
-                return PullObjectResponse(
+            case message_pb2.PullObjectRequest(object_id=name) if content := self._came.get(name):
+                return message_pb2.PullObjectResponse(
                     object_found=True, object_available=True, object_content=content
                 )
-            case ConfirmMessageReceivedRequest() if request.message_object_id in self._came:
-                return ConfirmMessageReceivedResponse()  # attach_objects has deleted it
-            case PullTaskInputRequest():
-                marked = deepcopy(request)
-                add(marked, bundled=self._has_bundle)
-                response = self._send(request=marked, **named)
+            case message_pb2.ConfirmMessageReceivedRequest(message_object_id=name) if (
+                name in self._came
+            ):
+                return message_pb2.ConfirmMessageReceivedResponse()  # attach_objects has deleted it
+            case runtime_pb2.PullTaskInputRequest():
+                response = self._send_with({"bundled": self._has_bundle}, request, **named)
                 self._has_bundle = True
                 return response
-            case PushMessagesRequest() | PushAppMessagesRequest():
-                sent = deepcopy(request)
-                add(sent, contents=all_objects(request.message_object_trees, self.find).values())
-                return self._send(request=sent, **named)
+            case fleet_pb2.PushMessagesRequest() | runtime_pb2.PushAppMessagesRequest():
+                contents = all_objects(request.message_object_trees, self.find).values()
+                return self._send_with({"contents": contents}, request, **named)
         return self._send(request=request, **named)
+
+    def _send_with(self, fields: Mapping[str, Any], request: Proto, **named: Any) -> Any:
+        sent = deepcopy(request)  # the caller may retry with it
+        add(sent, **fields)
+        return self._send(request=sent, **named)
 
 
 def attach_objects(
