@@ -30,6 +30,7 @@ from fedapp.messages.methods import (
     module_of_group,
     modules_of_method,
 )
+from fedapp.report.curves import about, additive_of, strongest
 from fedapp.report.summary import (
     DEPLOYMENT,
     ScoreRow,
@@ -144,6 +145,7 @@ def shared(run: RunFiles) -> dict[str, str]:
         "attacks": _audited(run.audit),
         "held": _held(run),
         "importance": _importance(summary),
+        "curves": _curves(run),
         "leaves": in_short(run),
     }
 
@@ -240,6 +242,14 @@ def _importance(summary: Summary) -> str:
     rows = ((name, f"{gain:.6g}") for name, gain in [*gains.items()][:n_shown])
     columns = table(["column", importance_kind(summary["strategy"])], rows)
     return f"{plain(importance_text(summary))}{which}:\n\n{columns}"
+
+
+def _curves(run: RunFiles) -> str:
+    """What an additive model is, and its strongest columns; empty for other models."""
+    if (model := additive_of(run)) is None:
+        return ""
+    head = "column", "mean absolute value", "adds", "direction"
+    return f"{plain(about(model, run.summary))}\n\n{table(head, strongest(model))}"
 
 
 def known(run: RunFiles) -> dict[str, str]:

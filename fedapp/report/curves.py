@@ -1,0 +1,278 @@
+"""The curves of an additive model: the figures of a report, and what pages and cards say of them.
+
+Figures of single columns have one scale, so that they can be compared. Below a line are the rows,
+by the sums that grew the column's first tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.ticker import AsinhLocator, MaxNLocator
+
+from fedapp.crypto.noise import COUNTS, LABELS
+from fedapp.report.plots import (
+    BLACK,
+    GREY,
+    PALETTE,
+    Drawing,
+    add_legend,
+    name_bars,
+    new_canvas,
+    plain,
+)
+from fedapp.report.summary import percent_text
+from fedapp.report.template import elements
+from fedapp.report.tree import model_of, rule_text, scale_of, short
+from fedapp.run_files import RunFiles, Summary
+from fedapp.trees.categories import names_of
+from fedapp.trees.curves import Curve, curves_of, intercepts_of, is_additive
+from fedapp.trees.model import Ensemble
+
+Doubles = npt.NDArray[np.float64]
+Pen = dict[str, Any]
+Same = Sequence[Sequence[Curve]]  # of one column, by output: the model's curve, others' after it
+_MOST_DRAWN, _MOST_NAMES, _MOST_CELLS = (
+    30,
+    12,
+    16,
+)  # of a model, of a column, along a side of a pair
+_COLORS = LinearSegmentedColormap.from_list("", [PALETTE[1], "#ffffff", PALETTE[0]], 17)
+_DRAWN = (
+    "All columns have one scale, pairs one of colours; first those of the largest mean absolute "
+    "value. Below a line are the rows, by the sums that grew the column's first tree. Diamonds are "
+    "missing values, hollow where no row is known to have one."
+)
+_STEADY = 0.8  # share of the changes from which on a curve rises or falls
+
+
+def additive_of(run: RunFiles) -> Ensemble | None:
+    """The run's model if it is a sum of curves."""
+    model = model_of(run)
+    return model if isinstance(model, Ensemble) and is_additive(model) else None
+
+
+def groups_of(model: Ensemble) -> list[list[Curve]]:
+    """The curves of each column or pair, one an output; strongest first."""
+    groups: dict[tuple[int, ...], list[Curve]] = {}
+    for curve in curves_of(model):
+        groups.setdefault(curve.columns, []).append(curve)
+    return sorted(groups.values(), key=lambda curves: -max(map(strength, curves)))
+
+
+def strength(curve: Curve) -> float:
+    """Mean absolute value over the rows."""
+    return float((_weights(curve) * np.abs(curve.values)).sum())
+
+
+def name_of(model: Ensemble, curve: Curve) -> str:
+    """The names of a curve's columns."""
+    return " & ".join(plain(model.columns[column]) for column in curve.columns)
+
+
+def direction(model: Ensemble, curve: Curve) -> str:
+    """Where a curve leads, in words."""
+    if len(curve.columns) > 1:
+        return ""
+    weights, values = _weights(curve)[:-1], curve.values[:-1]
+    if curve.is_coded[0]:
+        names, used = names_of(model.categories, curve.columns[0]) or (), np.flatnonzero(weights)
+        ends = used[values[used].argmin()], used[values[used].argmax()]
+        return "lowest for {}, highest for {}".format(*(plain(names[code]) for code in ends))
+    changes = np.triu(np.outer(weights, weights) * np.subtract.outer(-values, -values), 1)
+    share = changes.sum() / (np.abs(changes).sum() or 1.0)
+    return "rises" if share >= _STEADY else "falls" if share <= -_STEADY else "rises and falls"
+
+
+def caption(model: Ensemble, curves: Sequence[Curve]) -> str:
+    """How far a column moves the margin, and where to."""
+    curve = max(curves, key=strength)
+    words = [f"{name_of(model, curve)}: {strength(curve):.3g} on average", direction(model, curve)]
+    words.insert(1, f"class {plain(model.classes[curve.output])}" if len(curves) > 1 else "")
+    return ", ".join(filter(None, words))
+
+
+def section(run: RunFiles) -> Markup:
+    """The curves as a section of a page; empty if the model is no sum of them."""
+    if not (model := additive_of(run)):
+        return Markup("")
+    every, images = groups_of(model), figures_of(model, most=_MOST_DRAWN).values()
+    named = {caption(model, of): image for of, image in zip(every, images, strict=False)}
+    n_more = len(every) - len(images)
+    texts = [about(model, run.summary), _DRAWN]
+    texts += [f"{n_more} columns and pairs that add less are not drawn."] if n_more else []
+    shown = Markup('<div class="small">{}</div>').format(elements.figures(named))
+    return Markup("").join([*map(elements.quiet, texts), shown])
+
+
+def strongest(model: Ensemble, most: int = 5) -> list[tuple[str, str, str, str]]:
+    """The columns that move the margin most: name, mean absolute curve, range, direction."""
+    curves = [max(group, key=strength) for group in groups_of(model)]
+    alone = [curve for curve in curves if len(curve.columns) == 1][:most]
+    return [
+        (
+            model.columns[curve.columns[0]],
+            f"{strength(curve):.3g}",
+            f"{curve.values.min():+.3g} to {curve.values.max():+.3g}",
+            direction(model, curve),
+        )
+        for curve in alone
+    ]
+
+
+def about(model: Ensemble, summary: Summary) -> str:
+    """What the model is, and what was spent on it, in sentences."""
+    starts = ", ".join(f"{value:+.4g}" for value in intercepts_of(model))
+    text = f"The model is a sum: every row starts from {starts}, and each curve adds what it shows "
+    text += f"to {scale_of(model)}."
+    if privacy := summary.get("privacy"):
+        label, cuts, trees = map(percent_text, (LABELS, COUNTS, 1 - LABELS - COUNTS))
+        text += (
+            " The curves are the release: reading and editing them costs no further budget. Of "
+            f"epsilon {privacy['epsilon']:g} the mean label took {label}, the cuts {cuts}, the "
+            f"curves {trees}; scores, of rows that did not train, have as much of their own."
+        )
+    return text
+
+
+def figures_of(
+    model: Ensemble, others: Sequence[Ensemble] = (), most: int | None = None
+) -> dict[str, Drawing]:
+    """A figure of each column and pair by its names, strongest first.
+
+    Single columns have the band from the 5th to the 95th percentile of this and other models, whose
+    columns are the same. Of a pair with several outputs the strongest is drawn.
+    """
+    drawn, figures = groups_of(model)[:most], dict[str, Drawing]()
+    all_curves = [curve for curves in drawn for curve in curves]
+    alone, paired = (
+        np.concatenate([[0.0], *(of.values.ravel() for of in all_curves if of.values.ndim == n)])
+        for n in (1, 2)
+    )
+    found = [{(of.columns, of.output): of for of in curves_of(other)} for other in others]
+    for curves in drawn:
+        name = name_of(model, curves[0])
+        figures[name], ax = new_canvas(f"curve of {name}", 3.6, 2.8)
+        ax.tick_params(labelsize=9)
+        if curves[0].values.ndim == 2:
+            _draw_pair(ax, model, max(curves, key=strength), float(np.abs(paired).max()))
+            continue
+        same = [
+            [curve, *(of[key] for of in found if (key := (curve.columns, curve.output)) in of)]
+            for curve in curves
+        ]
+        draw = _draw_bars if curves[0].is_coded[0] else _draw_lines
+        draw(ax, model, same, 1.08 * alone.min(), 1.08 * alone.max())
+        add_legend(ax, above=True)
+    return figures
+
+
+def _pens(model: Ensemble, same: Same) -> Iterator[tuple[Sequence[Curve], Pen]]:
+    for each, color in zip(same, cycle(PALETTE), strict=False):
+        label = plain(model.classes[each[0].output], 12) if len(same) > 1 else ""
+        yield each, {"color": color, "label": label}
+
+
+def _weights(curve: Curve) -> Doubles:
+    """Shares of the rows by place, equal ones if the model has none."""
+    weights = np.nan_to_num(curve.weights)
+    return weights / weights.sum() if weights.any() else np.full(weights.shape, 1 / weights.size)
+
+
+def _draw_lines(ax: Axes, model: Ensemble, same: Same, low: float, high: float) -> None:
+    """Step lines with their bands, the rows below, and missing values at the right."""
+    first, (column,) = same[0][0], same[0][0].columns
+    shares, own = _weights(first)[:-1], first.edges[0]
+    bounds = _bounds(own)
+    half = float(np.median(bounds - bounds[0]))  # cuts are where rows are
+    if 0 < half < 0.15 * (bounds[-1] - bounds[0]):
+        ax.set_xscale("asinh", linear_width=half)
+        ax.xaxis.set_major_locator(AsinhLocator(half, numticks=4))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(4))
+    heights = shares / np.diff(ax.xaxis.get_transform().transform(bounds))
+    heights *= 0.16 / heights.max()
+    across, style = ax.get_xaxis_transform(), Pen(fill=True, alpha=0.3)
+    ax.stairs(heights, bounds, color=GREY, transform=across, **style)
+    for each, pen in _pens(model, same):
+        edges = np.unique(np.concatenate([of.edges[0] for of in each]))
+        points = np.append(np.float32(-np.inf), edges)
+        values = np.array([of.values[of.places(0, points)] for of in each])
+        ax.stairs(values[0], _bounds(edges), baseline=None, linewidth=1.8, **pen)
+        ends = np.percentile(values, (5, 95), axis=0)
+        ax.stairs(ends[1], _bounds(edges), baseline=ends[0], color=pen["color"], **style)
+        ax.plot([1.05], each[0].values[-1:], transform=ax.get_yaxis_transform(), **_mark(each, pen))
+    ax.axhline(0, color=BLACK, linewidth=0.8)
+    ax.set(ylim=(low - 0.25 * (high - low), high), xlabel=plain(model.columns[column]))
+    ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high])
+    kind = model.kinds[column] if model.kinds else ""
+    ax.xaxis.set_major_formatter(lambda value, _: _tick(value, kind))
+
+
+def _draw_bars(ax: Axes, model: Ensemble, same: Same, low: float, high: float) -> None:
+    """Bars of the categories that add most, and at last missing values."""
+    first = same[0][0]
+    names = [plain(name, 18) for name in names_of(model.categories, first.columns[0]) or ()]
+    codes = np.argsort(-(_weights(first) * np.abs(first.values))[:-1], kind="stable")[:_MOST_NAMES]
+    codes = np.append(codes[np.argsort(-first.values[codes], kind="stable")], -1)
+    rest = len(names) + 1 - len(codes)
+    name_bars(
+        ax, [*(names[code] for code in codes[:-1]), f"missing, +{rest}" if rest else "missing"]
+    )
+    for number, (each, pen) in enumerate(_pens(model, same)):
+        at = np.arange(len(codes)) + 0.8 * ((number + 0.5) / len(same) - 0.5)
+        values = np.array([of.values[codes] for of in each])
+        ax.barh(at[:-1], values[0, :-1], 0.75 / len(same), **pen)
+        ax.hlines(at, *np.percentile(values, (5, 95), axis=0), color=BLACK, linewidth=1)
+        ax.plot(values[0, -1:], at[-1:], **_mark(each, pen))
+    ax.axvline(0, color=BLACK, linewidth=0.8)
+    ax.set(xlim=(low, high), xlabel=plain(model.columns[first.columns[0]]))
+
+
+def _bounds(edges: npt.NDArray[np.float32]) -> Doubles:
+    """Edges of all places, of which the outer ones are as wide as those beside them."""
+    if not len(edges):
+        return np.array([0.0, 1.0])
+    widths = np.diff(edges)[[0, -1]] if len(edges) > 1 else (1.0, 1.0)
+    return np.array([edges[0] - widths[0], *edges, edges[-1] + widths[1]], np.float64)
+
+
+def _mark(same: Sequence[Curve], pen: Pen) -> Pen:
+    """A mark of missing values, hollow where no rows of them are known."""
+    color = pen["color"]
+    face = color if same[0].weights[-1] > 0 else "none"
+    return {"marker": "D", "color": color, "mfc": face, "ms": 5, "clip_on": False}
+
+
+def _tick(value: float, kind: str) -> str:
+    is_time = kind in ("date", "time")
+    return rule_text(value, kind)[2:] if is_time else "-" * int(value < 0) + short(abs(value))
+
+
+def _draw_pair(ax: Axes, model: Ensemble, curve: Curve, most: float) -> None:
+    """A heat map of means over groups of places, without missing values."""
+    values, axes = curve.values[:-1, :-1], (ax.xaxis, ax.yaxis)
+    for side, (column, axis) in enumerate(zip(curve.columns, axes, strict=True)):
+        n = values.shape[side]
+        starts = np.unique(np.linspace(0, n, min(n, _MOST_CELLS), endpoint=False).astype(int))
+        sizes = np.diff([*starts, n]).reshape((-1, 1) if side == 0 else (1, -1))
+        values = np.add.reduceat(values, starts, axis=side) / sizes
+        ticks = np.arange(1, len(starts), max(1, len(starts) // 4))
+        if names := names_of(model.categories, column):
+            texts = [plain(name, 10) for name in names]
+            axis.set_ticks(np.arange(len(starts)) + 0.5, [texts[start] for start in starts])
+            axis.set_tick_params(rotation=90 * (side == 0))
+        else:
+            kind, cuts = model.kinds[column] if model.kinds else "", curve.edges[side]
+            axis.set_ticks(ticks, [_tick(cuts[starts[tick] - 1], kind) for tick in ticks])
+        axis.set_label_text(plain(model.columns[column], 24))
+    mesh = ax.pcolormesh(values.T, cmap=_COLORS, vmin=-most, vmax=most)
+    ax.figure.colorbar(mesh, ax=ax).ax.tick_params(labelsize=9, colors=GREY)
+    ax.grid(False)
