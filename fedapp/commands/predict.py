@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import threading
@@ -32,6 +33,7 @@ from fedapp.commands.common import (
 from fedapp.errors import ConfigError, FedappError, check_package, listed
 from fedapp.home import Kind, begins_with, check_output, write_atomically
 from fedapp.process import listening_socket, start_log
+from fedapp.records.document import to_document
 from fedapp.report.summary import print_warning
 from fedapp.superlinks import SIMULATED
 
@@ -41,10 +43,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedapp")
 FILES = {"onnx": "model.onnx", "xgboost": "model.xgb.json", "sklearn": "model.joblib"}
+FILES["curves"] = "curves.json"
 KINDS = {  # by their first bytes; a model of scikit-learn has none of fedapp's
     "onnx": Kind("an ONNX model", (".onnx",), begins_with(b"\x12\x06fedapp", within=64)),
     "xgboost": Kind("a model", (".json",)),
     "sklearn": Kind("a model", (".joblib", ".pkl", ".pickle")),
+    "curves": Kind("curves", (".json",)),
 }
 NOTHING_WRITTEN = "no predictions were written; run the same command again"
 
@@ -220,14 +224,33 @@ def _show(predicted: Predicted, output: str, as_json: bool) -> None:
 
 def export(
     run_dir: RunDir,
-    to: Annotated[str, Option(help="onnx, xgboost, or sklearn (forests).")] = "onnx",
+    to: Annotated[
+        str, Option(help="onnx, xgboost, sklearn (forests), or curves (additive models).")
+    ] = "onnx",
     output: Annotated[
-        Path | None, Option(help="File to write; by default in the run's folder.")
+        Path | None,
+        Option(help="File to write, by default in the run's folder; with --edited a new folder."),
     ] = None,
+    edited: Annotated[
+        Path | None,
+        Option(metavar="CURVES.json", help="Edited curves: write the run with their model."),
+    ] = None,
+    edited_by: Annotated[str, Option(help="Who has edited them; the model says so.")] = "",
 ) -> None:
-    """Write a run's model for other runtimes: as ONNX, for stock XGBoost, or scikit-learn."""
+    """Write a run's model for other runtimes: as ONNX, for stock XGBoost, or scikit-learn.
+
+    An additive model may be written as curves, edited, and read again.
+    """
     from fedapp.api import load
 
+    if edited:
+        from fedapp.runs.run import write_edited
+
+        if not output:
+            raise ConfigError("--output must name a new folder with --edited, got none")
+        write_edited(load(run_dir), edited, edited_by, output)
+        console.print(f"{output}", soft_wrap=True, highlight=False)
+        return
     if to not in FILES:
         raise ConfigError(f"--to must be one of {', '.join(FILES)}, got {to!r}")
     run = load(run_dir)
@@ -241,6 +264,12 @@ def export(
 
         dump(run.to_sklearn(), buffer := BytesIO())
         content = buffer.getvalue()
+    elif to == "curves":
+        from fedapp.trees.curves import boosted
+        from fedapp.trees.edited import Curves
+
+        document = to_document(Curves.of(boosted(run.model), run.summary["model_id"]))
+        content = (json.dumps(document, indent=1) + "\n").encode()
     else:
         run.to_xgboost()
         content = (run.path / FILES[to]).read_bytes()

@@ -174,7 +174,8 @@ def check_predicted(unmatched: Sequence[str], notes: Sequence[str]) -> None:
 
 def warnings_on(model: Model, tables: Iterable[Table], values: Floats) -> list[str]:
     """Warnings on the tables of a prediction, and on their rows with the model's columns."""
-    notes = [note.text(True) for table in tables for note in table.notes]
+    notes = [str(edit) for edit in getattr(model, "edits", ())]
+    notes += [note.text(True) for table in tables for note in table.notes]
     return notes + _notes_on_range(model, values)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -18,10 +20,12 @@ from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class, write_predictions
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, check_package, did_you_mean_path
-from fedapp.home import RUNS, display_path, home
-from fedapp.records.document import json_of, model_text
+from fedapp.home import RUNS, check_output_folder, display_path, home
+from fedapp.records.document import from_text, json_of, model_text, to_text
+from fedapp.report import write_report
 from fedapp.report.progress import following
 from fedapp.run_files import ROUNDS, RunFiles, Summary, json_object
+from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
@@ -34,11 +38,13 @@ from fedapp.runs.predict import (
 from fedapp.settings import flatten
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
+from fedapp.trees.curves import boosted, curve_records
 from fedapp.trees.divided import ActivePart, DividedModel
+from fedapp.trees.edited import Curves, bare, model_of_curves
 from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
-from fedapp.trees.model import Ensemble, class_values
+from fedapp.trees.model import Edit, Ensemble, class_values
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.xgboost import names_for_xgboost
+from fedapp.trees.xgboost import names_for_xgboost, to_xgboost_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -322,6 +328,35 @@ class Run(Finished):
         matrix = xgboost.DMatrix(_encoded(table), **options)
         return np.asarray(self.to_xgboost().predict(matrix, pred_contribs=True))
 
+    def curves(self, *others: Run) -> Any:
+        """What each column, or pair of columns, of an additive model adds to the margin.
+
+        Parameters
+        ----------
+        others : runs on the same columns, such as those of other seeds.
+
+        Returns
+        -------
+        A pandas DataFrame if pandas is installed, else a list of dicts: ``column`` ("a & b" of a
+        pair), ``class`` if there are several outputs, ``from`` (included) and ``to``, or
+        ``category``, which is " (missing)" for missing values; of models with pairs the same of
+        the second column (``from_2``); ``margin`` and ``weight``, a share of the training weight.
+        The weights are those of leaves, divided evenly among their intervals; empty where unknown.
+        With other runs ``low`` and ``high`` too: 5 % and 95 % over all of the runs.
+
+        Raises
+        ------
+        ConfigError : a model is not additive, or the runs' columns differ.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.run("pax", pax={"additive": True}, num_boost_round=2, max_depth=2)
+        >>> [*run.curves()][:4]
+        ['column', 'from', 'to', 'category']
+        """
+        return as_frame(list(curve_records([boosted(run.model) for run in (self, *others)])))
+
     def encode(self, data: Source | Mapping[str, Source], *, id: str = "") -> Any:
         """Rows for stock XGBoost with ``enable_categorical=True``; see `predict` for `data`, `id`.
 
@@ -417,8 +452,6 @@ class Run(Finished):
         >>> run.report().name
         'report.html'
         """
-        from fedapp.report import write_report
-
         return write_report(self.path)
 
     plot_importance = _plot(
@@ -513,6 +546,31 @@ def write_explanation(
     values = dict(zip(columns, shap.T, strict=True))
     write_predictions(file, id_column or "row", names[chosen], values)
     return len(shap)
+
+
+def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
+    """Write a copy of a run whose model has the curves of a file, and says who has edited them.
+
+    ConfigError if the file is of another model, `by` no name, or the folder not empty.
+    """
+    if not by.strip():
+        raise ConfigError("--edited-by must name who answers for the curves, got none")
+    check_output_folder(folder, lambda _: False, "output")
+    model, now = boosted(run.model), datetime.now(UTC).isoformat(timespec="seconds")
+    edit = Edit(by.strip(), now, str(run.summary["model_id"]))
+    document = from_text(model_text(curves), Curves)
+    is_same = to_text(document.model) == to_text(bare(model))
+    if document.model_id != edit.model_id or not is_same:
+        rule = "must be of this run, with only intercepts and curves edited"
+        raise ConfigError(f"curves {rule}, got others: fedapp export RUN --to curves writes them")
+    edited = model_of_curves(document, edit)
+    shutil.copytree(run.path, folder, dirs_exist_ok=True)
+    copy = RunFolder(folder)
+    copy.write("model.json", to_text(edited))
+    copy.write("model.xgb.json", to_xgboost_json(edited))
+    notes, n_trees = [*run.summary.get("warnings", []), str(edit)], len(edited.trees)
+    copy.write_json("summary.json", {**run.summary, "trees": n_trees, "warnings": notes})
+    write_report(folder)
 
 
 def _check_none(settings: Given) -> None:

@@ -61,6 +61,7 @@ def make_app(
         score.endpoint,
         methods=["POST"],
         openapi_extra={
+            "parameters": [{"name": "explain", "in": "query", "schema": {"enum": ["0", "1"]}}],
             "requestBody": {
                 "required": True,
                 "content": {"application/json": {"schema": _body_schema(described)}},

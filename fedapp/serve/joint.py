@@ -228,6 +228,9 @@ class Joint:
             if max(len(asked.request), len(asked.purpose)) > MOST_TEXT:
                 rule = f"purpose and id of a request must have at most {MOST_TEXT} characters"
                 raise RefusedError(422, f"{rule}, got more")
+            if asked.explains:
+                rule = "explain must be left out for a divided model"
+                raise RefusedError(422, f"{rule}, got 1: fedapp predict --explain explains rows")
             rows = self._rows(ids)
             line["rows"] = ranges(rows)
             predictions, facts = await self._predictions(rows, asked, request)

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from threading import Semaphore
 from typing import Any
@@ -29,6 +30,7 @@ from fedapp.data.predictions import (
     score_names,
 )
 from fedapp.data.schema import Roles
+from fedapp.data.table import Table
 from fedapp.errors import ConfigError, did_you_mean_path
 from fedapp.home import RUNS, display_path
 from fedapp.run_files import summary_of, threshold_of
@@ -43,6 +45,7 @@ from fedapp.runs.predict import (
 from fedapp.serve.http import RefusedError, RowError
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
+from fedapp.trees.curves import Curve, boosted, curves_of, explained
 from fedapp.trees.objective import Floats
 
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
@@ -139,13 +142,28 @@ class Scorer:
 
         DataError if values cannot be scored; a ``RowError`` if one is not of its column's kind.
         """
-        kinds = dict(self._kinds) | ({self.margin: "number"} if self.margin else {})
-        frame = as_frame(columns, kinds)
-        table = columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
+        table = self._table(columns)
         predictions = np.asarray(predict(self.model, table.values, table.base_margins))
         named = named_predictions(self.model.classes, self.model.n_outputs, predictions)
         notes = warnings_on(self.model, [table], table.values)
         return named, most_probable(self.model.classes, predictions), {"warnings": notes}
+
+    def _table(self, columns: Mapping[str, Sequence[Any]]) -> Table:
+        kinds = dict(self._kinds) | ({self.margin: "number"} if self.margin else {})
+        frame = as_frame(columns, kinds)
+        return columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
+
+    @cached_property
+    def _curves(self) -> list[Curve]:
+        return curves_of(boosted(self.model))
+
+    def _explained(self, columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+        try:
+            model, curves = boosted(self.model), self._curves
+        except ConfigError as error:
+            raise RefusedError(422, f"explain must be left out for this model: {error}") from None
+        table = self._table(columns)
+        return explained(model, curves, table.values, table.base_margins)
 
     async def answer(self, asked: Asked) -> Answered:
         """Scores; raises RefusedError for a way or purpose: it has one way, and no log."""
@@ -156,7 +174,8 @@ class Scorer:
 
         def scored() -> Answered:
             with self._turns:
-                return Answered(*self.score(asked.columns))
+                facts = self._explained(asked.columns) if asked.explains else ()
+                return Answered(*self.score(asked.columns), facts)
 
         return await run_in_threadpool(scored)
 

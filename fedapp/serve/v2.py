@@ -70,16 +70,19 @@ class Asked:
     purpose: str = ""
     way: str = ""
     request: str = ""
+    explains: bool = False  # /score?explain=1
     connection: Any = None  # of the caller: see http.check_awaited
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """Scores by name, each of an output's type; a class a row or none; and facts, as JSON."""
+    """Scores by name, each of an output's type; a class a row or none; and facts, as JSON, of all
+    rows, and of each if it was to be explained."""
 
     scores: Mapping[str, npt.NDArray[Any]]
     classes: Sequence[str]
     facts: Mapping[str, Any]
+    explained: Sequence[Mapping[str, Any]] = ()
 
 
 class Served(Protocol):
@@ -139,7 +142,9 @@ def routes(
         with admission:
             body = await read_body(request, most_bytes)
             asked, is_one = await _run(body, _read_score, served, body, most_rows)
-            asked = replace(asked, connection=request.scope.get(CONNECTION))
+            explains = request.query_params.get("explain", "0") != "0"
+            connection = request.scope.get(CONNECTION)
+            asked = replace(asked, connection=connection, explains=explains)
             return await _run(body, _score_reply, served, await served.answer(asked), is_one)
 
     paths = [("/v2", server), ("/v2/health/live", live), ("/v2/health/ready", ready)]
@@ -359,5 +364,7 @@ def _score_reply(served: Served, answered: Answered, is_one: bool) -> Response:
     ]
     for row, name in zip(rows, answered.classes, strict=bool(answered.classes)):
         row["class"] = name
+    for row, facts in zip(rows, answered.explained, strict=bool(answered.explained)):
+        row.update(facts)
     about = {"model": served.name, "version": served.version}
     return JSONResponse({**about, **(rows[0] if is_one else {"rows": rows}), **answered.facts})

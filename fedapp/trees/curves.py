@@ -8,14 +8,17 @@ less its mean by its leaves' hessians; the means are in the intercepts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError
-from fedapp.trees.categories import category_counts
+from fedapp.trees.categories import category_counts, entries_of
 from fedapp.trees.model import LEAF, Ensemble, Tree
 from fedapp.trees.predict import find_leaves
 
@@ -24,6 +27,21 @@ Doubles = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 
 MOST_CELLS = 2**24  # of a pair
+# A threshold that only separates missing values: no finite number is below it.
+LOWEST = np.finfo(np.float32).min
+MISSING = " (missing)"  # in the place of a category; no table has such a name
+
+
+def as_rows(values: Doubles) -> list[Doubles]:
+    """Values by place in a document: a row, or of a pair a row a place of its first column."""
+    return list(np.atleast_2d(values))
+
+
+def of_rows(rows: tuple[Annotated[Doubles, "", None], ...]) -> Doubles:
+    """Undo ``as_rows``; ValueError if rows differ in length."""
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError("values and weights must be rows of one length")
+    return rows[0] if len(rows) == 1 else np.stack(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,12 +53,19 @@ class Curve:
     and unknown.
     """
 
+    name: str  # of the column, or "a & b"
     columns: tuple[int, ...]  # one, or two ascending
     output: int
-    edges: tuple[Floats, ...]  # by column: ascending thresholds, or the codes of its categories
+    edges: tuple[Annotated[Floats, ""], ...]  # by column: ascending thresholds, or all codes
     is_coded: tuple[bool, ...]  # by column: whether it has categories
-    values: Doubles  # by place, an axis a column
-    weights: Doubles  # of the same shape: shares of the training weight; NaN where unknown
+    values: Annotated[Doubles, as_rows, of_rows]  # by place, an axis a column
+    # Of the same shape: shares of the training weight; NaN where unknown.
+    weights: Annotated[Doubles, as_rows, of_rows]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Places by axis."""
+        return tuple(map(len, points_of(self.edges, self.is_coded)))
 
     def places(self, axis: int, values: Floats) -> Places:
         """Places of values of one column."""
@@ -50,6 +75,13 @@ class Curve:
             return np.where(is_code, np.nan_to_num(values), len(edges)).astype(np.int64)
         places = np.searchsorted(edges, values, side="right")
         return np.where(np.isnan(values), len(edges) + 1, places)
+
+    def on(self, points: Sequence[Floats]) -> tuple[Doubles, Doubles]:
+        """Values and weights at finer places, which share a weight evenly."""
+        cells = [self.places(axis, of_axis) for axis, of_axis in enumerate(points)]
+        counts = np.ix_(*(np.bincount(of_axis)[of_axis] for of_axis in cells))
+        grid = np.ix_(*cells)
+        return self.values[grid], self.weights[grid] / prod(counts)
 
     def of(self, values: Floats) -> Doubles:
         """What rows, (n_rows, n_columns of the model), get: float64, shape (n_rows,)."""
@@ -63,18 +95,42 @@ def columns_of(tree: Tree) -> tuple[int, ...]:
     return tuple(np.unique(tree["column"][tree["left"] != LEAF]).tolist())
 
 
-def is_additive(model: Ensemble) -> bool:
-    """Whether the model is a sum of curves."""
-    return all(len(columns_of(tree)) <= 2 for tree in model.trees)
+def is_additive(model: object) -> bool:
+    """Whether a model is a sum of curves."""
+    return isinstance(model, Ensemble) and all(len(columns_of(tree)) <= 2 for tree in model.trees)
+
+
+def boosted(model: object) -> Ensemble:
+    """A model that may have curves; ConfigError if it is of another kind."""
+    if not isinstance(model, Ensemble):
+        rule = "must be of a boosted model that is whole in the run's folder"
+        raise ConfigError(f"curves {rule}, got a {type(model).__name__}")
+    return model
+
+
+def points_of(edges: Sequence[Floats], is_coded: Sequence[bool]) -> list[Floats]:
+    """A value at each place of each axis."""
+    return [
+        np.array([*([] if coded else [LOWEST]), *of_axis, np.nan], np.float32)
+        for of_axis, coded in zip(edges, is_coded, strict=True)
+    ]
+
+
+def name_of(model: Ensemble, columns: Sequence[int]) -> str:
+    """Name of a curve of some columns."""
+    return " & ".join(model.columns[column] for column in columns)
 
 
 def intercepts_of(model: Ensemble) -> Doubles:
     """What every row gets, shape (n_outputs,): the base margin, but that of rows with a
     ``margin_column``, and the means of the trees."""
     means = [_mean(tree, model.leaf_terms(number)) for number, tree in enumerate(model.trees)]
-    base = np.zeros(model.n_outputs) if model.margin_column else model.base_margin
-    total: Doubles = np.sum([base, *means], axis=0, dtype=np.float64)
-    return total
+    return sum(means, base_of(model).astype(np.float64))
+
+
+def base_of(model: Ensemble) -> Floats:
+    """Margins of all rows before the first tree; 0 with a ``margin_column``."""
+    return model.base_margin * np.float32(not model.margin_column)
 
 
 def curves_of(model: Ensemble) -> list[Curve]:
@@ -106,6 +162,77 @@ def contributions(curves: Sequence[Curve], values: Floats) -> Doubles:
     return added
 
 
+def explained(
+    model: Ensemble, curves: Sequence[Curve], values: Floats, base_margins: Floats | None = None
+) -> list[dict[str, Any]]:
+    """Intercept and contributions of each row, which add up to its margin; of several outputs by
+    class. ``base_margins``, shape (n_rows,), as in ``Ensemble.starts``."""
+    added = contributions(curves, values)
+    starts = np.full((len(added), model.n_outputs), intercepts_of(model))
+    starts += 0 if base_margins is None else base_margins[:, None]
+    rows = list[dict[str, Any]]()
+    for start, of_row in zip(starts.tolist(), added.tolist(), strict=True):
+        by_output: list[dict[str, float]] = [{} for _ in start]
+        for curve, value in zip(curves, of_row, strict=True):
+            by_output[curve.output][curve.name] = value
+        if len(start) == 1:
+            rows.append({"intercept": start[0], "contributions": by_output[0]})
+        else:
+            by_class = (dict(zip(model.classes, each, strict=True)) for each in (start, by_output))
+            rows.append(dict(zip(("intercept", "contributions"), by_class, strict=True)))
+    return rows
+
+
+def curve_records(models: Sequence[Ensemble]) -> Iterator[dict[str, Any]]:
+    """Curves of the first model as records, a place each; see ``Run.curves``.
+
+    With several models, of the same columns and classes, places are between the edges of all.
+    """
+    model, *others = models
+    for other in others:
+        if any(
+            getattr(other, f) != getattr(model, f) for f in ("columns", "categories", "classes")
+        ):
+            raise ConfigError("runs must have the same columns, categories and classes, got others")
+    by_model = [{(c.columns, c.output): c for c in curves_of(each)} for each in models]
+    has_pairs = any(len(columns) > 1 for curves in by_model for columns, _ in curves)
+    keys = sorted(set().union(*by_model), key=lambda key: (len(key[0]), *key))
+    for key in keys:
+        present = [curves[key] for curves in by_model if key in curves]
+        first, coded = by_model[0].get(key, _zero(present[0])), present[0].is_coded
+        of_axes = zip(*(curve.edges for curve in present), strict=True)
+        edges = [np.unique(np.concatenate(of_axis)) for of_axis in of_axes]
+        points = points_of(edges, coded)
+        values, weights = first.on(points)
+        every = [curves.get(key, _zero(first)).on(points)[0] for curves in by_model]
+        ends = np.quantile(every, (0.05, 0.95), axis=0)
+        sides = [_sides(model, *axis) for axis in zip(key[0], edges, coded, strict=True)]
+        for cell in np.ndindex(values.shape):
+            places = [side[at] for side, at in zip(sides, cell, strict=True)]
+            record: dict[str, Any] = {"column": first.name}
+            if model.n_outputs > 1:
+                record["class"] = model.classes[key[1]]
+            record |= places[0]
+            if has_pairs:
+                second = places[1] if len(places) > 1 else dict.fromkeys(places[0])
+                record |= {f"{name}_2": value for name, value in second.items()}
+            record |= {"margin": values[cell], "weight": weights[cell]}
+            yield record | ({"low": ends[0][cell], "high": ends[1][cell]} if others else {})
+
+
+def _zero(curve: Curve) -> Curve:
+    return replace(curve, values=0 * curve.values, weights=np.nan * curve.weights)
+
+
+def _sides(model: Ensemble, column: int, edges: Floats, coded: bool) -> list[dict[str, Any]]:
+    """What the places of a column are: ends of an interval, or a category."""
+    names = entries_of(model.categories, len(model.columns))[column] or () if coded else ()
+    bounds = [-np.inf, *(float(str(edge)) for edge in edges), np.inf]
+    numbers = [] if coded else [(*ends, None) for ends in pairwise(bounds)]
+    places = [*numbers, *((None, None, name) for name in (*names, MISSING))]
+    return [dict(zip(("from", "to", "category"), place, strict=True)) for place in places]
+
+
 def _mean(tree: Tree, terms: Doubles) -> Doubles:
     """Mean of the leaves' terms by their hessians, of equal ones if there are none."""
     is_leaf = tree["left"] == LEAF
@@ -119,17 +246,16 @@ def _curve(model: Ensemble, columns: tuple[int, ...], output: int, numbers: list
     widths = category_counts(model.categories, len(model.columns))
     splits = np.concatenate([model.trees[number] for number in numbers])
     splits = splits[splits["left"] != LEAF]
-    edges, points = [], []
+    edges = []
     for column in columns:
         codes = np.arange(widths[column], dtype=np.float32)
         cuts = np.unique(splits["threshold"][splits["column"] == column])
-        edges.append(codes if widths[column] else cuts)
-        first = [] if widths[column] else [-np.inf]
-        points.append(np.array([*first, *edges[-1], np.nan], np.float32))  # a value a place
+        edges.append(codes if widths[column] else cuts[cuts > LOWEST])
+    coded = tuple(bool(widths[column]) for column in columns)
+    points, name = points_of(edges, coded), name_of(model, columns)
     shape = tuple(map(len, points))
     if np.prod(shape, dtype=float) > MOST_CELLS:
-        names = " & ".join(model.columns[column] for column in columns)
-        raise ConfigError(f"a pair must have <= {MOST_CELLS} cells, got {shape} of {names}")
+        raise ConfigError(f"a pair must have <= {MOST_CELLS} cells, got {shape} of {name}")
     rows: Floats = np.stack([axis.ravel() for axis in np.meshgrid(*points, indexing="ij")], axis=1)
     values, weights = np.zeros(len(rows)), np.zeros(0)
     is_missing: npt.NDArray[np.bool_] = np.logical_or.reduce(np.isnan(rows), axis=1)
@@ -141,10 +267,8 @@ def _curve(model: Ensemble, columns: tuple[int, ...], output: int, numbers: list
         values += (terms - _mean(tree, terms))[leaves, output]
         if number == numbers[0]:
             weights = _weights(tree, leaves, is_missing)
-    coded = tuple(bool(widths[column]) for column in columns)
-    return Curve(
-        columns, output, tuple(edges), coded, values.reshape(shape), weights.reshape(shape)
-    )
+    of_places = values.reshape(shape), weights.reshape(shape)
+    return Curve(name, columns, output, tuple(edges), coded, *of_places)
 
 
 def _weights(

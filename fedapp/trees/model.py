@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.errors import DivergedError
+from fedapp.errors import DivergedError, as_plain
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.calibration import Curve, calibrated
 from fedapp.trees.categories import (
@@ -89,6 +89,19 @@ WRITTEN = tuple(name for name in NODE.names or () if name not in ("parent", "set
 VECTORS = ("weight", "value")  # with one tree for all outputs, a row of numbers a node
 WrittenTree = Annotated[Tree, NODE, WRITTEN, VECTORS]
 Margins = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """That a person has edited the curves of an additive model; see ``fedapp.trees.edited``."""
+
+    by: str
+    when: str  # ISO 8601, UTC
+    model_id: str  # of the run that trained it
+
+    def __str__(self) -> str:
+        what = f"the curves of model {self.model_id} were edited by {self.by} on {self.when}"
+        return as_plain(f"{what}; the run's scores and figures are of the model before")
 
 
 class Model:
@@ -155,6 +168,7 @@ class Ensemble(Model):
     num_parallel_tree: int = 1  # trees a round of each output, which so come one after the other
     multi_strategy: MultiStrategy = "one_output_per_tree"
     curve: Curve | None = None  # by which predictions are calibrated; margins are not
+    edits: tuple[Edit, ...] = ()  # of its curves, the last one last
 
     def completed(self) -> Ensemble:
         """The model as a document has it, with numbered sets; ValueError if it is none."""
