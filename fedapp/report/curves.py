@@ -7,6 +7,7 @@ by the sums that grew the column's first tree.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedapp.report.template import elements
 from fedapp.report.tree import model_of, rule_text, scale_of, short
 from fedapp.run_files import RunFiles, Summary
 from fedapp.trees.categories import names_of
-from fedapp.trees.curves import Curve, curves_of, intercepts_of, is_additive
+from fedapp.trees.curves import Curve, columns_of, curves_of, intercepts_of, is_additive
 from fedapp.trees.model import Ensemble
 
 Doubles = npt.NDArray[np.float64]
@@ -47,16 +48,22 @@ _MOST_DRAWN, _MOST_NAMES, _MOST_CELLS = (
 _COLORS = LinearSegmentedColormap.from_list("", [PALETTE[1], "#ffffff", PALETTE[0]], 17)
 _DRAWN = (
     "All columns have one scale, pairs one of colours; first those of the largest mean absolute "
-    "value. Below a line are the rows, by the sums that grew the column's first tree. Diamonds are "
-    "missing values, hollow where no row is known to have one."
+    "value. Grey below a line: the rows, where the model has sums of them, by the column's first "
+    "tree. Diamonds: missing values, hollow where no row is known to have one."
 )
 _STEADY = 0.8  # share of the changes from which on a curve rises or falls
 
 
 def additive_of(run: RunFiles) -> Ensemble | None:
-    """The run's model if it is a sum of curves."""
+    """The run's model if it is a sum of curves, few of them of pairs.
+
+    Other models of shallow trees may have curves of most pairs, which nobody would read.
+    """
     model = model_of(run)
-    return model if isinstance(model, Ensemble) and is_additive(model) else None
+    if not isinstance(model, Ensemble) or not is_additive(model):
+        return None
+    alone, paired = ([tree for tree in model.trees if len(columns_of(tree)) == n] for n in (1, 2))
+    return model if len(alone) > len(paired) else None
 
 
 def groups_of(model: Ensemble) -> list[list[Curve]]:
@@ -70,11 +77,6 @@ def groups_of(model: Ensemble) -> list[list[Curve]]:
 def strength(curve: Curve) -> float:
     """Mean absolute value over the rows."""
     return float((_weights(curve) * np.abs(curve.values)).sum())
-
-
-def name_of(model: Ensemble, curve: Curve) -> str:
-    """The names of a curve's columns."""
-    return " & ".join(plain(model.columns[column]) for column in curve.columns)
 
 
 def direction(model: Ensemble, curve: Curve) -> str:
@@ -94,7 +96,7 @@ def direction(model: Ensemble, curve: Curve) -> str:
 def caption(model: Ensemble, curves: Sequence[Curve]) -> str:
     """How far a column moves the margin, and where to."""
     curve = max(curves, key=strength)
-    words = [f"{name_of(model, curve)}: {strength(curve):.3g} on average", direction(model, curve)]
+    words = [f"{plain(curve.name)}: {strength(curve):.3g} on average", direction(model, curve)]
     words.insert(1, f"class {plain(model.classes[curve.output])}" if len(curves) > 1 else "")
     return ", ".join(filter(None, words))
 
@@ -118,7 +120,7 @@ def strongest(model: Ensemble, most: int = 5) -> list[tuple[str, str, str, str]]
     alone = [curve for curve in curves if len(curve.columns) == 1][:most]
     return [
         (
-            model.columns[curve.columns[0]],
+            curve.name,
             f"{strength(curve):.3g}",
             f"{curve.values.min():+.3g} to {curve.values.max():+.3g}",
             direction(model, curve),
@@ -131,7 +133,7 @@ def about(model: Ensemble, summary: Summary) -> str:
     """What the model is, and what was spent on it, in sentences."""
     starts = ", ".join(f"{value:+.4g}" for value in intercepts_of(model))
     text = f"The model is a sum: every row starts from {starts}, and each curve adds what it shows "
-    text += f"to {scale_of(model)}."
+    text = " ".join([f"{text}to {scale_of(model)}.", *(f"{edit}." for edit in model.edits)])
     if privacy := summary.get("privacy"):
         label, cuts, trees = map(percent_text, (LABELS, COUNTS, 1 - LABELS - COUNTS))
         text += (
@@ -158,15 +160,16 @@ def figures_of(
     )
     found = [{(of.columns, of.output): of for of in curves_of(other)} for other in others]
     for curves in drawn:
-        name = name_of(model, curves[0])
+        name = curves[0].name
         figures[name], ax = new_canvas(f"curve of {name}", 3.6, 2.8)
         ax.tick_params(labelsize=9)
         if curves[0].values.ndim == 2:
             _draw_pair(ax, model, max(curves, key=strength), float(np.abs(paired).max()))
             continue
+        zeros = [replace(curve, values=np.zeros_like(curve.values)) for curve in curves]
         same = [
-            [curve, *(of[key] for of in found if (key := (curve.columns, curve.output)) in of)]
-            for curve in curves
+            [curve, *(of.get((curve.columns, curve.output), zero) for of in found)]
+            for curve, zero in zip(curves, zeros, strict=True)
         ]
         draw = _draw_bars if curves[0].is_coded[0] else _draw_lines
         draw(ax, model, same, 1.08 * alone.min(), 1.08 * alone.max())
@@ -198,7 +201,7 @@ def _draw_lines(ax: Axes, model: Ensemble, same: Same, low: float, high: float) 
     else:
         ax.xaxis.set_major_locator(MaxNLocator(4))
     heights = shares / np.diff(ax.xaxis.get_transform().transform(bounds))
-    heights *= 0.16 / heights.max()
+    heights *= 0.16 / heights.max() * bool(np.nansum(first.weights))
     across, style = ax.get_xaxis_transform(), Pen(fill=True, alpha=0.3)
     ax.stairs(heights, bounds, color=GREY, transform=across, **style)
     for each, pen in _pens(model, same):
