@@ -133,7 +133,7 @@ def about(model: Ensemble, summary: Summary) -> str:
     """What the model is, and what was spent on it, in sentences."""
     starts = ", ".join(f"{value:+.4g}" for value in intercepts_of(model))
     text = f"The model is a sum: every row starts from {starts}, and each curve adds what it shows "
-    text = " ".join([f"{text}to {scale_of(model)}.", *(f"{edit}." for edit in model.edits)])
+    text = " ".join([f"{text}to {scale_of(model)}.", *(f"Edited: {edit}." for edit in model.edits)])
     if privacy := summary.get("privacy"):
         label, cuts, trees = map(percent_text, (LABELS, COUNTS, 1 - LABELS - COUNTS))
         text += (
