@@ -38,6 +38,7 @@ class AppClient:
     async def asked(self, method, path, content=None):
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         sent = []
+        path, _, query = path.partition("?")
         # In pieces, as a network delivers a body.
         chunks = [body[at : at + 1000] for at in range(0, len(body), 1000)]
 
@@ -55,7 +56,7 @@ class AppClient:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [
                 (b"host", self.host),
                 (b"content-type", b"application/json"),

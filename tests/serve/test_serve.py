@@ -424,6 +424,27 @@ def test_numbers_may_be_of_any_type_and_booleans_words(client, table, is_binary)
         assert client.infer(client.scorer.name, *asked) == (200, expected), datatype
 
 
+@pytest.mark.parametrize("label", ["y", "town"])
+def test_an_additive_model_explains_its_scores_and_others_refuse(label, table):
+    given = {**SHORT, "num_boost_round": 6, "pax": {"additive": True, "pairs": 2}}
+    run = fedapp.run("pax", data=table, label=label, missing_label="drop", **given)
+    rows = rows_of(table, label)
+    status, found = Client(run.path).ask("POST", "/score?explain=1", {"rows": rows})
+    assert status == 200, found
+    margins = run.predict(table, output_margin=True)
+    for row, margin in zip(found["rows"], margins, strict=True):
+        if label == "y":
+            row = {name: {"1": row[name]} for name in ("intercept", "contributions")}
+        sums = [row["intercept"][k] + sum(of.values()) for k, of in row["contributions"].items()]
+        assert np.allclose(sums, margin, atol=1e-5)
+    assert any(" & " in name for of in row["contributions"].values() for name in of)
+    assert "contributions" not in Client(run.path).score({"row": rows[0]})[1]
+    deep = Client(fedapp.run("pax", data=table, label="y", parties=2, num_boost_round=2).path)
+    status, found = deep.ask("POST", "/score?explain=1", {"row": rows_of(table)[0]})
+    assert status == 422
+    assert "explain must be left out for this model: every tree must split one" in found["error"]
+
+
 @pytest.mark.parametrize("objective", ["multi:softprob", "reg:squarederror"])
 def test_several_classes_and_regressions_are_served_as_well(made, trained_once, objective):
     run = made(objective=objective, n_rows=60, num_boost_round=1)

@@ -44,6 +44,10 @@ def boosted(data, label, **more):
     return fedapp.run("pax", data=data, label=label, **how)
 
 
+def additive(data, label, **more):
+    return boosted(data, label, pax={"additive": True, "pairs": 1}, **more)
+
+
 def forest(data, label, **more):
     given = {"allow_export": True, "align": "ordered", "parties": 2, "federated_forest": FOREST}
     return fedapp.run("federated-forest", data=data, label=label, **{**given, **more})
@@ -63,11 +67,14 @@ def answers(run, rows):
 LABELS = "y", "three", "kind", "size"
 
 
-@pytest.mark.by_default("boosted-three*", "boosted-*gamma", "boosted-*hinge", "forest-size*")
+@pytest.mark.by_default(
+    "additive*", "boosted-three*", "boosted-*gamma", "boosted-*hinge", "forest-size*"
+)
 @pytest.mark.parametrize(
     ("train", "label", "objective"),
     [
         (boosted, "three", "auto"),
+        (additive, "three", "auto"),
         (boosted, "size", "reg:gamma"),
         (boosted, "y", "binary:hinge"),
         (forest, "three", "auto"),
@@ -145,7 +152,9 @@ def test_the_command_writes_files(table):
     assert export(run, "--to", "xgboost", "--output", "out.json").exit_code == 0
     assert Path("out.json").read_bytes() == (run.path / "model.xgb.json").read_bytes()
     refused = export(run, "--to", "pmml")
-    assert "--to must be one of onnx, xgboost, sklearn, got 'pmml'" in str(refused.exception)
+    assert "--to must be one of onnx, xgboost, sklearn, curves, got 'pmml'" in str(
+        refused.exception
+    )
     with pytest.raises(fedapp.ConfigError, match=r"must be of a forest .* got a model of pax$"):
         run.to_sklearn()
     run = forest(table, "y", drop_columns="kind")

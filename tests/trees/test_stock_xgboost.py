@@ -33,13 +33,15 @@ def loans(write_table):
     return write_table("new-loans", n_rows=n_rows, **given)
 
 
-@pytest.mark.by_default("pax")
-@pytest.mark.parametrize("strategy", ["pax", "bagging", "secureboost"])
+@pytest.mark.by_default("pax", "additive")
+@pytest.mark.parametrize("strategy", ["pax", "additive", "bagging", "secureboost"])
 def test_encoded_rows_have_the_models_margins_in_stock_xgboost(strategy, loans):
     given = {"num_boost_round": 8, "max_depth": 4, "eta": 0.3}
     if strategy == "secureboost":
         given |= {"align": "ordered", "secureboost": {"key_bits": 512, "insecure_small_key": True}}
         given["allow_export"] = True
+    if strategy == "additive":
+        strategy, given["pax"] = "pax", {"additive": True, "pairs": 2}
     run = fedapp.run(strategy, data=str(loans), label="y", parties=2, **given)
     frame, booster = run.encode(str(loans)), run.to_xgboost()
     assert list(frame.columns) == list(booster.feature_names)
