@@ -30,7 +30,7 @@ from fedapp.messages.methods import (
     module_of_group,
     modules_of_method,
 )
-from fedapp.report.curves import about, additive_of, strongest
+from fedapp.report.curves import about, additive_of, facts_of, groups_of
 from fedapp.report.summary import (
     DEPLOYMENT,
     ScoreRow,
@@ -58,7 +58,7 @@ from fedapp.trees.shown import FEW, WHAT
 CARD = "model-card.md"
 PURPOSE = "purpose", "what the scores are for, and who decides by them"
 EXCLUDED = "excluded-uses", "populations, decisions, horizons"
-MOST_COLUMNS = 20  # whose importance is shown
+MOST_COLUMNS, MOST_CURVES = 20, 5  # whose importance, and whose curves, are shown
 COORDINATOR, OTHERS, HOLDER = "The coordinator", "The other parties", "Whoever gets the model"
 OPEN = "no measure hides what a party sends: no masks over sums, no noise, no fewest rows a bin"
 GUESSES = "its cuts and names of categories; it may guess whether a row trained the model"
@@ -249,7 +249,9 @@ def _curves(run: RunFiles) -> str:
     if (model := additive_of(run)) is None:
         return ""
     head = "column", "mean absolute value", "adds", "direction"
-    return f"{plain(about(model, run.summary))}\n\n{table(head, strongest(model))}"
+    alone = [curves for curves in groups_of(model) if len(curves[0].columns) == 1]
+    rows = (facts_of(model, curves) for curves in alone[:MOST_CURVES])
+    return f"{plain(about(model, run.summary))}\n\n{table(head, rows)}"
 
 
 def known(run: RunFiles) -> dict[str, str]:

@@ -40,11 +40,8 @@ from fedapp.trees.model import Ensemble
 Doubles = npt.NDArray[np.float64]
 Pen = dict[str, Any]
 Same = Sequence[Sequence[Curve]]  # of one column, by output: the model's curve, others' after it
-_MOST_DRAWN, _MOST_NAMES, _MOST_CELLS = (
-    30,
-    12,
-    16,
-)  # of a model, of a column, along a side of a pair
+_MOST_DRAWN, _MOST_NAMES = 30, 12  # curves of a model, categories of a column
+_MOST_CELLS = 16  # along a side of a pair
 _COLORS = LinearSegmentedColormap.from_list("", [PALETTE[1], "#ffffff", PALETTE[0]], 17)
 _DRAWN = (
     "All columns have one scale, pairs one of colours; first those of the largest mean absolute "
@@ -93,40 +90,28 @@ def direction(model: Ensemble, curve: Curve) -> str:
     return "rises" if share >= _STEADY else "falls" if share <= -_STEADY else "rises and falls"
 
 
-def caption(model: Ensemble, curves: Sequence[Curve]) -> str:
-    """How far a column moves the margin, and where to."""
+def facts_of(model: Ensemble, curves: Sequence[Curve]) -> tuple[str, str, str, str]:
+    """Name, mean absolute value, range and direction of a column's or pair's strongest class."""
     curve = max(curves, key=strength)
-    words = [f"{plain(curve.name)}: {strength(curve):.3g} on average", direction(model, curve)]
-    words.insert(1, f"class {plain(model.classes[curve.output])}" if len(curves) > 1 else "")
-    return ", ".join(filter(None, words))
+    ends = f"{curve.values.min():+.3g} to {curve.values.max():+.3g}"
+    of_class = f", class {plain(model.classes[curve.output])}" if len(curves) > 1 else ""
+    return curve.name + of_class, f"{strength(curve):.3g}", ends, direction(model, curve)
 
 
 def section(run: RunFiles) -> Markup:
     """The curves as a section of a page; empty if the model is no sum of them."""
     if not (model := additive_of(run)):
         return Markup("")
-    every, images = groups_of(model), figures_of(model, most=_MOST_DRAWN).values()
-    named = {caption(model, of): image for of, image in zip(every, images, strict=False)}
+    every, images = groups_of(model), figures_of(model, most=_MOST_DRAWN)
+    named = {}
+    for curves, image in zip(every, images, strict=False):
+        name, size, _, leads = facts_of(model, curves)
+        named[", ".join(filter(None, (f"{plain(name)}: {size} on average", leads)))] = image
     n_more = len(every) - len(images)
     texts = [about(model, run.summary), _DRAWN]
     texts += [f"{n_more} columns and pairs that add less are not drawn."] if n_more else []
     shown = Markup('<div class="small">{}</div>').format(elements.figures(named))
     return Markup("").join([*map(elements.quiet, texts), shown])
-
-
-def strongest(model: Ensemble, most: int = 5) -> list[tuple[str, str, str, str]]:
-    """The columns that move the margin most: name, mean absolute curve, range, direction."""
-    curves = [max(group, key=strength) for group in groups_of(model)]
-    alone = [curve for curve in curves if len(curve.columns) == 1][:most]
-    return [
-        (
-            curve.name,
-            f"{strength(curve):.3g}",
-            f"{curve.values.min():+.3g} to {curve.values.max():+.3g}",
-            direction(model, curve),
-        )
-        for curve in alone
-    ]
 
 
 def about(model: Ensemble, summary: Summary) -> str:
@@ -146,13 +131,13 @@ def about(model: Ensemble, summary: Summary) -> str:
 
 def figures_of(
     model: Ensemble, others: Sequence[Ensemble] = (), most: int | None = None
-) -> dict[str, Drawing]:
-    """A figure of each column and pair by its names, strongest first.
+) -> list[Drawing]:
+    """A figure of each column and pair, strongest first.
 
     Single columns have the band from the 5th to the 95th percentile of this and other models, whose
     columns are the same. Of a pair with several outputs the strongest is drawn.
     """
-    drawn, figures = groups_of(model)[:most], dict[str, Drawing]()
+    drawn, figures = groups_of(model)[:most], list[Drawing]()
     all_curves = [curve for curves in drawn for curve in curves]
     alone, paired = (
         np.concatenate([[0.0], *(of.values.ravel() for of in all_curves if of.values.ndim == n)])
@@ -160,8 +145,8 @@ def figures_of(
     )
     found = [{(of.columns, of.output): of for of in curves_of(other)} for other in others]
     for curves in drawn:
-        name = curves[0].name
-        figures[name], ax = new_canvas(f"curve of {name}", 3.6, 2.8)
+        figure, ax = new_canvas(curves[0].name, 3.6, 2.8)
+        figures.append(figure)
         ax.tick_params(labelsize=9)
         if curves[0].values.ndim == 2:
             _draw_pair(ax, model, max(curves, key=strength), float(np.abs(paired).max()))
@@ -195,7 +180,7 @@ def _draw_lines(ax: Axes, model: Ensemble, same: Same, low: float, high: float) 
     shares, own = _weights(first)[:-1], first.edges[0]
     bounds = _bounds(own)
     half = float(np.median(bounds - bounds[0]))  # cuts are where rows are
-    if 0 < half < 0.15 * (bounds[-1] - bounds[0]):
+    if abs(bounds[0]) / 5 < half < 0.15 * (bounds[-1] - bounds[0]):
         ax.set_xscale("asinh", linear_width=half)
         ax.xaxis.set_major_locator(AsinhLocator(half, numticks=4))
     else:

@@ -471,7 +471,7 @@ class Run(Finished):
 
         models = [boosted(run.model) for run in (self, *others)]
         check_same(models)
-        return dict(figures_of(models[0], models[1:]))
+        return {drawing.name: drawing for drawing in figures_of(models[0], models[1:])}
 
     plot_importance = _plot(
         "importance", "the columns' shares of the gain, of a forest's total gain"

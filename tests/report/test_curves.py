@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import fedapp
 from fedapp.report import curves, write_report
 from fedapp.trees.curves import Curve
+from fedapp.trees.model import Edit
 from fedapp.trees.predict import predict_margins
 from tests.report.test_page import page_of
 from tests.report.test_report import PRIVATE
@@ -83,12 +85,14 @@ def test_the_report_and_the_card_have_a_section_of_curves(additive, binary, tmp_
     assert "to the margin of each class." in page
     card = (folder / "model-card.md").read_text().partition("## Curves")[2].partition("\n## ")[0]
     assert "The model is a sum: every row starts from " in card
-    assert {"kind", "size"} == set(re.findall(r"^\| (\w+) \| \d", card, re.MULTILINE))
+    assert {"kind", "size"} == set(re.findall(r"^\| (\w+), class [xyz] \| \d", card, re.MULTILINE))
     assert 'id="curves"' not in page_of(binary)
 
 
-def test_with_epsilon_the_budget_of_the_curves_is_stated(additive):
-    text = curves.about(additive[0].model, {"privacy": PRIVATE})
+def test_what_epsilon_was_spent_on_and_who_edited_is_stated(additive):
+    edited = replace(additive[0].model, edits=(Edit("Berg", "2026-01-02", "8f"),))
+    text = curves.about(edited, {"privacy": PRIVATE})
+    assert "Edited: the curves of model 8f were edited by Berg on 2026-01-02;" in text
     assert "editing them costs no further budget. Of epsilon 2 the mean label took 2%" in text
     assert "the cuts 40%, the curves 58%" in text
 
