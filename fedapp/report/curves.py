@@ -1,4 +1,4 @@
-"""The curves of an additive model: the figures of a report, and what pages and cards say of them.
+"""The curves of an additive model: the figures of a report, and their texts on pages and cards.
 
 Figures of single columns have one scale, so that they can be compared. Below a line are the rows,
 by the sums that grew the column's first tree.
@@ -124,7 +124,7 @@ def about(model: Ensemble, summary: Summary) -> str:
         text += (
             " The curves are the release: reading and editing them costs no further budget. Of "
             f"epsilon {privacy['epsilon']:g} the mean label took {label}, the cuts {cuts}, the "
-            f"curves {trees}; scores, of rows that did not train, have as much of their own."
+            f"curves {trees}; scores, of rows that did not train, have another of the same size."
         )
     return text
 
@@ -143,7 +143,7 @@ def figures_of(
         np.concatenate([[0.0], *(of.values.ravel() for of in all_curves if of.values.ndim == n)])
         for n in (1, 2)
     )
-    found = [{(of.columns, of.output): of for of in curves_of(other)} for other in others]
+    by_model = [{(of.columns, of.output): of for of in curves_of(other)} for other in others]
     for curves in drawn:
         figure, ax = new_canvas(curves[0].name, 3.6, 2.8)
         figures.append(figure)
@@ -153,7 +153,7 @@ def figures_of(
             continue
         zeros = [replace(curve, values=np.zeros_like(curve.values)) for curve in curves]
         same = [
-            [curve, *(of.get((curve.columns, curve.output), zero) for of in found)]
+            [curve, *(of.get((curve.columns, curve.output), zero) for of in by_model)]
             for curve, zero in zip(curves, zeros, strict=True)
         ]
         draw = _draw_bars if curves[0].is_coded[0] else _draw_lines
@@ -177,8 +177,7 @@ def _weights(curve: Curve) -> Doubles:
 def _draw_lines(ax: Axes, model: Ensemble, same: Same, low: float, high: float) -> None:
     """Step lines with their bands, the rows below, and missing values at the right."""
     first, (column,) = same[0][0], same[0][0].columns
-    shares, own = _weights(first)[:-1], first.edges[0]
-    bounds = _bounds(own)
+    shares, bounds = _weights(first)[:-1], _bounds(first.edges[0])
     half = float(np.median(bounds - bounds[0]))  # cuts are where rows are
     if abs(bounds[0]) / 5 < half < 0.15 * (bounds[-1] - bounds[0]):
         ax.set_xscale("asinh", linear_width=half)
