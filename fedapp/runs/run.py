@@ -583,7 +583,8 @@ def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
         rule = "must be of this run, with only intercepts and curves edited"
         raise ConfigError(f"curves {rule}, got others: fedapp export RUN --to curves writes them")
     edited = model_of_curves(document, edit)
-    shutil.copytree(run.path, folder, dirs_exist_ok=True)
+    of_model = shutil.ignore_patterns("model.*", "curves.json", "documents")
+    shutil.copytree(run.path, folder, ignore=of_model, dirs_exist_ok=True)
     copy = RunFolder(folder)
     copy.write("model.json", to_text(edited))
     copy.write("model.xgb.json", to_xgboost_json(edited))

@@ -221,10 +221,11 @@ def to_xgboost_json(model: Ensemble) -> str:
             _tree_as_json(tree_id, model.trees[at], model) for tree_id, at in enumerate(order)
         ],
     }
-    # For information only: the base-margin column, whose values XGBoost takes with the rows, and
-    # whether the objective was a function.
+    # For information only: the base-margin column, whose values XGBoost takes with the rows,
+    # whether the objective was a function, and who edited curves.
     attributes = {"base_margin": model.margin_column} if model.margin_column else {}
     attributes |= {"objective": CUSTOM} if model.objective == CUSTOM else {}
+    attributes |= {"edits": "; ".join(map(str, model.edits))} if model.edits else {}
     document = {
         "learner": {
             "attributes": attributes,
