@@ -30,6 +30,7 @@ from fedapp.messages.methods import (
     module_of_group,
     modules_of_method,
 )
+from fedapp.report.curves import about, additive_of, facts_of, groups_of
 from fedapp.report.summary import (
     DEPLOYMENT,
     ScoreRow,
@@ -57,7 +58,7 @@ from fedapp.trees.shown import FEW, WHAT
 CARD = "model-card.md"
 PURPOSE = "purpose", "what the scores are for, and who decides by them"
 EXCLUDED = "excluded-uses", "populations, decisions, horizons"
-MOST_COLUMNS = 20  # whose importance is shown
+MOST_COLUMNS, MOST_CURVES = 20, 5  # whose importance, and whose curves, are shown
 COORDINATOR, OTHERS, HOLDER = "The coordinator", "The other parties", "Whoever gets the model"
 OPEN = "no measure hides what a party sends: no masks over sums, no noise, no fewest rows a bin"
 GUESSES = "its cuts and names of categories; it may guess whether a row trained the model"
@@ -144,6 +145,7 @@ def shared(run: RunFiles) -> dict[str, str]:
         "attacks": _audited(run.audit),
         "held": _held(run),
         "importance": _importance(summary),
+        "curves": _curves(run),
         "leaves": in_short(run),
     }
 
@@ -240,6 +242,16 @@ def _importance(summary: Summary) -> str:
     rows = ((name, f"{gain:.6g}") for name, gain in [*gains.items()][:n_shown])
     columns = table(["column", importance_kind(summary["strategy"])], rows)
     return f"{plain(importance_text(summary))}{which}:\n\n{columns}"
+
+
+def _curves(run: RunFiles) -> str:
+    """What an additive model is, and its strongest columns; empty for other models."""
+    if (model := additive_of(run)) is None:
+        return ""
+    head = "column", "mean absolute value", "adds", "direction"
+    alone = [curves for curves in groups_of(model) if len(curves[0].columns) == 1]
+    rows = (facts_of(model, curves) for curves in alone[:MOST_CURVES])
+    return f"{plain(about(model, run.summary))}\n\n{table(head, rows)}"
 
 
 def known(run: RunFiles) -> dict[str, str]:

@@ -14,9 +14,9 @@ import numpy as np
 from markupsafe import Markup
 
 from fedapp.metrics import is_metric, larger_is_better
-from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report import plots
 from fedapp.report.card import seats, unmet
+from fedapp.report.curves import section
 from fedapp.report.plots import Drawing, plain
 from fedapp.report.summary import (
     DEPLOYMENT,
@@ -48,7 +48,7 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import STYLE, elements, page_template
-from fedapp.report.tree import Model, first_tree, tree_html
+from fedapp.report.tree import first_tree, model_of, tree_html
 from fedapp.run_files import (
     DOWN,
     GAIN,
@@ -63,12 +63,8 @@ from fedapp.run_files import (
     importance_of,
 )
 from fedapp.trees.divided import DividedModel
-from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel
-from fedapp.trees.model import Ensemble
-from fedapp.trees.stacked import StackedModel
 
-MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 Fields = Mapping[str, Any]
 Images = Mapping[str, Drawing]  # by caption
 _MOST_CLASSES = 30  # in a table
@@ -148,6 +144,7 @@ def run_page(run: RunFiles) -> str:
         + headed("Missing values", table(["column", "rows without a value"], gaps) if gaps else ""),
         "Predictions": figures(_predictions(summary)) + _confusions(summary),
         "What the model rests on": _foundations(run),
+        "Curves": section(run),
         "Training": quiet(_early_end(run)) + figures(_training(run)),
         "Traffic": _traffic(run.sums),
         TITLE: attack_cards(run.audit),
@@ -429,7 +426,7 @@ def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], c
 
 def _foundations(run: RunFiles) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
-    summary, model = run.summary, _model(run)
+    summary, model = run.summary, model_of(run)
     gains, tree = importance_of(summary), first_tree(model)
     shares = sorted((summary.get("gain_by_party") or {}).items(), key=lambda share: -share[1])
     head = ["party", "of the total gain"]
@@ -443,16 +440,9 @@ def _foundations(run: RunFiles) -> str:
     )
 
 
-def _model(run: RunFiles) -> Model | None:
-    path = run.path / "model.json"
-    text = model_text(path) if path.is_file() else ""
-    # A run that predicts names the model there.
-    return from_text(text, *MODELS) if text and kind_of(text) != NAMED else None
-
-
 def _importances(run: RunFiles) -> dict[str, Drawing]:
     """Importance, weights of a linear model, SHAP values and learned rates, of what a run has."""
-    summary, model, images = run.summary, _model(run), dict[str, Drawing]()
+    summary, model, images = run.summary, model_of(run), dict[str, Drawing]()
     if gains := importance_of(summary):
         kind = importance_kind(summary["strategy"])
         of_pooled = ((summary.get("baselines") or {}).get("importance") or {}).get("pooled") or {}

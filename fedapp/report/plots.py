@@ -88,8 +88,8 @@ def intervals(
             ax.plot([value], [y], "o", markersize=6, **style)
         ax.margins(x=0.1)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
-    _name_bars(left, names)
-    _name_bars(right, [""] * len(names))
+    name_bars(left, names)
+    name_bars(right, [""] * len(names))
     for ax in (left, right):
         ax.set_ylim(len(names) - 0.5, -0.5)
     right.axvline(0, color=BLACK, linewidth=1, linestyle=":")
@@ -112,7 +112,7 @@ def importance(
         shares = [of_model.get(column, 0.0) / total for column in best]
         ax.barh(at, shares, color=color, height=height, label=name)
     ax.xaxis.set_major_formatter(_percent)
-    _name_bars(ax, best)
+    name_bars(ax, best)
     ax.set(xlabel=f"{kind}, as a share of its sum")
     if baseline:
         add_legend(ax, above=True)
@@ -126,7 +126,7 @@ def column_bars(name: str, values: Mapping[str, float], label: str) -> Drawing:
     ax.barh(range(len(best)), [values[name] for name in best], color=BLUE, height=0.7)
     if min(values.values()) < 0:
         ax.axvline(0, color=BLACK, linewidth=1)
-    _name_bars(ax, best)
+    name_bars(ax, best)
     ax.set(xlabel=label)
     return figure
 
@@ -151,7 +151,7 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     down, up = np.asarray(list(sizes.values()), dtype=np.float64).reshape(-1, 2).T
     ax.barh(ys, down, color=ORANGE, height=0.7, label="to the party")
     ax.barh(ys, up, left=down, color=BLUE, height=0.7, label="from the party")
-    _name_bars(ax, list(sizes))
+    name_bars(ax, list(sizes))
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
     add_legend(ax, above=True)
@@ -162,7 +162,7 @@ def _largest(values: Mapping[str, float]) -> list[str]:
     return sorted(values, key=lambda name: abs(values[name]), reverse=True)[:N_COLUMNS]
 
 
-def _name_bars(ax: Axes, names: Sequence[str]) -> None:
+def name_bars(ax: Axes, names: Sequence[str]) -> None:
     shown = [plain(name) for name in names]
     ax.set_yticks(range(len(names)), shown, parse_math=False)
     ax.invert_yaxis()

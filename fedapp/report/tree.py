@@ -12,8 +12,10 @@ import numpy as np
 from markupsafe import Markup
 
 from fedapp.data.convert import EPOCH
+from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report.plots import plain
 from fedapp.report.template import elements
+from fedapp.run_files import RunFiles
 from fedapp.trees.categories import NO_SET, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
@@ -24,6 +26,7 @@ from fedapp.trees.model import LEAF, Ensemble, Tree
 from fedapp.trees.stacked import StackedModel
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel | DividedModel
+MODELS: tuple[type[Model], ...] = Ensemble, BaggedForest, StackedModel, LinearModel, DividedModel
 Leaf = Callable[[int], tuple[str, float]]  # node -> text; sign, or -1 to 1, for its colour
 DEEPEST = 4  # levels below the root that are drawn
 _LONGEST_NAME = 18
@@ -54,6 +57,14 @@ class DrawnTree:
         return levels[:-1]
 
 
+def model_of(run: RunFiles) -> Model | None:
+    """The model of a run, if it has one of its own."""
+    path = run.path / "model.json"
+    text = model_text(path) if path.is_file() else ""
+    # A run that predicts names the model there.
+    return from_text(text, *MODELS) if text and kind_of(text) != NAMED else None
+
+
 def first_tree(model: Model | None) -> DrawnTree | None:
     """The first tree of a model, or None if it has none whose leaves are one number."""
     if model is None or isinstance(model, LinearModel | DividedModel) or not model.trees:
@@ -65,17 +76,12 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         caption = f"{first}; the forest is the mean of their leaves"
         return DrawnTree(model, tree, _forest_leaf(model), caption)
     caption = first if len(model.trees) > 1 else "The only tree"
-    link = None if model.objective == "multi:softprob" else LOSSES[model.objective].link
     if isinstance(model, StackedModel):
         caption += ", one of the first party's; the head learns how much each counts"
-    elif link is None:
+    elif model.objective == "multi:softprob":
         caption += f"; it adds to the margin of class {model.classes[0]}"
-    elif len(model.classes) == 2:
-        caption += f"; its leaves add to the log odds of class {model.classes[1]}"
     else:
-        scales = {LOG: "the logarithm of the prediction", LOGIT: "the log odds of the prediction"}
-        scales |= {STEP: "the margin, above 0 of which the prediction is 1"}
-        caption += f"; its leaves add to {scales.get(link, 'the prediction')}"
+        caption += f"; its leaves add to {scale_of(model)}"
 
     least = _ROUNDING * float(np.abs(tree["value"]).max())
 
@@ -84,6 +90,17 @@ def first_tree(model: Model | None) -> DrawnTree | None:
         return (f"{value:+.4g}", float(np.sign(value))) if abs(value) > least else ("0", 0.0)
 
     return DrawnTree(model, tree, leaf, caption)
+
+
+def scale_of(model: Ensemble) -> str:
+    """What a model's margins are, in words."""
+    if model.objective == "multi:softprob":
+        return "the margin of each class"
+    if len(model.classes) == 2:
+        return f"the log odds of class {model.classes[1]}"
+    scales = {LOG: "the logarithm of the prediction", LOGIT: "the log odds of the prediction"}
+    scales |= {STEP: "the margin, above 0 of which the prediction is 1"}
+    return scales.get(LOSSES[model.objective].link, "the prediction, in the unit of the label")
 
 
 def _forest_leaf(model: BaggedForest) -> Leaf:
@@ -123,7 +140,7 @@ def _box(drawn: DrawnTree, node: int, depth: int, branch: str) -> dict[str, Any]
     facts = [f"missing {'yes' if split['default_left'] else 'no'}"]
     # Trees that were sent without their gains have zeros.
     if "gain" in (drawn.nodes.dtype.names or ()) and split["gain"] > 0:
-        facts.insert(0, f"gain {_short(float(split['gain']))}")
+        facts.insert(0, f"gain {short(float(split['gain']))}")
     rule = rule_text(float(split["threshold"]), model.kinds[column] if model.kinds else "")
     full_rule = ""
     if len(model.sets) and split["set"] != NO_SET:
@@ -169,8 +186,8 @@ def _categories(drawn: DrawnTree, node: int) -> tuple[str, str]:
     return f"{word} {{{', '.join([*shown, *more])}}}", f"{word} {{{', '.join(chosen)}}}"
 
 
-def _short(value: float) -> str:
-    """About three digits: ``0.0123``, ``27.2k``, ``6.18M``."""
+def short(value: float) -> str:
+    """About three digits of a number >= 0: ``0.0123``, ``27.2k``, ``6.18M``."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
             return f"{value / unit:.3g}{name}"

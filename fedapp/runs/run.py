@@ -38,7 +38,7 @@ from fedapp.runs.predict import (
 from fedapp.settings import flatten
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
-from fedapp.trees.curves import boosted, curve_records
+from fedapp.trees.curves import boosted, check_same, curve_records
 from fedapp.trees.divided import ActivePart, DividedModel
 from fedapp.trees.edited import Curves, bare, model_of_curves
 from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
@@ -453,6 +453,25 @@ class Run(Finished):
         'report.html'
         """
         return write_report(self.path)
+
+    def plot_curves(self, *others: Run) -> dict[str, Figure]:
+        """Draw the curves of an additive model: a figure a column or pair, strongest first.
+
+        Parameters
+        ----------
+        others : as for `curves`; columns then have a band from 5 % to 95 % over all of the runs.
+
+        Examples
+        --------
+        >>> import fedapp
+        >>> run = fedapp.run("pax", pax={"additive": True}, num_boost_round=2, max_depth=2)
+        >>> figure = run.plot_curves()["mean radius"]
+        """
+        from fedapp.report.curves import figures_of
+
+        models = [boosted(run.model) for run in (self, *others)]
+        check_same(models)
+        return {drawing.name: drawing for drawing in figures_of(models[0], models[1:])}
 
     plot_importance = _plot(
         "importance", "the columns' shares of the gain, of a forest's total gain"

@@ -183,17 +183,19 @@ def explained(
     return rows
 
 
+def check_same(models: Sequence[Ensemble]) -> None:
+    """Raise ConfigError unless curves of the models are of the same columns and classes."""
+    if len({(model.columns, model.categories, model.classes) for model in models}) > 1:
+        raise ConfigError("runs must have the same columns, categories and classes, got others")
+
+
 def curve_records(models: Sequence[Ensemble]) -> Iterator[dict[str, Any]]:
     """Curves of the first model as records, a place each; see ``Run.curves``.
 
     With several models, of the same columns and classes, places are between the edges of all.
     """
+    check_same(models)
     model, *others = models
-    for other in others:
-        if any(
-            getattr(other, f) != getattr(model, f) for f in ("columns", "categories", "classes")
-        ):
-            raise ConfigError("runs must have the same columns, categories and classes, got others")
     by_model = [{(c.columns, c.output): c for c in curves_of(each)} for each in models]
     has_pairs = any(len(columns) > 1 for curves in by_model for columns, _ in curves)
     keys = sorted(set().union(*by_model), key=lambda key: (len(key[0]), *key))

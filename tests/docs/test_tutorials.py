@@ -15,7 +15,9 @@ DOCS = app_folder() / "docs"
 TUTORIALS = DOCS / "tutorials"
 # Guides whose commands use the run of a tutorial.
 GUIDES = {
-    "own-table": ("tables", "use-the-model", "choose-a-method", "mlflow-and-tuning", "serve"),
+    "own-table": (
+        *("tables", "use-the-model", "choose-a-method", "mlflow-and-tuning", "glass-box", "serve"),
+    ),
     "bank-and-insurer": ("score-across-organisations",),
 }
 # Of a guide: what set-up has done, and what needs sites.
