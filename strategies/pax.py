@@ -18,7 +18,7 @@ Read ``fedapp.messages.pax``, this file, ``pax_sums``, ``clients.pax``, ``pax_se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,31 +66,15 @@ from fedapp.trees.survival import hazards_of
 from strategies import method as methods
 from strategies import pax_sums, scoring
 from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
+from strategies.horizontal import HorizontalStrategy, mean_label
 from strategies.pax_additive import Turns, check_additive, has_turns, planned_turns
 from strategies.pax_dp import NoisedTotals, privacy_settings
+from strategies.pax_sums import PaxState
 from strategies.secagg import Form, check_secure_aggregation
 
 CUTS = pax_sums.CutKinds(
     messages.SketchRequest, messages.SketchReply, messages.OpenRequest, messages.CountRequest
 )
-
-
-@dataclass(slots=True, eq=False)
-class PaxState(HorizontalState):
-    """What a run has at a checkpoint."""
-
-    totals: pax_sums.TotalsState
-    boosting: Boosting
-    # With a calibration: weights of validation rows by class and bin, of the model to calibrate
-    validation: npt.NDArray[np.float64] | None = None
-    n_restarts: int = 0  # rounds that began again without a lost party
-    pairs: npt.NDArray[np.int64] | None = None  # (n_pairs, 2): columns, once they are chosen
-
-    @property
-    def n_added(self) -> int:
-        """Finished rounds of this run, without those of the initial model."""
-        return self.boosting.n_rounds - self.initial.n_rounds
 
 
 class PAX(HorizontalStrategy):

@@ -8,8 +8,9 @@ grow level by level. Until then these trees are single leaves of 0.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +20,19 @@ from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram
 from fedapp.messages.pax import GrowReply, GrowRequest, TurnRequest
+from fedapp.metrics.survival import Cells
 from fedapp.settings import Settings
 from fedapp.trees.additive import Marginals, pair_strengths, strongest
 from fedapp.trees.grow import Growth, leaves_under
 from fedapp.trees.model import Ensemble, Grown, concatenated, pack_trees
 from fedapp.trees.objective import has_quantile_leaves, has_risk_sets
 from fedapp.trees.rounds import Boosting
+from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.pax_sums import PaxSettings
+from strategies.pax_sums import PaxSettings, PaxState, Totals
 from strategies.scoring import ROUND_BINS, cell_fields
 
-if TYPE_CHECKING:
-    from strategies.pax import PAX, PaxState
-
+Replies = Mapping[str, GrowReply]
 Sums = tuple[Histogram, npt.NDArray[np.int32]]  # of nodes, and how many values are missing
 
 # Settings that must have one value with curves, and why.
@@ -86,11 +87,34 @@ def check_additive(settings: Settings, section: PaxSettings) -> None:
             raise ConfigError(f"{name.replace('_', '-')} {rule}; got {value}")
 
 
+class Rounds(Protocol):
+    """What PAX has for its rounds."""
+
+    settings: Settings
+    table: CommonTable
+    totals: Totals
+
+    @property
+    def n_outputs(self) -> int: ...
+    def warn_once(self, text: str) -> None: ...
+    def cells(self, boosting: Boosting, n_bins: int) -> Cells: ...
+    def request(self, boosting: Boosting, growth: Growth) -> GrowRequest: ...
+    def merge(self, replies: Replies, boosting: Boosting, request: GrowRequest) -> Sums: ...
+    def record_scores(self, run: PaxState, replies: Replies) -> Conversation[None]: ...
+    def ask_to_grow(
+        self,
+        parties: Hellos,
+        request: GrowRequest,
+        boosting: Boosting,
+        sent: TurnRequest | None = None,
+    ) -> Conversation[dict[str, GrowReply]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Turns:
     """The rounds of an additive model, in place of those that grow level by level."""
 
-    pax: PAX
+    pax: Rounds
     n_pairs: int
 
     @property
