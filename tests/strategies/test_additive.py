@@ -158,8 +158,9 @@ def test_the_pair_that_two_curves_do_not_explain_is_chosen(made, aggregation):
     assert {*pairs[0]["column"][pairs[0]["left"] > 0].tolist()} == {1, 4}
 
 
+@pytest.mark.by_default("secure-choice", "plain-level")
 @pytest.mark.parametrize("step", ["choice", "level"])
-@pytest.mark.parametrize("aggregation", ["plain", pytest.param("secure", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_a_party_that_is_lost_while_pairs_are_asked_is_left_out(made, aggregation, step):
     given = {**PAIRS, "parties": 4, "min_parties": 3, "pax__aggregation": aggregation}
     given |= {"num_boost_round": 6}
@@ -232,4 +233,5 @@ def test_pairs_are_no_more_than_the_columns_have_and_take_no_noise(made):
     with pytest.raises(ConfigError, match=r"^pax\.pairs must be 0 with privacy\.epsilon: their"):
         run_local(made(**PAIRS, **private))
     assert PAX.exchanges_a_round(made(**ADDITIVE)) == 1
+    assert PAX.planned(made(**ADDITIVE))["levels"] == 0
     assert PAX.exchanges_a_round(made(**PAIRS)) == 4
