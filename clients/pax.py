@@ -45,10 +45,11 @@ from fedapp.messages.pax import (
     TurnRequest,
 )
 from fedapp.metrics.survival import Cells
-from fedapp.site.account import is_masked
+from fedapp.site.account import is_masked, planned
 from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
+from fedapp.trees import model
 from fedapp.trees.objective import (
     gradients,
     has_quantile_leaves,
@@ -229,14 +230,15 @@ class Party(Counted):
         """Start from the margins of a finished model."""
         self.check_outputs(request, "base_margin")
         self.margins = first_margins(self, request.base_margin)
-        self._add_trees(request, request.at_cuts or bool(self.config.least_bin_rows))
+        by_bins = request.at_cuts or bool(self.config.least_bin_rows)
+        has_bins = by_bins and not self.cutting.n_counted
+        train = self.bins.surrogates() if has_bins else self.values["train"]
+        self._add_trees(self.read_trees(request), train)
         return InitReply()
 
-    def _add_trees(self, request: InitRequest | TurnRequest, by_bins: bool) -> None:
-        """Add whole trees to the margins; training rows reach leaves by their bins, or by value."""
-        grown, values = self.read_trees(request), dict[str, Array](self.values)
-        if by_bins and not self.cutting.n_counted:
-            values["train"] = self.bins.surrogates()
+    def _add_trees(self, grown: model.Grown, train: Floats) -> None:
+        """Add whole trees to the margins; training rows reach leaves by these values."""
+        values = {**self.values, "train": train}
         self.margins = {
             subset: add_trees(margins, grown.trees, values[subset], grown.sets)
             for subset, margins in self.margins.items()
@@ -246,11 +248,14 @@ class Party(Counted):
         """Add the last round's trees, and sum over the bins of every column at the roots."""
         request = self.read_bins(request)
         self.check_outputs(request, "base_margin")
+        grown, most = self.read_trees(request), 1 + bool(planned(self.site.store)["pairs"])
+        splits = (tree["column"][tree["left"] != model.LEAF] for tree in grown.trees)
+        is_curve = all(len(np.unique(columns)) <= most for columns in splits)
+        check_fields(self.name, request, ("columns", is_curve, f"must be {most} a tree at most"))
         if not self.margins:
             self.margins = first_margins(self, request.base_margin)
-        self._add_trees(request, by_bins=True)
-        # The round before is over: no splits or leaves of it follow.
-        self.round = Round({})
+        self._add_trees(grown, self.bins.surrogates())  # a threshold within a bin divides no rows
+        self.round = Round({})  # no splits or leaves of the last round follow
         return self.grow(request.opened(len(self.columns)))
 
     def risks(self, request: RisksRequest) -> Sums:

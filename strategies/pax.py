@@ -18,7 +18,7 @@ Read ``fedapp.messages.pax``, this file, ``pax_sums``, ``clients.pax``, ``pax_se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,31 +66,15 @@ from fedapp.trees.survival import hazards_of
 from strategies import method as methods
 from strategies import pax_sums, scoring
 from strategies.handshake import Hellos
-from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
-from strategies.pax_additive import MOST_PARALLEL, Turns, check_additive
+from strategies.horizontal import HorizontalStrategy, mean_label
+from strategies.pax_additive import Turns, check_additive, has_turns, planned_turns
 from strategies.pax_dp import NoisedTotals, privacy_settings
+from strategies.pax_sums import PaxState
 from strategies.secagg import Form, check_secure_aggregation
 
 CUTS = pax_sums.CutKinds(
     messages.SketchRequest, messages.SketchReply, messages.OpenRequest, messages.CountRequest
 )
-
-
-@dataclass(slots=True, eq=False)
-class PaxState(HorizontalState):
-    """What a run has at a checkpoint."""
-
-    totals: pax_sums.TotalsState
-    boosting: Boosting
-    # With a calibration: weights of validation rows by class and bin, of the model to calibrate
-    validation: npt.NDArray[np.float64] | None = None
-    n_restarts: int = 0  # rounds that began again without a lost party
-    pairs: npt.NDArray[np.int64] | None = None  # (n_pairs, 2): columns, once they are chosen
-
-    @property
-    def n_added(self) -> int:
-        """Finished rounds of this run, without those of the initial model."""
-        return self.boosting.n_rounds - self.initial.n_rounds
 
 
 class PAX(HorizontalStrategy):
@@ -114,8 +98,8 @@ class PAX(HorizontalStrategy):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.private = privacy_settings(self.settings, self.section.aggregation)
-        additive = self.section.additive and not self.private.epsilon  # with noise they all are
-        self.turns = Turns(self, self.section.pairs) if additive else None
+        is_additive = has_turns(self.settings, self.section)
+        self.turns = Turns(self, self.section.pairs) if is_additive else None
         self._budget: Budget | None = None  # with epsilon, once the number of parties is known
 
     @classmethod
@@ -134,9 +118,9 @@ class PAX(HorizontalStrategy):
 
     @classmethod
     def exchanges_a_round(cls, settings: Settings) -> int:
-        """One a level, one to spare, one for risk sets, and one a digit of quantiles."""
+        """One a level, one to spare, one for risk sets, one a digit of quantiles; one of curves."""
         objective, section = settings.objective, pax_sums.PaxSettings.of(settings)
-        if section.additive and not section.pairs:
+        if has_turns(settings, section) and not section.pairs:
             return 1
         more = has_risk_sets(objective) + N_DIGITS * has_quantile_leaves(objective)
         return settings.n_levels + 1 + more
@@ -146,8 +130,8 @@ class PAX(HorizontalStrategy):
         """One round more is begun where the scores of the last are needed."""
         plan = super().planned(settings)
         needs_last = settings.early_stopping_rounds > 0 or settings.calibration != "none"
-        trees = MOST_PARALLEL if pax_sums.PaxSettings.of(settings).pairs else plan["trees"]
-        return {**plan, "rounds": plan["rounds"] + needs_last, "trees": trees}
+        plan["rounds"] += needs_last
+        return plan | planned_turns(settings, pax_sums.PaxSettings.of(settings))
 
     def plan(self) -> dict[str, Any]:
         noise = dict[str, float]()
@@ -484,6 +468,8 @@ class PAX(HorizontalStrategy):
             margins = float(model.base_margin[0]) + margin_middles(scoring.ROUND_BINS)
             curve = fit(self.settings.calibration, margins, run.validation, self.table.n_valid)
             model = replace(model, curve=curve)
+        if self.turns:
+            self.turns.warn_of_no_pairs(model)
         cells = self.cells(boosting, scoring.FINAL_BINS, len(model.trees))
         scored, summary = yield from self.evaluate(parties, model, self.totals.score, cells=cells)
         yield from self.record_scores(run, scored)

@@ -60,6 +60,7 @@ from fedapp.trees.shown import WHAT
 from fedapp.trees.survival import N_SUMS
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
+from strategies.horizontal import HorizontalState
 from strategies.scoring import FINAL_BINS, History, score_form
 from strategies.secagg import (
     Form,
@@ -131,6 +132,23 @@ class TotalsState:
     table: Array = field(default_factory=lambda: np.empty((0, 0)))
     edges: Array = field(default_factory=lambda: np.empty(0))
     n_trees: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class PaxState(HorizontalState):
+    """What a run has at a checkpoint."""
+
+    totals: TotalsState
+    boosting: Boosting
+    # With a calibration: weights of validation rows by class and bin, of the model to calibrate
+    validation: Doubles | None = None
+    n_restarts: int = 0  # rounds that began again without a lost party
+    pairs: Ints | None = None  # (n_pairs, 2): columns, once they are chosen
+
+    @property
+    def n_added(self) -> int:
+        """Finished rounds of this run, without those of the initial model."""
+        return self.boosting.n_rounds - self.initial.n_rounds
 
 
 @dataclass(eq=False)

@@ -53,19 +53,21 @@ class Level:
     histograms: Sums  # (n_wanted, n_bins, 2)
     missing: Ints  # (n_wanted, n_columns): rows without a value
     roots: Sums  # (n_trees, 2): sums over all rows, of the first level of a tree
+    turn: TurnRequest | None = None  # what was sent, if not the request itself
 
     @classmethod
-    def of(cls, request: GrowRequest, reply: GrowReply) -> Level:
+    def of(cls, request: GrowRequest, reply: GrowReply, turn: TurnRequest | None = None) -> Level:
         """What a reply has of a level."""
-        return cls(request, reply.histograms, reply.missing.astype(np.int64), reply.root_sums)
+        missing = reply.missing.astype(np.int64)
+        return cls(request, reply.histograms, missing, reply.root_sums, turn)
 
     def less(self, known: Level) -> Level:
         """The sums without those of some rows."""
-        return Level(
-            self.request,
-            self.histograms - known.histograms,
-            self.missing - known.missing,
-            self.roots - known.roots,
+        return replace(
+            self,
+            histograms=self.histograms - known.histograms,
+            missing=self.missing - known.missing,
+            roots=self.roots - known.roots,
         )
 
 
@@ -110,7 +112,7 @@ class CuriousPAX(PAX):
         replies = yield from super().ask_to_grow(parties, request, boosting, sent)
         self.cuts = boosting.cuts
         for party, reply in replies.items():
-            self.levels[party].append(Level.of(request, reply))
+            self.levels[party].append(Level.of(request, reply, sent))
         return replies
 
 
@@ -167,7 +169,7 @@ class Sender:
             histograms = np.insert(level.histograms, ends, 0.0, axis=1)
             histograms[:, widened[1:] - 1] = of_row.histograms[:, [first]]
             roots = level.roots + of_row.roots
-            planted.append(Level(level.request, histograms, level.missing, roots))
+            planted.append(replace(level, histograms=histograms, roots=roots))
         scale = self.loss.scale_pos_weight
         return (*np.diff(offsets).tolist(), 1) in set(rebuilt(planted, widened, False, scale))
 
@@ -179,12 +181,13 @@ class Sender:
         They start from ``margin``, or from that of the run.
         """
         store, table = Store(Path()), np.array(rows)
-        note(store, opening={"aggregation": "plain"})
+        note(store, opening={"aggregation": "plain", "pairs": 1})
         party = Party.load(Site(SiteConfig("known", data=""), store))
         codes = np.where(table[:, :-1] == MISSING, MISSING_CODE, table[:, :-1]).astype(np.uint16)
         sketch, n_columns = self.sketch, codes.shape[1]
         party.bins = Binned(codes, MISSING_CODE, sketch.representatives, sketch.offsets)
         party.columns, party.cutting = ("",) * n_columns, Cutting(self.categories)
+        party.categories = tuple(("",) * n or None for n in self.categories.tolist())
         n_rows = {"train": len(rows), "valid": 0}
         party.labels = {name: table[:n, -1].astype(np.float32) for name, n in n_rows.items()}
         party.weights = {name: np.full(n, weight, np.float32) for name, n in n_rows.items()}
@@ -195,7 +198,9 @@ class Sender:
         party.objective, party.classes = "binary:logistic", ("0", "1")
         party.eval_metrics, party.loss = (), self.loss
         for level in self.levels:
-            yield Level.of(level.request, GrowReply(*party.grow(level.request).arrays))
+            turn = level.turn
+            sums = party.turn(turn) if turn else party.grow(level.request)
+            yield Level.of(level.request, GrowReply(*sums.arrays), turn)
 
 
 def senders_of(coordinator: CuriousPAX) -> dict[str, Sender]:

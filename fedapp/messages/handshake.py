@@ -297,6 +297,8 @@ class Plan:
     subsample: Annotated[float, Range(0, 1)] = 1.0
     goss: bool = False
     bootstrap: bool = False  # whether trees of a forest draw their rows
+    additive: bool = False  # each tree splits one column
+    pairs: Annotated[int, Range(0, 100)] = 0  # of columns that have trees too, in an additive run
     labels: Annotated[str, Range(0, 16)] = ""  # encoded or paillier, in a forest
     max_bin: Annotated[int, Range(0, 65535), SiteLimit("most-bins")] = 0
     parties: Annotated[tuple[str, ...], Range(0, 1000)] = ()  # names, in order

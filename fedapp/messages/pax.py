@@ -87,9 +87,17 @@ With and without masks:
   ``min-rows``; it sends zeros if the round draws fewer than ``least-bin-rows``; and it draws all
   rows if the round would leave out fewer than either. This applies to the whole table, not to a
   tree node.
-- [num-parallel-tree!=1] With ``num-parallel-tree`` each of a round's trees draws its own rows and
-  columns, so the server gets sums over as many draws of the same gradients; a site's ``most-trees``
-  limits them.
+- [num-parallel-tree!=1, additive=false] With ``num-parallel-tree`` each of a round's trees draws
+  its own rows and columns, so the server gets sums over as many draws of the same gradients; a
+  site's ``most-trees`` limits them.
+- [additive=true, pairs=0, epsilon=0] With ``pax.additive`` sums are by column and bin of all rows,
+  once a round: a site refuses requests for tree nodes below the roots.
+- [additive=true, pairs!=0, epsilon=0] With ``pax.pairs`` an honest server asks for sums below the
+  roots from half of the rounds on: once on a side of a split of each column, then of the pairs. A
+  site answers that in every round, for up to 1,000 trees, all of the same rows.
+- [additive=true, epsilon=0] A server that breaks the rules sends any number of trees a round, grown
+  from no sums, each of one column (with ``pax.pairs`` two) and of whole bins; so it gives a cell of
+  bins of all columns a margin of its own, and learns the cell's rows and labels in one round.
 - [epsilon=0] A server that breaks the rules and keeps the gradients constant, by trees whose leaves
   are 0, may solve for the rows from sums over many draws, with many times more rounds than rows.
 - [objective=survival:cox] With ``survival:cox`` a party learns, at its bins of times, the sums over
@@ -237,23 +245,23 @@ class GrowRequest(Among, SharedCuts, TimeCells, Grown, Request):
     columns: Annotated[Array, Form("int32", "n_drawn", low=0, below="n_columns", ascending=True)]
 
 
-# Fields of a ``GrowRequest`` that a ``TurnRequest`` has too, and the types of those that are empty.
+# Fields of a ``GrowRequest`` that a ``TurnRequest`` has too.
 SHARED = "round_id", "num_parallel_tree", "base_margin", "score_bins", "time_points", "score_edges"
-NOTHING = {
-    **dict.fromkeys(("split_trees", "split_nodes", "split_lefts", "split_columns"), np.int32),
-    **dict.fromkeys(("split_defaults", "split_sets"), np.uint8),
-    **dict.fromkeys(("split_thresholds", "leaf_values"), np.float32),
-    "leaf_offsets": np.int64,
-}
 
 
-@request("train.pax_turn", "growing trees", leaves=OWN_OR_SUMS, **EACH_ROUND)
+@request(
+    "train.pax_turn",
+    "growing trees",
+    leaves=OWN_OR_SUMS,
+    each_round=True,
+    times=("rounds", "additive"),
+)
 class TurnRequest(Among, SharedCuts, TimeCells, Trees, Request):
     """Add the last round's trees, and sum the gradients of all rows: a round of curves.
 
     A tree of one column consists of whole bins of it, so its nodes' sums follow from those of the
-    roots. The sums are those of the `GrowRequest` that `opened` gives, and further levels may
-    follow as after that.
+    roots. The sums are those of the ``GrowRequest`` that ``opened`` gives; of pairs further levels
+    follow as after that. A tree that splits more columns than the plan has is refused.
     """
 
     round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True)]
@@ -264,19 +272,19 @@ class TurnRequest(Among, SharedCuts, TimeCells, Trees, Request):
     def opened(self, n_columns: int) -> GrowRequest:
         """The same question as of trees that grow level by level, whose leaves have been added."""
         n_trees = self.num_parallel_tree * len(self.base_margin)
-        nothing: dict[str, Any] = {name: np.empty(0, kind) for name, kind in NOTHING.items()}
-        return GrowRequest(
-            **{name: getattr(self, name) for name in SHARED},
-            **nothing,
-            level=0,
-            n_trees=n_trees,
-            subsample=1.0,
-            seed=0,
-            hazards=np.empty((0, 2)),
-            wanted_trees=np.arange(n_trees, dtype=np.int32),
-            wanted_nodes=np.zeros(n_trees, dtype=np.int32),
-            columns=np.arange(n_columns, dtype=np.int32),
-        )
+        forms = ((name, form) for name, (_, form) in GrowRequest.forms.items())
+        empty: dict[str, Any] = {
+            name: np.empty(0, form.dtype) for name, form in forms if isinstance(form, Form)
+        }
+        shared = {name: getattr(self, name) for name in SHARED}
+        at_roots = {
+            "wanted_trees": np.arange(n_trees, dtype=np.int32),
+            "wanted_nodes": np.zeros(n_trees, dtype=np.int32),
+            "columns": np.arange(n_columns, dtype=np.int32),
+            "hazards": np.empty((0, 2)),
+        }
+        sums = empty | shared | at_roots
+        return GrowRequest(**sums, level=0, n_trees=n_trees, subsample=1.0, seed=0)
 
 
 @request("train.pax_open", "counting values", leaves="sums")

@@ -20,20 +20,7 @@ from fedapp.histograms.build import Histogram
 from fedapp.trees.categories import CategorySets
 from fedapp.trees.structure import Routes, route_rows
 
-Bools = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]
-
-
-def one_column_each(n_columns: int, n_outputs: int) -> Bools:
-    """Which columns each tree may split: one; shape (n_columns * n_outputs, n_columns)."""
-    return np.repeat(np.eye(n_columns, dtype=bool), n_outputs, axis=0)
-
-
-def of_pairs(pairs: Ints, n_columns: int, n_outputs: int) -> Bools:
-    """Which columns each tree of some pairs, (n_pairs, 2), may split."""
-    allowed = np.zeros((len(pairs), n_columns), dtype=bool)
-    np.put_along_axis(allowed, pairs, True, axis=1)
-    return np.repeat(allowed, n_outputs, axis=0)
 
 
 class Marginals:

@@ -97,7 +97,7 @@ def attack_plain_sums(settings: Settings) -> Iterator[dict[str, Any]]:
             add_histograms(total, level.histograms, maps[name])
         missing = np.sum([level.missing for level in same_level], axis=0)
         roots = np.sum([level.roots for level in same_level], axis=0)
-        pooled.append(Level(request, total, missing, roots))
+        pooled.append(Level(request, total, missing, roots, same_level[0].turn))
     rows = [
         _moved(row, senders[name].sketch, maps[name], cuts.offsets)
         for name, party_rows in truth.items()

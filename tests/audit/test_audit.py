@@ -352,6 +352,18 @@ def flat(model, _):
     return ScoredRows(np.zeros(len(model.members)), model.members)
 
 
+def test_a_partys_rows_have_the_sums_of_its_curves(heard, mixed):
+    """Rows that are known are taken from the sums of each round, whose margins have all trees."""
+    coordinator = heard(mixed(), pax__additive=True, pax__pairs=1, num_boost_round=5, max_depth=2)
+    senders = senders_of(coordinator)
+    for name, rows in true_rows(coordinator, senders).items():
+        levels = senders[name].levels
+        assert [level.request.level for level in levels] == [0, 0, 0, 0, 1, 0, 1]
+        for level, again in zip(levels, senders[name].sums_of(rows), strict=True):
+            np.testing.assert_allclose(again.histograms, level.histograms, atol=1e-5)
+            np.testing.assert_array_equal(again.missing, level.missing)
+
+
 def other_weights(sender, *rows):
     """Sums that no attack by gradients can read."""
     for level in honest_sums(sender, *rows):

@@ -1,7 +1,7 @@
 """What the contract asks about: a row for each way to train and to predict."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedapp.data.labels import class_ids, class_names
 from fedapp.data.schema import Roles
 from fedapp.records.document import from_text, load, model_text, to_text
 from fedapp.run_folder import RunFolder
+from fedapp.runs.baselines import baseline_rows, xgboost_parameters
 from fedapp.runs.local import run_local
 from fedapp.settings import Settings, load_settings
 from fedapp.site.table import Holdout, share_rows
@@ -95,6 +96,28 @@ def is_xgboosts_for_one_party(settings, folder):
     assert (found.differing, found.n_trees) == (0, len(model.trees))
     assert found.n_nodes > 2 * found.n_trees
     assert found.leaf_error <= 1e-6
+
+
+def is_xgboosts_sum_of_curves(settings, folder):
+    """Of one party each tree is XGBoost's of its column alone, on the gradients of its round."""
+    alone = alone_of(settings)
+    model, rows = load(run_local(alone).path / "model.json", Ensemble), baseline_rows(alone)[0]
+    train, n_columns, width = rows.split.train, len(model.columns), model.n_outputs
+    share = {"eta": alone.eta / n_columns, "colsample_bytree": 1 / n_columns}
+    matrix = rows.matrix(xgboost.QuantileDMatrix, train, alone.objective, max_bin=alone.max_bin)
+    n_splits = np.zeros(n_columns, np.int64)
+    for number in range(0, len(model.trees), width):
+        start, column = divmod(number // width, n_columns)
+        matrix.set_base_margin(predict_margins(model.first_rounds(start), rows.values[train]))
+        matrix.set_info(feature_weights=np.eye(n_columns)[column])
+        booster = xgboost.train(xgboost_parameters(alone, rows) | share, matrix, 1)
+        trees = model.trees[number : number + width]
+        found = compare_trees(replace(model, trees=trees, num_parallel_tree=1), booster)
+        assert (found.differing, found.n_trees) == (0, width)
+        assert found.leaf_error <= 1e-6
+        n_splits[column] += found.n_nodes - width
+    assert len(model.trees) == ROUNDS * n_columns * width
+    assert n_splits.all()
 
 
 def alone_of(settings, **more):
@@ -200,6 +223,15 @@ METHODS = {
         is_that_of_one_party,
         {"pax__aggregation": "secure"},
         stops_early=True,
+        counts_all=True,
+    ),
+    "pax, additive": Method(
+        "pax",
+        {*HELLO, "train.pax_sketch", "train.pax_turn", SCORES},
+        lambda parties, depth: 3 + ROUNDS + 1,
+        is_xgboosts_sum_of_curves,
+        {"pax__additive": True, "max_bin": 64},
+        may_lose=True,
         counts_all=True,
     ),
     "pax, private": Method(

@@ -318,8 +318,8 @@ OF_PLAN = [kind for kind in kinds() if getattr(kind, "leaves", "") == OWN_OR_SUM
 @pytest.mark.parametrize("aggregation", ["secure", "plain"])
 def test_whether_sums_are_masked_the_plan_says_and_no_field(tmp_path, kind, aggregation):
     """Without a roster a masked run gets nothing; a plain run gets its sums as they are."""
-    assert len(OF_PLAN) == 9
-    depth = dict.fromkeys(("max_depth", "levels", "trees", "max_bin", "rounds"), 2)
+    assert len(OF_PLAN) == 10
+    depth = dict.fromkeys(("max_depth", "levels", "trees", "max_bin", "rounds", "additive"), 2)
     plan = planned(["bank"], aggregation=aggregation, subsample=0.0, bootstrap=True, **depth)
     opening = opening_of(replace(GREETING, seed=2, **plan))
     config = SiteConfig("bank", "rows.csv")

@@ -14,7 +14,7 @@ from fedapp.crypto.noise import budget_for
 from fedapp.errors import ConfigError, DivergedError, FedappError, ProtocolError
 from fedapp.histograms.sketch import LARGEST_FLOAT
 from fedapp.messages.handshake import GreetRequest
-from fedapp.messages.pax import SketchRequest
+from fedapp.messages.pax import SHARED, SketchRequest, TurnRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS, PrivateOpenRequest
 from fedapp.messages.secagg import LeftRequest
 from fedapp.messages.wire import Envelope, to_content
@@ -42,6 +42,24 @@ def summing(first=False, **changes):
     """Masked sums of a round's root; the first one has cuts."""
     cuts = {"edges": EDGES, "edge_offsets": np.arange(3)} if first else {}
     return replace(growing(), **cuts, **changes)
+
+
+def turning(*columns):
+    """A round of curves, after a tree that splits these columns, each in the left child."""
+    n_splits = len(columns)
+    lefts = np.zeros(2 * n_splits + 1, np.uint16)
+    lefts[np.append(0, np.arange(1, 2 * n_splits - 1, 2))] = np.arange(1, 2 * n_splits, 2)
+    return TurnRequest(
+        **{name: getattr(growing(), name) for name in SHARED},
+        edges=EDGES,
+        edge_offsets=np.arange(3),
+        sizes=np.array([len(lefts)], np.int32),
+        lefts=lefts,
+        values=np.full(len(lefts), 0.5, np.float32),
+        columns=np.array(columns, np.int32),
+        defaults=np.ones(n_splits, np.uint8),
+        sets=np.empty(0, np.uint8),
+    )
 
 
 def ask(config, request, step, method="pax", **more):
@@ -106,6 +124,7 @@ SKETCH = SketchRequest(n_bins=4, **TERMS)
 PROMISE = {"epsilon": 1.0, "delta": 1e-5, "multiplier": 5.0}
 BY_PLAN = "by the plan that opened the run, got"
 ALL_BEGUN = "round_id must be none: all have begun by the plan that opened the run, got"
+NEVER = "message must come at most"
 PLAINLY = r"aggregation must be secure, as when the run was opened, got plain; begin a new run"
 FOR_SECURE, FOR_PLAIN = (
     f"class must be one for aggregation {one} by" for one in ("secure", "plain")
@@ -156,6 +175,22 @@ MASKED = {
     },
     # Else one round has as many trees, of leaves of the coordinator's choice, as it asks for.
     "a round twice": refused(asked(5, summing(**LEAVES)), rf"{ALL_BEGUN} 0$", *SUMMED, rounds=1),
+    # Which sums all rows, whatever share of them a round draws, and any trees.
+    "curves of another run": refused(asked(4, turning(0)), f"{NEVER} 0 times by", OPENED),
+    "levels of curves": refused(
+        asked(5, summing(round_id=1)),
+        *(f"{NEVER} 0 times by", OPENED, asked(4, turning(0))),
+        additive=True,
+        levels=0,
+    ),
+    "a tree of a pair": refused(
+        asked(4, turning(0, 1)), "columns must be 1 a tree at most", OPENED, additive=True
+    ),
+    "a round of curves twice": refused(
+        *(asked(5, turning(1)), rf"{ALL_BEGUN} 0$", OPENED, asked(4, turning(0))),
+        additive=True,
+        rounds=1,
+    ),
     # What a lost party has sent before is told by the sums after: a person decides on that.
     "a party to lose": refused(
         asked(3, lambda it: replace(with_fewer(it).opening, threshold=3)),
