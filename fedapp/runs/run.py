@@ -19,7 +19,7 @@ from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class, write_predictions
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, check_package, did_you_mean_path
+from fedapp.errors import ConfigError, as_plain, check_package, did_you_mean_path
 from fedapp.home import RUNS, check_output_folder, display_path, home
 from fedapp.records.document import from_text, json_of, model_text, to_text
 from fedapp.report import write_report
@@ -572,8 +572,9 @@ def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
 
     ConfigError if the file is of another model, `by` no name, or the folder not empty.
     """
-    if not by.strip():
-        raise ConfigError("--edited-by must name who answers for the curves, got none")
+    if not by.strip() or as_plain(by, 100) != by:
+        rule = "must name who answers for the curves, in 1 to 100 printable characters"
+        raise ConfigError(f"--edited-by {rule}, got {as_plain(by, 100)!r}")
     check_output_folder(folder, lambda _: False, "output")
     model, now = boosted(run.model), datetime.now(UTC).isoformat(timespec="seconds")
     edit = Edit(by.strip(), now, str(run.summary["model_id"]))
@@ -583,7 +584,7 @@ def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
         rule = "must be of this run, with only intercepts and curves edited"
         raise ConfigError(f"curves {rule}, got others: fedapp export RUN --to curves writes them")
     edited = model_of_curves(document, edit)
-    of_model = shutil.ignore_patterns("model.*", "curves.json", "documents")
+    of_model = shutil.ignore_patterns("model.*", "curves.json", "documents", ".lock")
     shutil.copytree(run.path, folder, ignore=of_model, dirs_exist_ok=True)
     copy = RunFolder(folder)
     copy.write("model.json", to_text(edited))

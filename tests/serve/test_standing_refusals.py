@@ -152,6 +152,7 @@ REQUESTS = {
     "nobody": score({"ids": ["nobody"]}, UNKNOWN),
     "a long purpose": score({"id": 0, "purpose": "x" * 81}, LONG),
     "another way": score({"id": 0, "way": "fast"}, "way must be live or nightly, got fast"),
+    "to be explained": ({}, "/score?explain=1", {"id": 0}, 422, "explain must be left out for a d"),
     "all, of none": night({"all": True}, AHEAD.format("named or all", "none"), 403),
     "all, of named": night({"all": True}, AHEAD.format("all", "named"), 403, **NAMED),
     "some, of named": night(NINE, **NAMED),

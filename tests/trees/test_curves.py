@@ -161,7 +161,8 @@ def test_a_model_of_edited_curves_says_so_wherever_it_is_used(table):
     document["curves"][0]["values"][0][-1] += 1  # of missing values
     Path("new.json").write_text(json.dumps(document))
     how = "export", path, "--edited", "new.json", "--output", "edited", "--edited-by"
-    assert "--edited-by must name who answers" in str(command(*how, " ").exception)
+    for name in (" ", "a" * 101, "a\nb"):
+        assert "--edited-by must name who answers" in str(command(*how, name).exception)
     done = command(*how, "Dr. <A>")
     assert done.exit_code == 0, done.output
     runs = fedapp.load(path), fedapp.load("edited")
