@@ -3,7 +3,8 @@
 A model is additive if no tree splits more than two columns. Its trees of the same columns add up to
 one table, by the *places* of a value: the intervals between all their thresholds, the codes of a
 column of categories, and at last the missing value. As path-dependent SHAP does, each tree counts
-less its mean by its leaves' hessians; the means are in the intercepts.
+less its mean by its leaves' hessians; the means are in the intercepts. Edited curves stay as they
+were written.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def name_of(model: Ensemble, columns: Sequence[int]) -> str:
 def intercepts_of(model: Ensemble) -> Doubles:
     """What every row gets, shape (n_outputs,): the base margin, but that of rows with a
     ``margin_column``, and the means of the trees."""
-    means = [_mean(tree, model.leaf_terms(number)) for number, tree in enumerate(model.trees)]
+    means = [_mean(model, number) for number in range(len(model.trees))]
     return sum(means, base_of(model).astype(np.float64))
 
 
@@ -235,8 +236,14 @@ def _sides(model: Ensemble, column: int, edges: Floats, coded: bool) -> list[dic
     return [dict(zip(("from", "to", "category"), place, strict=True)) for place in places]
 
 
-def _mean(tree: Tree, terms: Doubles) -> Doubles:
-    """Mean of the leaves' terms by their hessians, of equal ones if there are none."""
+def _mean(model: Ensemble, number: int) -> Doubles:
+    """Mean of a tree's leaves by their hessians, of equal ones if there are none.
+
+    An edited curve stays as it was written, so the mean of its tree is none.
+    """
+    tree, terms = model.trees[number], model.leaf_terms(number)
+    if model.edits and len(tree) > 1:
+        return np.zeros(model.n_outputs)
     is_leaf = tree["left"] == LEAF
     hessians = np.maximum(tree["hessian"][is_leaf].astype(np.float64), 0.0)
     mean: Doubles = np.average(terms[is_leaf], axis=0, weights=hessians if hessians.any() else None)
@@ -266,7 +273,7 @@ def _curve(model: Ensemble, columns: tuple[int, ...], output: int, numbers: list
         tree, terms = model.trees[number].copy(), model.leaf_terms(number)
         tree["column"] = np.searchsorted(columns, tree["column"])
         find_leaves(tree, rows, leaves, model.sets)
-        values += (terms - _mean(tree, terms))[leaves, output]
+        values += (terms - _mean(model, number))[leaves, output]
         if number == numbers[0]:
             weights = _weights(tree, leaves, is_missing)
     of_places = values.reshape(shape), weights.reshape(shape)
