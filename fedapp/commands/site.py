@@ -423,7 +423,8 @@ def _plan_lines(
         yield "label figures", READABLE_LABELS.format(readable_labels(run.n_rows))
     short = []
     for name, value in plan.items():
-        if name in SHOWN or not (value or isinstance(value, bool)):
+        is_usual = not value and (name == "additive" or not isinstance(value, bool))
+        if name in SHOWN or is_usual:
             continue
         title, text = name.replace("_", "-"), _plain(value)
         if SHORT_VALUE.fullmatch(text):
