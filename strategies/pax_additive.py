@@ -143,19 +143,20 @@ class Turns:
         if run.history.stops:
             return False
         root_sums = np.sum([reply.root_sums for reply in replies.values()], axis=0)
-        roots = histograms, missing = self.pax.merge(replies, boosting, request)
+        histograms, missing = self.pax.merge(replies, boosting, request)
         growth = self._growth(boosting, columns)
         growth.set_roots(np.tile(root_sums[:n_outputs], (self.n_columns, 1)))
-        marginals = Marginals(boosting.cuts, histograms[:n_outputs], missing[:n_outputs])
+        marginals = Marginals(boosting.cuts, histograms, missing)
         while growth.growing:
             marginals.move(*growth.split(*marginals.of(growth.wanted)))
         curves, of_pairs = growth.grown(), Grown((leaves_under([-1]),) * (self.n_pairs * n_outputs))
         if has_pairs:
             growth = self._growth(boosting, deeper)
             growth.set_roots(root_sums)
+            roots = np.tile(histograms, (n_parallel, 1, 1)), np.tile(missing, (n_parallel, 1))
             sums = yield from self._below(parties, boosting, growth, request, roots)
             if pairs is None:
-                run.pairs = sums and self._strongest(boosting.cuts, histograms, sums[0], growth)
+                run.pairs = sums and self._strongest(boosting.cuts, roots[0], sums[0], growth)
             else:
                 while sums:
                     sums = yield from self._below(parties, boosting, growth, request, sums)

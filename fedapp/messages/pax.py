@@ -265,7 +265,7 @@ class TurnRequest(Among, SharedCuts, TimeCells, Trees, Request):
     """
 
     round_id: Annotated[int, Range(0, 10**6), RoundId(begins=True)]
-    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]  # whose roots are summed
+    num_parallel_tree: Annotated[int, Range(1, 1000), PlanLimit("trees")]  # that may go on
     base_margin: BaseMargin
     score_bins: Annotated[int, Range(2, 2**20), SiteLimit("score-bins")]
 
@@ -278,8 +278,8 @@ class TurnRequest(Among, SharedCuts, TimeCells, Trees, Request):
         }
         shared = {name: getattr(self, name) for name in SHARED}
         at_roots = {
-            "wanted_trees": np.arange(n_trees, dtype=np.int32),
-            "wanted_nodes": np.zeros(n_trees, dtype=np.int32),
+            "wanted_trees": np.arange(len(self.base_margin), dtype=np.int32),
+            "wanted_nodes": np.zeros(len(self.base_margin), dtype=np.int32),
             "columns": np.arange(n_columns, dtype=np.int32),
             "hazards": np.empty((0, 2)),
         }

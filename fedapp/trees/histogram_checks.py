@@ -16,7 +16,7 @@ from fedapp.trees.categories import CategorySets
 from fedapp.trees.losses import LOSSES, REGRESSION, LossParameters, Objective
 from fedapp.trees.objective import BOUNDED, is_of_rows, row_bounds
 from fedapp.trees.predict import Bits, sides_of
-from fedapp.trees.structure import Routes, node_keys
+from fedapp.trees.structure import Routes, node_keys, roots_of
 
 Doubles = npt.NDArray[np.float64]
 
@@ -97,14 +97,18 @@ class HistogramChecks:
     @np.errstate(over="ignore", invalid="ignore")  # bounds may be infinite, and totals unknown
     def check(self, request: Any, reply: Any, routes: Routes, sets: CategorySets) -> None:
         """Check the reply to a ``GrowRequest``; ValueError if sums break one of the rules."""
-        level, sent = request.level, reply.histograms.transpose(2, 0, 1)
+        level, sent, missing = request.level, reply.histograms.transpose(2, 0, 1), reply.missing
+        wanted = node_keys((request.wanted_trees, request.wanted_nodes))
         if level == 0:
             self._begin(request.columns, reply)
-        wanted = node_keys((request.wanted_trees, request.wanted_nodes))
+            # All trees of a turn have the same roots, which are sent once an output.
+            copies = len(reply.root_sums) // len(wanted)
+            wanted = node_keys(roots_of(len(reply.root_sums)))
+            sent, missing = np.tile(sent, (1, copies, 1)), np.tile(missing, (copies, 1))
         if level == 0 or self._merges:
             totals = np.full((2, len(wanted)), np.nan) if level else reply.root_sums.T
             bins, n_sides, adds_up = np.ascontiguousarray(sent), 1, True
-            nodes = self._with_totals(wanted, bins, totals, reply.missing)
+            nodes = self._with_totals(wanted, bins, totals, missing)
         else:
             # Where leaves are limited, not all children are asked for.
             lefts = node_keys((routes["tree"], routes["left"]))
