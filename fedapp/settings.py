@@ -57,6 +57,9 @@ PATIENCE = 20
 FEWEST_WATCHED = 100
 # With privacy.epsilon: the budget is shared by the rounds, so more rounds need more noise in each.
 PRIVATE_ETA, PRIVATE_ROUNDS = 0.3, 50
+# With pax.additive: eta is shared by the trees of a round, which are small unless it is said how.
+CURVES_ETA = 0.5
+CURVES_SIZE: Mapping[str, Value] = {"grow-policy": "lossguide", "max-leaves": 3}
 # Replace ``auto``; all other defaults are XGBoost's already.
 PRESETS: Mapping[str, Mapping[str, Value]] = {
     "xgboost": {
@@ -233,7 +236,8 @@ class TreeSettings(Section):
     max_depth: Annotated[int, Field(ge=0, le=MOST_DEPTH)]
     """Largest depth of a tree; 0: no limit, with `max-leaves`."""
     asked_eta: Annotated[Annotated[float, Field(gt=0)] | Auto, AsNumber, Field(alias="eta")]
-    """Learning rate: factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3."""
+    """Learning rate: factor of each tree's leaves; `auto`: 0.1, with `privacy.epsilon` 0.3, with
+    `pax.additive` 0.5."""
     reg_lambda: Annotated[NotNegative, Field(alias="lambda")]
     """L2 regularization of leaf weights."""
     reg_alpha: Annotated[NotNegative, Field(alias="alpha")]
@@ -434,7 +438,8 @@ class Settings(
     @property
     def eta(self) -> float:
         """Learning rate."""
-        default = PRIVATE_ETA if self._is_private else ETA
+        of_curves = self.sections.get(self.strategy, {}).get("additive")
+        default = PRIVATE_ETA if self._is_private else CURVES_ETA if of_curves else ETA
         return default if self.asked_eta == "auto" else self.asked_eta
 
     @property
@@ -543,6 +548,9 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
     preset = PRESETS.get(str(named.get("preset")), {})
     merged = {**defaults(), **named}
     merged |= {name: value for name, value in preset.items() if merged[name] == AUTO}
+    of_curves = str(merged["pax.additive"]).lower() == "true" and not merged["privacy.epsilon"]
+    if of_curves and not named.keys() & {*CURVES_SIZE, "max-depth"}:
+        merged |= CURVES_SIZE
     sections: dict[str, dict[str, Value]] = {}
     for name in [name for name in merged if "." in name]:
         section, _, key = name.partition(".")

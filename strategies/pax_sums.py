@@ -99,7 +99,8 @@ class PaxSettings(SumSettings, Section):
     table = "pax"
 
     additive: bool
-    """A sum of curves: each tree splits one column, and a round has a tree of each."""
+    """A sum of curves: each tree splits one column, and a round has a tree of each, which share
+    `eta` (`auto`: 0.5). Without `max-depth`, `max-leaves` and `grow-policy` they have 3 leaves."""
     pairs: Annotated[int, Field(ge=0, le=100)]
     """Pairs of columns that get trees too, the strongest ones, with `pax.additive`."""
 

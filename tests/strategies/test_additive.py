@@ -237,3 +237,17 @@ def test_pairs_are_no_more_than_the_columns_have_and_take_no_noise(made):
     assert PAX.exchanges_a_round(made(**ADDITIVE)) == 1
     assert PAX.planned(made(**ADDITIVE))["levels"] == 0
     assert PAX.exchanges_a_round(made(**PAIRS)) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (0.5, "lossguide", 3)),
+        ({"eta": 0.2, "max_leaves": 8}, (0.2, "depthwise", 8)),
+        ({"max_depth": 6}, (0.5, "depthwise", 0)),
+        ({"pax.aggregation": "secure", "privacy.epsilon": 1.0}, (0.3, "depthwise", 0)),
+    ],
+)
+def test_trees_of_curves_are_small_unless_their_size_is_given(given, expected):
+    settings = load_settings({"strategy": "pax", "pax.additive": True, **given})
+    assert (settings.eta, settings.grow_policy, settings.max_leaves) == expected
