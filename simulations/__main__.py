@@ -44,7 +44,7 @@ ATTACK_MODULES = {
 }
 PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
-    *("noniid", "unified", "vertibench", "tuned"),
+    *("noniid", "unified", "vertibench", "tuned", "glassbox"),
 )
 # Module and object of each study.
 PLACES = {

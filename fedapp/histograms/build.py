@@ -247,9 +247,10 @@ def make_consistent(noised: Whole, masses: Whole | None, deviation: float) -> Wh
     """Consistent counts for a ``Descent``: int64, shape of ``noised``, >= 0, rows add up to masses.
 
     The weight of a prefix is divided between both halves of its cells in proportion to their
-    counts, then each half between its halves, down to single cells. A half that is not clearly
-    above its noise gets nothing; if neither is, both get the same. So cells too light to be
-    distinguished from noise are treated as one, and cuts always ascend.
+    counts, then each half between its halves, down to single cells. A count that is not clearly
+    above its noise is that of its halves, in the end of its cells; so a value that many rows have
+    is seen among cells without any. If neither half has a count, both get the same: cells too light
+    to be distinguished from noise are treated as one. So cuts always ascend.
 
     Parameters
     ----------
@@ -258,20 +259,21 @@ def make_consistent(noised: Whole, masses: Whole | None, deviation: float) -> Wh
     deviation : standard deviation of the noise of a cell.
     """
     n_prefixes, n_cells = noised.shape
-    if masses is None:
-        clear = _clear(noised, deviation).sum(axis=1)
-        masses = np.maximum(clear, _clear(noised.sum(axis=1), deviation * math.sqrt(n_cells)))
-    consistent: Whole = masses[:, None]
-    size = n_cells
-    while size > 1:
-        size //= 2
-        halves = noised.reshape(n_prefixes, n_cells // size // 2, 2, size).sum(axis=-1)
-        shares = _clear(halves, deviation * math.sqrt(size)).astype(np.float64)
+    sums, levels = noised, [_clear(noised, deviation)]  # the latter from single cells up
+    while (n_halves := sums.shape[1] // 2) > 0:
+        halves = n_prefixes, n_halves, 2
+        sums, below = sums.reshape(halves).sum(axis=-1), levels[-1].reshape(halves).sum(axis=-1)
+        spread = deviation * math.sqrt(n_cells / n_halves)
+        levels.append(np.maximum(below, _clear(sums, spread)))
+    whole = levels.pop()
+    consistent: Whole = whole if masses is None else masses[:, None]
+    for counts in reversed(levels):
+        n_halves = counts.shape[1]
+        shares = counts.reshape(n_prefixes, n_halves // 2, 2).astype(np.float64)
         shares[~shares.any(axis=-1)] = 1
         lefts = np.floor(consistent * (shares[..., 0] / shares.sum(axis=-1))).astype(np.int64)
-        consistent = np.stack((lefts, consistent - lefts), axis=-1).reshape(
-            n_prefixes, n_cells // size
-        )
+        rights = consistent - lefts
+        consistent = np.stack((lefts, rights), axis=-1).reshape(n_prefixes, n_halves)
     return consistent
 
 

@@ -489,6 +489,7 @@ def _edges(column: _Column) -> Floats:
         cuts = values_of(column.cuts[order][np.append(under[1:] != under[:-1], True)[: len(under)]])
         # Some processors flush subnormal numbers to 0.
         cuts = np.unique(np.where((cuts > 0) & (cuts < _SMALLEST), _SMALLEST, cuts))
+    cuts = cuts[np.isfinite(cuts)]  # with noise, counts may be where no value can
     return np.append(cuts, np.float32(LARGEST_FLOAT)).astype(np.float32)
 
 

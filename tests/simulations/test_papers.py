@@ -1,6 +1,7 @@
 """Papers' tables: small runs of all, by one table; the mathematics that single papers need."""
 
 import json
+import sys
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from simulations.__main__ import PAPERS
 from simulations.papers import (
     fed_eini,
     federated_forest,
+    glassbox,
     noniid,
     secureboost,
     unified,
@@ -49,6 +51,32 @@ def two_tables(folder, patch):
     scenario = unified.Scenario("small", unified.BINARY, 0.9, files=("guest.csv", "host.csv"))
     patch.setattr(unified, "SCENARIOS", {"small": scenario})
     return {"scenarios": ("small",)}
+
+
+def an_interpret(folder, patch):
+    """A logistic regression by the names of interpret, which no environment of the tests has."""
+    (package := folder / "interpret").mkdir()
+    (package / "__init__.py").touch()
+    text = (
+        "from sklearn.linear_model import LogisticRegression\n"
+        "def ExplainableBoostingClassifier(**_):\n"
+        "    return LogisticRegression(max_iter=5000)\n"
+        "DPExplainableBoostingClassifier = ExplainableBoostingClassifier\n"
+    )
+    for name in ("glassbox", "privacy"):
+        (package / f"{name}.py").write_text(text)
+    patch.setenv("PYTHONPATH", str(folder))
+    return {"interpret": sys.executable}
+
+
+def glass_holds(tables):
+    scores = {(row["method"], row["epsilon"]): row["score"] for row in tables["rows"]}
+    assert len(scores) == 10
+    assert min(scores.values()) > 0.9
+    assert {row["exchanges"] is None for row in tables["rows"] if row["method"] in EBMS} == {True}
+
+
+EBMS = {*glassbox.EBMS, glassbox.DP_EBM}
 
 
 def eini_holds(tables):
@@ -164,6 +192,14 @@ SMALL = {
         POOLED={"num-boost-round": 4, "max-depth": 3},
         HEADS=("cnn", "fcnn"),
     ),
+    "glassbox": small(
+        glass_holds,
+        {"data": ("breast-cancer",), "epsilons": (0, 50), "seeds": 1},
+        an_interpret,
+        DATA={"breast-cancer": {}},
+        PLAIN={name: {**how, "num-boost-round": 9} for name, how in glassbox.PLAIN.items()},
+        PRIVATE={**glassbox.PRIVATE, "num-boost-round": 60},
+    ),
     "noniid": small(
         noniid_holds,
         {"most": 3, "data": ("breast-cancer",)},
@@ -261,6 +297,7 @@ def test_a_party_with_rows_of_one_class_scores_by_chance_alone(tmp_path):
     [
         (fed_eini, {"key_bits": (512, 64)}, r"eini.key-bits must be >= 256, got 64"),
         (federated_forest, {"repeats": 1}, r"^repeats must be >= 2, got 1$"),
+        (glassbox, {"interpret": "nothing"}, r"^interpret must be a Python that has interpret"),
         (noniid, {"data": ("wine",)}, r"^data must be of default-credit, adult, got 'wine'$"),
         (
             unified,

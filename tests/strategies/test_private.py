@@ -261,6 +261,23 @@ def test_settled_counts_are_whole_and_add_up():
     assert make_consistent(noisy, None, 20.0).tolist()[1:] == [[0, 0, 0, 0], [0, 500, 0, 500]]
 
 
+def test_values_of_many_rows_are_seen_among_cells_whose_noise_adds_up_to_more():
+    noisy = np.rint(np.random.default_rng(0).normal(0, 100, (1, 256))).astype(np.int64)
+    noisy[0, [3, 130]] += [900, 700]
+    found = make_consistent(noisy, np.array([1600]), deviation=100.0)
+    assert np.flatnonzero(found).tolist() == [3, 130]
+    assert abs(found[0, 3] - 900) < 200
+
+
+def test_cuts_are_finite_where_noise_alone_has_counts():
+    descent = Descent(np.ones(1, dtype=bool), 4)
+    while descent.digit < 4:  # of 1.0, and of keys that are of no number
+        counts = np.zeros((len(descent.wanted()[0]), 256), dtype=np.int64)
+        counts[:, -1 if descent.digit else [0, 191, 255]] = 9
+        descent.take(counts)
+    assert np.isfinite(descent.cuts().edges).all()
+
+
 # Drawn trees
 
 
