@@ -19,7 +19,8 @@ def config(**given):
 def test_defaults_and_ways_of_writing():
     settings = load_settings({})
     assert (settings.strategy, settings.eta, settings.max_bin) == ("pax", 0.1, 256)
-    assert settings.sections["pax"] == {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
+    sums = {"bins": "auto", "fusion": "auto", "aggregation": "plain"}
+    assert settings.sections["pax"] == {**sums, "additive": False, "pairs": 0}
     for overrides in ({"pax.bins": "equal"}, {"pax": {"bins": "equal"}}):
         assert PAX.section_settings(load_settings(overrides)).bins == "equal"
     assert config(align="rows")["align"] == "ordered"
