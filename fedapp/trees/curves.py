@@ -188,7 +188,10 @@ def bands_of(models: Sequence[Ensemble]) -> Iterator[Band]:
     """The first model's curves and their bands, on places between the edges of all models."""
     if len({(model.columns, model.categories, model.classes) for model in models}) > 1:
         raise ConfigError("runs must have the same columns, categories and classes, got others")
-    by_model = [{_columns(curve): curve for curve in curves_of(model)} for model in models]
+    by_model = [
+        {tuple(axis.column for axis in curve.axes): curve for curve in curves_of(model)}
+        for model in models
+    ]
     for key in sorted(set().union(*by_model), key=lambda columns: (len(columns), columns)):
         curves = [of_model[key] for of_model in by_model if key in of_model]
         axes = tuple(
@@ -218,10 +221,6 @@ def curve_records(models: Sequence[Ensemble]) -> Iterator[dict[str, Any]]:
             record |= {"margin": curve.values[output, place], "weight": curve.weights[place]}
             ends = {"low": low[output, place], "high": high[output, place]}
             yield record | (ends if len(models) > 1 else {})
-
-
-def _columns(curve: Curve) -> tuple[int, ...]:
-    return tuple(axis.column for axis in curve.axes)
 
 
 def _mean(model: Ensemble, number: int) -> Doubles:

@@ -69,6 +69,9 @@ def test_categories_classes_missing_values_and_pairs_are_drawn(additive):
     assert {*figures} == {"kind", "size", "kind & size"}
     bars, line = figures["kind"].axes[0], figures["size"].axes[0]
     assert {text.get_text() for text in bars.get_xticklabels()} == {"red", "green", "<b>"}
+    kind = next(curve for curve in curves_of(additive[0].model) if curve.name == "kind")
+    heights = sorted(bar.get_height() for bar in bars.patches[1:])
+    assert heights == pytest.approx(sorted(kind.values[:, :-1].ravel()))
     assert [text.get_text() for text in bars.get_legend().get_texts()] == ["x", "y", "z"]
     assert sum(mark.get_marker() == "D" for mark in line.get_lines()) == 3
     assert len(figures["kind & size"].axes) == 2  # and its colours
