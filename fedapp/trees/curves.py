@@ -164,11 +164,15 @@ def curves_of(model: Ensemble) -> list[Curve]:
 
 
 def explained(
-    model: Ensemble, curves: Sequence[Curve], values: Floats, base_margins: Floats | None = None
+    classes: Sequence[str],
+    intercepts: Doubles,
+    curves: Sequence[Curve],
+    values: Floats,
+    base_margins: Floats | None = None,
 ) -> list[dict[str, Any]]:
     """Intercept and contributions of each row, which add up to its margin; of several outputs by
     class. ``base_margins``, shape (n_rows,), as in ``Ensemble.starts``."""
-    starts = np.full((len(values), model.n_outputs), intercepts_of(model))
+    starts = np.tile(intercepts, (len(values), 1))
     starts += 0 if base_margins is None else base_margins[:, None]
     names, by_curve = [curve.name for curve in curves], [curve.of(values) for curve in curves]
     added = np.reshape(by_curve, (len(curves), *starts.shape)).transpose(1, 2, 0)
@@ -179,7 +183,7 @@ def explained(
         if len(start) == 1:
             rows.append({name: value for name, (value,) in facts.items()})
         else:
-            by_class = {k: dict(zip(model.classes, v, strict=True)) for k, v in facts.items()}
+            by_class = {k: dict(zip(classes, v, strict=True)) for k, v in facts.items()}
             rows.append(by_class)
     return rows
 
