@@ -63,10 +63,6 @@ def rows_around(curves, n_columns):
     return np.array([*product(*(np.random.default_rng(0).permutation(v)[:20] for v in values))])
 
 
-def margins_of(model, curves, rows):
-    return intercepts_of(model) + sum(curve.of(rows) for curve in curves)
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_intercept_and_curves_are_the_margin_and_a_model_again(table, kind):
     run = train(table, kind)
@@ -74,7 +70,8 @@ def test_intercept_and_curves_are_the_margin_and_a_model_again(table, kind):
     assert {len(curve.axes) for curve in curves} == {1, 1 + (kind != "columns")}
     rows = rows_around(curves, len(run.model.columns))
     expected = predict_margins(run.model, rows)
-    assert np.allclose(margins_of(run.model, curves, rows), expected, atol=2e-6)
+    sums = intercepts_of(run.model) + sum(curve.of(rows) for curve in curves)
+    assert np.allclose(sums, expected, atol=2e-6)
     document = to_document(Curves.of(run.model, "m"))
     # What a curve gets more, the intercepts get less: curves stay as they were written.
     first = document["curves"][0]
