@@ -30,7 +30,7 @@ from fedapp.messages.methods import (
     module_of_group,
     modules_of_method,
 )
-from fedapp.report.curves import about, additive_of, facts_of, groups_of
+from fedapp.report.curves import about, additive_of, facts_of, strongest
 from fedapp.report.summary import (
     DEPLOYMENT,
     ScoreRow,
@@ -249,8 +249,8 @@ def _curves(run: RunFiles) -> str:
     if (model := additive_of(run)) is None:
         return ""
     head = "column", "mean absolute value", "adds", "direction"
-    alone = [curves for curves in groups_of(model) if len(curves[0].columns) == 1]
-    rows = (facts_of(model, curves) for curves in alone[:MOST_CURVES])
+    alone = [curve for curve, *_ in strongest([model]) if len(curve.axes) == 1]
+    rows = (facts_of(model, curve) for curve in alone[:MOST_CURVES])
     return f"{plain(about(model, run.summary))}\n\n{table(head, rows)}"
 
 

@@ -1,52 +1,47 @@
 """The curves of an additive model: the figures of a report, and their texts on pages and cards.
 
-Figures of single columns have one scale, so that they can be compared. Below a line are the rows,
-by the sums that grew the column's first tree.
+An axis has a step for each place of a column, so cuts at quantiles are evenly spaced. All curves of
+single columns have one scale, so that they can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.ticker import AsinhLocator, MaxNLocator
 
 from fedapp.crypto.noise import COUNTS, LABELS
-from fedapp.report.plots import (
-    BLACK,
-    GREY,
-    PALETTE,
-    Drawing,
-    add_legend,
-    name_bars,
-    new_canvas,
-    plain,
-)
+from fedapp.report.plots import BLACK, GREY, PALETTE, Drawing, add_legend, new_canvas, plain
 from fedapp.report.summary import percent_text
 from fedapp.report.template import elements
 from fedapp.report.tree import model_of, rule_text, scale_of, short
 from fedapp.run_files import RunFiles, Summary
-from fedapp.trees.categories import names_of
-from fedapp.trees.curves import Curve, columns_of, curves_of, intercepts_of, is_additive
+from fedapp.trees.curves import (
+    Axis,
+    Band,
+    Curve,
+    Doubles,
+    bands_of,
+    columns_of,
+    intercepts_of,
+    is_additive,
+)
 from fedapp.trees.model import Ensemble
 
-Doubles = npt.NDArray[np.float64]
-Pen = dict[str, Any]
-Same = Sequence[Sequence[Curve]]  # of one column, by output: the model's curve, others' after it
-_MOST_DRAWN, _MOST_NAMES = 30, 12  # curves of a model, categories of a column
-_MOST_CELLS = 16  # along a side of a pair
+Places = npt.NDArray[np.int64]
+_MOST_DRAWN = 30  # curves of a model
+_MOST_NAMES, _MOST_TICKS, _MOST_CELLS = 12, 5, 16  # along an axis
 _COLORS = LinearSegmentedColormap.from_list("", [PALETTE[1], "#ffffff", PALETTE[0]], 17)
 _DRAWN = (
     "All columns have one scale, pairs one of colours; first those of the largest mean absolute "
-    "value. Grey below a line: the rows, where the model has sums of them, by the column's first "
-    "tree. Diamonds: missing values, hollow where no row is known to have one."
+    "value. All intervals between cuts have one width; of categories there are the 12 strongest. "
+    "Grey: the rows, if the model has sums of them, by the column's first tree. Diamonds: missing."
 )
 _STEADY = 0.8  # share of the changes from which on a curve rises or falls
 
@@ -63,26 +58,24 @@ def additive_of(run: RunFiles) -> Ensemble | None:
     return model if len(alone) > len(paired) else None
 
 
-def groups_of(model: Ensemble) -> list[list[Curve]]:
-    """The curves of each column or pair, one an output; strongest first."""
-    groups: dict[tuple[int, ...], list[Curve]] = {}
-    for curve in curves_of(model):
-        groups.setdefault(curve.columns, []).append(curve)
-    return sorted(groups.values(), key=lambda curves: -max(map(strength, curves)))
+def strongest(models: Sequence[Ensemble]) -> list[Band]:
+    """Curves of the first model, strongest first, and their bands over all."""
+    return sorted(bands_of(models), key=lambda band: -strengths(band[0]).max())
 
 
-def strength(curve: Curve) -> float:
-    """Mean absolute value over the rows."""
-    return float((_weights(curve) * np.abs(curve.values)).sum())
+def strengths(curve: Curve) -> Doubles:
+    """Mean absolute value over the rows, by output."""
+    sizes: Doubles = np.abs(curve.values) @ _weights(curve)
+    return sizes
 
 
-def direction(model: Ensemble, curve: Curve) -> str:
-    """Where a curve leads, in words."""
-    if len(curve.columns) > 1:
+def direction(curve: Curve, output: int) -> str:
+    """Where a curve leads, in words; empty for a pair."""
+    if len(curve.axes) > 1:
         return ""
-    weights, values = _weights(curve)[:-1], curve.values[:-1]
-    if curve.is_coded[0]:
-        names, used = names_of(model.categories, curve.columns[0]) or (), np.flatnonzero(weights)
+    weights, values = _weights(curve)[:-1], curve.values[output, :-1]
+    if names := curve.axes[0].categories:
+        used = np.flatnonzero(weights)
         ends = used[values[used].argmin()], used[values[used].argmax()]
         return "lowest for {}, highest for {}".format(*(plain(names[code]) for code in ends))
     changes = np.triu(np.outer(weights, weights) * np.subtract.outer(-values, -values), 1)
@@ -90,25 +83,26 @@ def direction(model: Ensemble, curve: Curve) -> str:
     return "rises" if share >= _STEADY else "falls" if share <= -_STEADY else "rises and falls"
 
 
-def facts_of(model: Ensemble, curves: Sequence[Curve]) -> tuple[str, str, str, str]:
-    """Name, mean absolute value, range and direction of a column's or pair's strongest class."""
-    curve = max(curves, key=strength)
-    ends = f"{curve.values.min():+.3g} to {curve.values.max():+.3g}"
-    of_class = f", class {plain(model.classes[curve.output])}" if len(curves) > 1 else ""
-    return curve.name + of_class, f"{strength(curve):.3g}", ends, direction(model, curve)
+def facts_of(model: Ensemble, curve: Curve) -> tuple[str, str, str, str]:
+    """Name, mean absolute value, range and direction of a curve's strongest class."""
+    sizes = strengths(curve)
+    output = int(sizes.argmax())
+    values = curve.values[output]
+    of_class = f", class {plain(model.classes[output])}" if len(sizes) > 1 else ""
+    ends = f"{values.min():+.3g} to {values.max():+.3g}"
+    return curve.name + of_class, f"{sizes[output]:.3g}", ends, direction(curve, output)
 
 
 def section(run: RunFiles) -> Markup:
     """The curves as a section of a page; empty if the model is no sum of them."""
     if not (model := additive_of(run)):
         return Markup("")
-    every, images = groups_of(model), figures_of(model, most=_MOST_DRAWN)
-    named = {}
-    for curves, image in zip(every, images, strict=False):
-        name, size, _, leads = facts_of(model, curves)
+    bands, named = strongest([model]), {}
+    drawn = bands[:_MOST_DRAWN]
+    for (curve, *_), image in zip(drawn, figures_of(model, drawn), strict=True):
+        name, size, _, leads = facts_of(model, curve)
         named[", ".join(filter(None, (f"{plain(name)}: {size} on average", leads)))] = image
-    n_more = len(every) - len(images)
-    texts = [about(model, run.summary), _DRAWN]
+    texts, n_more = [about(model, run.summary), _DRAWN], len(bands) - len(drawn)
     texts += [f"{n_more} columns and pairs that add less are not drawn."] if n_more else []
     shown = Markup('<div class="small">{}</div>').format(elements.figures(named))
     return Markup("").join([*map(elements.quiet, texts), shown])
@@ -129,43 +123,28 @@ def about(model: Ensemble, summary: Summary) -> str:
     return text
 
 
-def figures_of(
-    model: Ensemble, others: Sequence[Ensemble] = (), most: int | None = None
-) -> list[Drawing]:
-    """A figure of each column and pair, strongest first.
-
-    Single columns have the band from the 5th to the 95th percentile of this and other models, whose
-    columns are the same. Of a pair with several outputs the strongest is drawn.
-    """
-    drawn, figures = groups_of(model)[:most], list[Drawing]()
-    all_curves = [curve for curves in drawn for curve in curves]
-    alone, paired = (
-        np.concatenate([[0.0], *(of.values.ravel() for of in all_curves if of.values.ndim == n)])
-        for n in (1, 2)
-    )
-    by_model = [{(of.columns, of.output): of for of in curves_of(other)} for other in others]
-    for curves in drawn:
-        figure, ax = new_canvas(curves[0].name, 3.6, 2.8)
+def figures_of(model: Ensemble, bands: Sequence[Band]) -> list[Drawing]:
+    """A figure of each curve; of a pair with several outputs the strongest one's."""
+    figures, most = list[Drawing](), {1: [0.0], 2: [0.0]}
+    for curve, *ends in bands:
+        most[len(curve.axes)] += np.ravel([curve.values, *ends]).tolist()
+    low, high = 1.08 * min(most[1]), 1.08 * max(most[1])
+    for band in bands:
+        curve = band[0]
+        figure, ax = new_canvas(curve.name, 3.6, 2.8)
         figures.append(figure)
         ax.tick_params(labelsize=9)
-        if curves[0].values.ndim == 2:
-            _draw_pair(ax, model, max(curves, key=strength), float(np.abs(paired).max()))
-            continue
-        zeros = [replace(curve, values=np.zeros_like(curve.values)) for curve in curves]
-        same = [
-            [curve, *(of.get((curve.columns, curve.output), zero) for of in by_model)]
-            for curve, zero in zip(curves, zeros, strict=True)
-        ]
-        draw = _draw_bars if curves[0].is_coded[0] else _draw_lines
-        draw(ax, model, same, 1.08 * alone.min(), 1.08 * alone.max())
-        add_legend(ax, above=True)
+        places = _places(curve)
+        if len(places) == 2:
+            _draw_pair(ax, curve, places, float(np.abs(most[2]).max()))
+            _name_places(ax.yaxis, curve.axes[1], places[1], model)
+        else:
+            _draw_column(ax, band, places[0], model)
+            ax.set_ylim(low - 0.25 * (high - low), high)
+            add_legend(ax, above=True)
+        _name_places(ax.xaxis, curve.axes[0], places[0], model)
+        ax.tick_params(axis="x", rotation=90 * (curve.axes[0].categories is not None))
     return figures
-
-
-def _pens(model: Ensemble, same: Same) -> Iterator[tuple[Sequence[Curve], Pen]]:
-    for each, color in zip(same, cycle(PALETTE), strict=False):
-        label = plain(model.classes[each[0].output], 12) if len(same) > 1 else ""
-        yield each, {"color": color, "label": label}
 
 
 def _weights(curve: Curve) -> Doubles:
@@ -174,92 +153,62 @@ def _weights(curve: Curve) -> Doubles:
     return weights / weights.sum() if weights.any() else np.full(weights.shape, 1 / weights.size)
 
 
-def _draw_lines(ax: Axes, model: Ensemble, same: Same, low: float, high: float) -> None:
-    """Step lines with their bands, the rows below, and missing values at the right."""
-    first, (column,) = same[0][0], same[0][0].columns
-    shares, bounds = _weights(first)[:-1], _bounds(first.edges[0])
-    half = float(np.median(bounds - bounds[0]))  # cuts are where rows are
-    if abs(bounds[0]) / 5 < half < 0.15 * (bounds[-1] - bounds[0]):
-        ax.set_xscale("asinh", linear_width=half)
-        ax.xaxis.set_major_locator(AsinhLocator(half, numticks=4))
-    else:
-        ax.xaxis.set_major_locator(MaxNLocator(4))
-    heights = shares / np.diff(ax.xaxis.get_transform().transform(bounds))
-    heights *= 0.16 / heights.max() * bool(np.nansum(first.weights))
-    across, style = ax.get_xaxis_transform(), Pen(fill=True, alpha=0.3)
-    ax.stairs(heights, bounds, color=GREY, transform=across, **style)
-    for each, pen in _pens(model, same):
-        edges = np.unique(np.concatenate([of.edges[0] for of in each]))
-        points = np.append(np.float32(-np.inf), edges)
-        values = np.array([of.values[of.places(0, points)] for of in each])
-        ax.stairs(values[0], _bounds(edges), baseline=None, linewidth=1.8, **pen)
-        ends = np.percentile(values, (5, 95), axis=0)
-        ax.stairs(ends[1], _bounds(edges), baseline=ends[0], color=pen["color"], **style)
-        ax.plot([1.05], each[0].values[-1:], transform=ax.get_yaxis_transform(), **_mark(each, pen))
+def _places(curve: Curve) -> list[Places]:
+    """Places that are drawn, by axis: all of numbers, the strongest categories by what they add; of
+    pairs the first of each group."""
+    if len(curve.axes) == 2:
+        return [np.arange(n)[:: -(-n // _MOST_CELLS)] for n in np.subtract(curve.shape, 1)]
+    if curve.axes[0].categories is None:
+        return [np.arange(curve.n_places - 1)]
+    sizes = (_weights(curve) * np.abs(curve.values)).max(axis=0)[:-1]
+    codes = np.argsort(-sizes, kind="stable")[:_MOST_NAMES]
+    return [codes[np.argsort(-curve.values[0, codes], kind="stable")]]
+
+
+def _draw_column(ax: Axes, band: Band, places: Places, model: Ensemble) -> None:
+    """Step lines with their bands or bars, the rows below, and missing values at the right."""
+    (curve, low, high), n, n_outputs = band, len(places), model.n_outputs
+    shares = np.nan_to_num(curve.weights)[places]
+    heights = 0.16 * shares / (shares.max() or 1.0)
+    ax.stairs(heights, fill=True, color=GREY, alpha=0.3, transform=ax.get_xaxis_transform())
+    for output, color in zip(range(n_outputs), cycle(PALETTE), strict=False):
+        ends, values = (low[output, places], high[output, places]), curve.values[output]
+        label = plain(model.classes[output], 12) if n_outputs > 1 else ""
+        if curve.axes[0].categories is None:
+            ax.stairs(values[places], baseline=None, color=color, linewidth=1.8, label=label)
+            ax.stairs(ends[1], baseline=ends[0], fill=True, color=color, alpha=0.3)
+        else:
+            at = np.arange(n) + 0.1 + 0.8 * (output + 0.5) / n_outputs
+            ax.bar(at, values[places], 0.75 / n_outputs, color=color, label=label)
+            ax.vlines(at, *ends, color=BLACK, linewidth=1)
+        ax.plot([1.06 * n], values[-1:], "D", color=color, markersize=5)
     ax.axhline(0, color=BLACK, linewidth=0.8)
-    ax.set(ylim=(low - 0.25 * (high - low), high), xlabel=plain(model.columns[column]))
-    ax.set_yticks([tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high])
-    kind = model.kinds[column] if model.kinds else ""
-    ax.xaxis.set_major_formatter(lambda value, _: _tick(value, kind))
 
 
-def _draw_bars(ax: Axes, model: Ensemble, same: Same, low: float, high: float) -> None:
-    """Bars of the categories that add most, and at last missing values."""
-    first = same[0][0]
-    names = [plain(name, 18) for name in names_of(model.categories, first.columns[0]) or ()]
-    codes = np.argsort(-(_weights(first) * np.abs(first.values))[:-1], kind="stable")[:_MOST_NAMES]
-    codes = np.append(codes[np.argsort(-first.values[codes], kind="stable")], -1)
-    rest = len(names) + 1 - len(codes)
-    name_bars(
-        ax, [*(names[code] for code in codes[:-1]), f"missing, +{rest}" if rest else "missing"]
-    )
-    for number, (each, pen) in enumerate(_pens(model, same)):
-        at = np.arange(len(codes)) + 0.8 * ((number + 0.5) / len(same) - 0.5)
-        values = np.array([of.values[codes] for of in each])
-        ax.barh(at[:-1], values[0, :-1], 0.75 / len(same), **pen)
-        ax.hlines(at, *np.percentile(values, (5, 95), axis=0), color=BLACK, linewidth=1)
-        ax.plot(values[0, -1:], at[-1:], **_mark(each, pen))
-    ax.axvline(0, color=BLACK, linewidth=0.8)
-    ax.set(xlim=(low, high), xlabel=plain(model.columns[first.columns[0]]))
+def _draw_pair(ax: Axes, curve: Curve, groups: Sequence[Places], most: float) -> None:
+    """A heat map of means over groups of places, without missing values."""
+    values = curve.values[strengths(curve).argmax()].reshape(curve.shape)[:-1, :-1]
+    sizes = [np.diff([*starts, n]) for starts, n in zip(groups, values.shape, strict=True)]
+    for side, starts in enumerate(groups):
+        values = np.add.reduceat(values, starts, axis=side)
+    mesh = ax.pcolormesh((values / np.outer(*sizes)).T, cmap=_COLORS, vmin=-most, vmax=most)
+    ax.figure.colorbar(mesh, ax=ax).ax.tick_params(labelsize=9, colors=GREY)
+    ax.grid(False)
 
 
-def _bounds(edges: npt.NDArray[np.float32]) -> Doubles:
-    """Edges of all places, of which the outer ones are as wide as those beside them."""
-    if not len(edges):
-        return np.array([0.0, 1.0])
-    widths = np.diff(edges)[[0, -1]] if len(edges) > 1 else (1.0, 1.0)
-    return np.array([edges[0] - widths[0], *edges, edges[-1] + widths[1]], np.float64)
-
-
-def _mark(same: Sequence[Curve], pen: Pen) -> Pen:
-    """A mark of missing values, hollow where no rows of them are known."""
-    color = pen["color"]
-    face = color if same[0].weights[-1] > 0 else "none"
-    return {"marker": "D", "color": color, "mfc": face, "ms": 5, "clip_on": False}
+def _name_places(side: XAxis | YAxis, axis: Axis, places: Places, model: Ensemble) -> None:
+    """Name an axis by its column, and some of its steps by cuts or categories."""
+    names, kind = axis.categories, model.kinds[axis.column] if model.kinds else ""
+    steps = np.arange(len(places))[:: -(-len(places) // (_MOST_NAMES if names else _MOST_TICKS))]
+    if names is None:
+        cuts = axis.edges[places[steps[1:]] - 1].tolist()
+        side.set_ticks(steps[1:], [_tick(cut, kind) for cut in cuts])
+    else:
+        texts = [plain(names[place], 10) for place in places[steps]]
+        side.set_ticks(steps + 0.5, texts, parse_math=False)
+    side.set_label_text(plain(axis.name, 24), parse_math=False)
 
 
 def _tick(value: float, kind: str) -> str:
     is_time = kind in ("date", "time")
     return rule_text(value, kind)[2:] if is_time else "-" * int(value < 0) + short(abs(value))
-
-
-def _draw_pair(ax: Axes, model: Ensemble, curve: Curve, most: float) -> None:
-    """A heat map of means over groups of places, without missing values."""
-    values, axes = curve.values[:-1, :-1], (ax.xaxis, ax.yaxis)
-    for side, (column, axis) in enumerate(zip(curve.columns, axes, strict=True)):
-        n = values.shape[side]
-        starts = np.unique(np.linspace(0, n, min(n, _MOST_CELLS), endpoint=False).astype(int))
-        sizes = np.diff([*starts, n]).reshape((-1, 1) if side == 0 else (1, -1))
-        values = np.add.reduceat(values, starts, axis=side) / sizes
-        ticks = np.arange(1, len(starts), max(1, len(starts) // 4))
-        if names := names_of(model.categories, column):
-            texts = [plain(name, 10) for name in names]
-            axis.set_ticks(np.arange(len(starts)) + 0.5, [texts[start] for start in starts])
-            axis.set_tick_params(rotation=90 * (side == 0))
-        else:
-            kind, cuts = model.kinds[column] if model.kinds else "", curve.edges[side]
-            axis.set_ticks(ticks, [_tick(cuts[starts[tick] - 1], kind) for tick in ticks])
-        axis.set_label_text(plain(model.columns[column], 24))
-    mesh = ax.pcolormesh(values.T, cmap=_COLORS, vmin=-most, vmax=most)
-    ax.figure.colorbar(mesh, ax=ax).ax.tick_params(labelsize=9, colors=GREY)
-    ax.grid(False)

@@ -38,9 +38,9 @@ from fedapp.runs.predict import (
 from fedapp.settings import flatten
 from fedapp.site.store import read_part
 from fedapp.trees.categories import entries_of
-from fedapp.trees.curves import boosted, check_same, curve_records
+from fedapp.trees.curves import boosted, curve_records
 from fedapp.trees.divided import ActivePart, DividedModel
-from fedapp.trees.edited import Curves, bare, model_of_curves
+from fedapp.trees.edited import Curves, model_of_curves
 from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
 from fedapp.trees.model import Edit, Ensemble, class_values
 from fedapp.trees.predict import predict_margins
@@ -467,11 +467,10 @@ class Run(Finished):
         >>> run = fedapp.run("pax", pax={"additive": True}, num_boost_round=2, max_depth=2)
         >>> figure = run.plot_curves()["mean radius"]
         """
-        from fedapp.report.curves import figures_of
+        from fedapp.report.curves import figures_of, strongest
 
         models = [boosted(run.model) for run in (self, *others)]
-        check_same(models)
-        return {drawing.name: drawing for drawing in figures_of(models[0], models[1:])}
+        return {drawing.name: drawing for drawing in figures_of(models[0], strongest(models))}
 
     plot_importance = _plot(
         "importance", "the columns' shares of the gain, of a forest's total gain"
@@ -567,6 +566,15 @@ def write_explanation(
     return len(shap)
 
 
+def edited_model(model: Ensemble, text: str, edit: Edit) -> Ensemble:
+    """A model with the numbers of a document of its curves; ConfigError if more was edited."""
+    ours, document = Curves.of(model, edit.model_id), from_text(text, Curves)
+    if to_text(ours.without_numbers()) != to_text(document.without_numbers()):
+        rule = "must be of this run, with only intercepts and values edited"
+        raise ConfigError(f"curves {rule}, got others: fedapp export RUN --to curves writes them")
+    return model_of_curves(model, document, edit)
+
+
 def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
     """Write a copy of a run whose model has the curves of a file, and says who has edited them.
 
@@ -576,14 +584,9 @@ def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
         rule = "must name who answers for the curves, in 1 to 100 printable characters"
         raise ConfigError(f"--edited-by {rule}, got {as_plain(by, 100)!r}")
     check_output_folder(folder, lambda _: False, "output")
-    model, now = boosted(run.model), datetime.now(UTC).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     edit = Edit(by.strip(), now, str(run.summary["model_id"]))
-    document = from_text(model_text(curves), Curves)
-    is_same = to_text(document.model) == to_text(bare(model))
-    if document.model_id != edit.model_id or not is_same:
-        rule = "must be of this run, with only intercepts and curves edited"
-        raise ConfigError(f"curves {rule}, got others: fedapp export RUN --to curves writes them")
-    edited = model_of_curves(document, edit)
+    edited = edited_model(boosted(run.model), model_text(curves), edit)
     of_model = shutil.ignore_patterns("model.*", "curves.json", "documents", ".lock")
     shutil.copytree(run.path, folder, ignore=of_model, dirs_exist_ok=True)
     copy = RunFolder(folder)

@@ -45,7 +45,7 @@ from fedapp.runs.predict import (
 from fedapp.serve.http import RefusedError, RowError
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
-from fedapp.trees.curves import Curve, boosted, curves_of, explained
+from fedapp.trees.curves import Curve, Doubles, boosted, curves_of, explained, intercepts_of
 from fedapp.trees.objective import Floats
 
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
@@ -154,16 +154,17 @@ class Scorer:
         return columns_of_frame(frame, self._features, Roles(base_margin=self.margin))
 
     @cached_property
-    def _curves(self) -> list[Curve]:
-        return curves_of(boosted(self.model))
+    def _curves(self) -> tuple[Doubles, list[Curve]]:
+        model = boosted(self.model)
+        return intercepts_of(model), curves_of(model)
 
     def _explained(self, columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         try:
-            model, curves = boosted(self.model), self._curves
+            intercepts, curves = self._curves
         except ConfigError as error:
             raise RefusedError(422, f"explain must be left out for this model: {error}") from None
         table = self._table(columns)
-        return explained(model, curves, table.values, table.base_margins)
+        return explained(self.model.classes, intercepts, curves, table.values, table.base_margins)
 
     async def answer(self, asked: Asked) -> Answered:
         """Scores; raises RefusedError for a way or purpose: it has one way, and no log."""

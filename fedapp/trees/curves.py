@@ -1,17 +1,17 @@
-"""An additive model as curves: what each column, or pair of columns, adds to the margin.
+"""An additive model as curves: what each column, or pair of columns, adds to the margins.
 
 A model is additive if no tree splits more than two columns. Its trees of the same columns add up to
-one table, by the *places* of a value: the intervals between all their thresholds, the codes of a
-column of categories, and at last the missing value. As path-dependent SHAP does, each tree counts
-less its mean by its leaves' hessians; the means are in the intercepts. Edited curves stay as they
-were written.
+one table, by the *places* of a value: the intervals between all their thresholds, or the categories
+of a column, and at last the missing value. As path-dependent SHAP does, each tree counts less its
+mean by its leaves' hessians; the means are in the intercepts. Edited curves stay as they were
+written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Annotated, Any
 
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ConfigError
-from fedapp.trees.categories import category_counts, entries_of
-from fedapp.trees.model import LEAF, Ensemble, Tree
+from fedapp.trees.categories import names_of
+from fedapp.trees.model import LARGEST_LEAF, LEAF, Ensemble, Tree
 from fedapp.trees.predict import find_leaves
 
 Floats = npt.NDArray[np.float32]
@@ -31,64 +31,85 @@ MOST_CELLS = 2**24  # of a pair
 # A threshold that only separates missing values: no finite number is below it.
 LOWEST = np.finfo(np.float32).min
 MISSING = " (missing)"  # in the place of a category; no table has such a name
+SMALL = f">= {-LARGEST_LEAF}", f"<= {LARGEST_LEAF}"
 
 
-def as_rows(values: Doubles) -> list[Doubles]:
-    """Values by place in a document: a row, or of a pair a row a place of its first column."""
-    return list(np.atleast_2d(values))
+@dataclass(frozen=True, slots=True, eq=False)
+class Axis:
+    """The places of one column.
 
+    Numbers have a place below the first edge, and one from each edge on (included) to the next;
+    categories have one each. The last place is that of missing and unknown values.
+    """
 
-def of_rows(rows: tuple[Annotated[Doubles, "", None], ...]) -> Doubles:
-    """Undo ``as_rows``; ValueError if rows differ in length."""
-    if len({len(row) for row in rows}) != 1:
-        raise ValueError("values and weights must be rows of one length")
-    return rows[0] if len(rows) == 1 else np.stack(rows)
+    name: str
+    column: int
+    edges: Annotated[Floats, ""]  # ascending; empty of categories
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def points(self) -> Floats:
+        """A value at each place."""
+        numbers = [LOWEST, *self.edges]
+        inner = numbers if self.categories is None else range(len(self.categories))
+        return np.array([*inner, np.nan], np.float32)
+
+    def places(self, values: Floats) -> Places:
+        """Places of values of the column."""
+        if self.categories is not None:
+            n_codes = len(self.categories)
+            is_code = (values >= 0) & (values < n_codes)
+            return np.where(is_code, values, n_codes).astype(np.int64)
+        places = np.searchsorted(self.edges, values, side="right")
+        return np.where(np.isnan(values), len(self.edges) + 1, places)
+
+    def sides(self) -> list[dict[str, Any]]:
+        """What its places are: intervals, or categories."""
+        bounds = [-np.inf, *(float(str(edge)) for edge in self.edges), np.inf]
+        intervals = [(*ends, None) for ends in pairwise(bounds)]
+        names = [(None, None, name) for name in (*(self.categories or ()), MISSING)]
+        places = [*(intervals if self.categories is None else ()), *names]
+        return [dict(zip(("from", "to", "category"), place, strict=True)) for place in places]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """What one column, or a pair, adds to one output.
+    """What one column, or a pair, adds to each output, by place: of a pair row by row."""
 
-    An axis of numbers has a place below its first edge, one from each edge on (included) to the
-    next, and one for missing. An axis of categories has a place for each code, and one for missing
-    and unknown.
-    """
+    axes: tuple[Axis, ...]  # one, or two
+    values: Annotated[Doubles, "", "n_places", *SMALL]  # by output
+    weights: Annotated[Doubles, "n_places", None]  # shares of the training weight; NaN: unknown
 
-    name: str  # of the column, or "a & b"
-    columns: tuple[int, ...]  # one, or two ascending
-    output: int
-    edges: tuple[Annotated[Floats, ""], ...]  # by column: ascending thresholds, or all codes
-    is_coded: tuple[bool, ...]  # by column: whether it has categories
-    values: Annotated[Doubles, as_rows, of_rows]  # by place, an axis a column
-    # Of the same shape: shares of the training weight; NaN where unknown.
-    weights: Annotated[Doubles, as_rows, of_rows]
+    @property
+    def name(self) -> str:
+        """Of the column, or "a & b"."""
+        return " & ".join(axis.name for axis in self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Places by axis."""
-        return tuple(map(len, points_of(self.edges, self.is_coded)))
+        return tuple(len(axis.points) for axis in self.axes)
 
-    def places(self, axis: int, values: Floats) -> Places:
-        """Places of values of one column."""
-        edges = self.edges[axis]
-        if self.is_coded[axis]:
-            is_code = (values >= 0) & (values < len(edges))
-            return np.where(is_code, np.nan_to_num(values), len(edges)).astype(np.int64)
-        places = np.searchsorted(edges, values, side="right")
-        return np.where(np.isnan(values), len(edges) + 1, places)
-
-    def on(self, points: Sequence[Floats]) -> tuple[Doubles, Doubles]:
-        """Values and weights at finer places, which share a weight evenly."""
-        cells = [self.places(axis, of_axis) for axis, of_axis in enumerate(points)]
-        counts = np.ix_(*(np.bincount(of_axis)[of_axis] for of_axis in cells))
-        grid = np.ix_(*cells)
-        return self.values[grid], self.weights[grid] / prod(counts)
+    @property
+    def n_places(self) -> int:
+        """Places of all axes together."""
+        return prod(self.shape)
 
     def of(self, values: Floats) -> Doubles:
-        """What rows, (n_rows, n_columns of the model), get: float64, shape (n_rows,)."""
-        cells = [self.places(axis, values[:, column]) for axis, column in enumerate(self.columns)]
-        added: Doubles = self.values[tuple(cells)]
+        """What rows, (n_rows, n_columns of the model), get: shape (n_rows, n_outputs)."""
+        cells = tuple(axis.places(values[:, axis.column]) for axis in self.axes)
+        added: Doubles = self.values[:, np.ravel_multi_index(cells, self.shape)].T
         return added
+
+    def on(self, axes: tuple[Axis, ...]) -> Curve:
+        """The curve on finer places, which share a weight evenly."""
+        pairs = zip(self.axes, axes, strict=True)
+        cells = np.ix_(*(axis.places(finer.points) for axis, finer in pairs))
+        flat = np.ravel_multi_index(cells, self.shape).ravel()
+        return Curve(axes, self.values[:, flat], self.weights[flat] / np.bincount(flat)[flat])
+
+
+Band = tuple[Curve, Doubles, Doubles]  # a curve, and 5 % and 95 % of it over several models
 
 
 def columns_of(tree: Tree) -> tuple[int, ...]:
@@ -109,19 +130,6 @@ def boosted(model: object) -> Ensemble:
     return model
 
 
-def points_of(edges: Sequence[Floats], is_coded: Sequence[bool]) -> list[Floats]:
-    """A value at each place of each axis."""
-    return [
-        np.array([*([] if coded else [LOWEST]), *of_axis, np.nan], np.float32)
-        for of_axis, coded in zip(edges, is_coded, strict=True)
-    ]
-
-
-def name_of(model: Ensemble, columns: Sequence[int]) -> str:
-    """Name of a curve of some columns."""
-    return " & ".join(model.columns[column] for column in columns)
-
-
 def intercepts_of(model: Ensemble) -> Doubles:
     """What every row gets, shape (n_outputs,): the base margin, but that of rows with a
     ``margin_column``, and the means of the trees."""
@@ -135,7 +143,7 @@ def base_of(model: Ensemble) -> Floats:
 
 
 def curves_of(model: Ensemble) -> list[Curve]:
-    """The curves of an additive model: of single columns, then of pairs, each by output.
+    """The curves of an additive model: of single columns, then of pairs.
 
     A row's values and the intercepts add up to its margins, up to the rounding of float64.
 
@@ -143,97 +151,80 @@ def curves_of(model: Ensemble) -> list[Curve]:
     ------
     ConfigError : a tree splits more than two columns, or a pair has too many cells.
     """
-    groups: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
     for number, tree in enumerate(model.trees):
         columns = columns_of(tree)
         if len(columns) > 2:
             rule = "must split one column or two, as with pax.additive=true, to have curves"
             raise ConfigError(f"every tree {rule}, got one of {len(columns)}")
-        for output in np.arange(model.n_outputs)[model.outputs_of(number)].ravel().tolist():
-            if columns:
-                groups.setdefault((len(columns), columns, output), []).append(number)
-    return [_curve(model, *key[1:], groups[key]) for key in sorted(groups)]
-
-
-def contributions(curves: Sequence[Curve], values: Floats) -> Doubles:
-    """What each curve adds to rows' margins; float64, shape (n_rows, n_curves)."""
-    added = np.empty((len(values), len(curves)))
-    for number, curve in enumerate(curves):
-        added[:, number] = curve.of(values)
-    return added
+        if columns:
+            groups.setdefault(columns, []).append(number)
+    keys = sorted(groups, key=lambda columns: (len(columns), columns))
+    return [_curve(model, columns, groups[columns]) for columns in keys]
 
 
 def explained(
-    model: Ensemble, curves: Sequence[Curve], values: Floats, base_margins: Floats | None = None
+    classes: Sequence[str],
+    intercepts: Doubles,
+    curves: Sequence[Curve],
+    values: Floats,
+    base_margins: Floats | None = None,
 ) -> list[dict[str, Any]]:
     """Intercept and contributions of each row, which add up to its margin; of several outputs by
     class. ``base_margins``, shape (n_rows,), as in ``Ensemble.starts``."""
-    added = contributions(curves, values)
-    starts = np.full((len(added), model.n_outputs), intercepts_of(model))
+    starts = np.tile(intercepts, (len(values), 1))
     starts += 0 if base_margins is None else base_margins[:, None]
+    names, by_curve = [curve.name for curve in curves], [curve.of(values) for curve in curves]
+    added = np.reshape(by_curve, (len(curves), *starts.shape)).transpose(1, 2, 0)
     rows = list[dict[str, Any]]()
-    for start, of_row in zip(starts.tolist(), added.tolist(), strict=True):
-        by_output: list[dict[str, float]] = [{} for _ in start]
-        for curve, value in zip(curves, of_row, strict=True):
-            by_output[curve.output][curve.name] = value
+    for start, by_output in zip(starts.tolist(), added.tolist(), strict=True):
+        sums = [dict(zip(names, of_output, strict=True)) for of_output in by_output]
+        facts: dict[str, list[Any]] = {"intercept": start, "contributions": sums}
         if len(start) == 1:
-            rows.append({"intercept": start[0], "contributions": by_output[0]})
+            rows.append({name: value for name, (value,) in facts.items()})
         else:
-            by_class = (dict(zip(model.classes, each, strict=True)) for each in (start, by_output))
-            rows.append(dict(zip(("intercept", "contributions"), by_class, strict=True)))
+            by_class = {k: dict(zip(classes, v, strict=True)) for k, v in facts.items()}
+            rows.append(by_class)
     return rows
 
 
-def check_same(models: Sequence[Ensemble]) -> None:
-    """Raise ConfigError unless curves of the models are of the same columns and classes."""
+def bands_of(models: Sequence[Ensemble]) -> Iterator[Band]:
+    """The first model's curves and their bands, on places between the edges of all models."""
     if len({(model.columns, model.categories, model.classes) for model in models}) > 1:
         raise ConfigError("runs must have the same columns, categories and classes, got others")
+    by_model = [
+        {tuple(axis.column for axis in curve.axes): curve for curve in curves_of(model)}
+        for model in models
+    ]
+    for key in sorted(set().union(*by_model), key=lambda columns: (len(columns), columns)):
+        curves = [of_model[key] for of_model in by_model if key in of_model]
+        axes = tuple(
+            replace(same[0], edges=np.unique(np.concatenate([axis.edges for axis in same])))
+            for same in zip(*(curve.axes for curve in curves), strict=True)
+        )
+        zero = replace(curves[0], values=0 * curves[0].values, weights=np.nan * curves[0].weights)
+        every = [of_model.get(key, zero).on(axes) for of_model in by_model]
+        low, high = np.quantile([curve.values for curve in every], (0.05, 0.95), axis=0)
+        yield every[0], low, high
 
 
 def curve_records(models: Sequence[Ensemble]) -> Iterator[dict[str, Any]]:
-    """Curves of the first model as records, a place each; see ``Run.curves``.
-
-    With several models, of the same columns and classes, places are between the edges of all.
-    """
-    check_same(models)
-    model, *others = models
-    by_model = [{(c.columns, c.output): c for c in curves_of(each)} for each in models]
-    has_pairs = any(len(columns) > 1 for curves in by_model for columns, _ in curves)
-    keys = sorted(set().union(*by_model), key=lambda key: (len(key[0]), *key))
-    for key in keys:
-        present = [curves[key] for curves in by_model if key in curves]
-        first, coded = by_model[0].get(key, _zero(present[0])), present[0].is_coded
-        of_axes = zip(*(curve.edges for curve in present), strict=True)
-        edges = [np.unique(np.concatenate(of_axis)) for of_axis in of_axes]
-        points = points_of(edges, coded)
-        values, weights = first.on(points)
-        every = [curves.get(key, _zero(first)).on(points)[0] for curves in by_model]
-        ends = np.quantile(every, (0.05, 0.95), axis=0)
-        sides = [_sides(model, *axis) for axis in zip(key[0], edges, coded, strict=True)]
-        for cell in np.ndindex(values.shape):
-            places = [side[at] for side, at in zip(sides, cell, strict=True)]
-            record: dict[str, Any] = {"column": first.name}
-            if model.n_outputs > 1:
-                record["class"] = model.classes[key[1]]
-            record |= places[0]
-            if has_pairs:
-                second = places[1] if len(places) > 1 else dict.fromkeys(places[0])
-                record |= {f"{name}_2": value for name, value in second.items()}
-            record |= {"margin": values[cell], "weight": weights[cell]}
-            yield record | ({"low": ends[0][cell], "high": ends[1][cell]} if others else {})
-
-
-def _zero(curve: Curve) -> Curve:
-    return replace(curve, values=0 * curve.values, weights=np.nan * curve.weights)
-
-
-def _sides(model: Ensemble, column: int, edges: Floats, coded: bool) -> list[dict[str, Any]]:
-    """What the places of a column are: ends of an interval, or a category."""
-    names = entries_of(model.categories, len(model.columns))[column] or () if coded else ()
-    bounds = [-np.inf, *(float(str(edge)) for edge in edges), np.inf]
-    numbers = [] if coded else [(*ends, None) for ends in pairwise(bounds)]
-    places = [*numbers, *((None, None, name) for name in (*names, MISSING))]
-    return [dict(zip(("from", "to", "category"), place, strict=True)) for place in places]
+    """Curves of the first model as records, a place each; see ``Run.curves``."""
+    bands, classes = list(bands_of(models)), models[0].classes
+    has_pairs = any(len(curve.axes) > 1 for curve, *_ in bands)
+    for curve, low, high in bands:
+        sides = [axis.sides() for axis in curve.axes]
+        if has_pairs and len(sides) == 1:
+            sides.append([dict.fromkeys(sides[0][0])])
+        places = list(product(*sides))
+        for output, place in np.ndindex(curve.values.shape):
+            record: dict[str, Any] = {"column": curve.name}
+            record |= {"class": classes[output]} if len(curve.values) > 1 else {}
+            first, *second = places[place]
+            record |= first | {f"{name}_2": value for of in second for name, value in of.items()}
+            record |= {"margin": curve.values[output, place], "weight": curve.weights[place]}
+            ends = {"low": low[output, place], "high": high[output, place]}
+            yield record | (ends if len(models) > 1 else {})
 
 
 def _mean(model: Ensemble, number: int) -> Doubles:
@@ -241,56 +232,42 @@ def _mean(model: Ensemble, number: int) -> Doubles:
 
     An edited curve stays as it was written, so the mean of its tree is none.
     """
-    tree, terms = model.trees[number], model.leaf_terms(number)
+    tree = model.trees[number]
     if model.edits and len(tree) > 1:
         return np.zeros(model.n_outputs)
     is_leaf = tree["left"] == LEAF
-    hessians = np.maximum(tree["hessian"][is_leaf].astype(np.float64), 0.0)
-    mean: Doubles = np.average(terms[is_leaf], axis=0, weights=hessians if hessians.any() else None)
+    hessians = np.where(is_leaf, np.maximum(tree["hessian"], 0.0), 0.0)
+    weights = hessians if hessians.any() else is_leaf
+    mean: Doubles = np.average(model.leaf_terms(number), axis=0, weights=weights)
     return mean
 
 
-def _curve(model: Ensemble, columns: tuple[int, ...], output: int, numbers: list[int]) -> Curve:
+def _curve(model: Ensemble, columns: tuple[int, ...], numbers: list[int]) -> Curve:
     """The sum of some trees, which split these columns."""
-    widths = category_counts(model.categories, len(model.columns))
-    splits = np.concatenate([model.trees[number] for number in numbers])
-    splits = splits[splits["left"] != LEAF]
-    edges = []
+    trees, axes = [model.trees[number] for number in numbers], list[Axis]()
     for column in columns:
-        codes = np.arange(widths[column], dtype=np.float32)
-        cuts = np.unique(splits["threshold"][splits["column"] == column])
-        edges.append(codes if widths[column] else cuts[cuts > LOWEST])
-    coded = tuple(bool(widths[column]) for column in columns)
-    points, name = points_of(edges, coded), name_of(model, columns)
-    shape = tuple(map(len, points))
-    if np.prod(shape, dtype=float) > MOST_CELLS:
-        raise ConfigError(f"a pair must have <= {MOST_CELLS} cells, got {shape} of {name}")
+        names = names_of(model.categories, column)
+        splits = [tree[(tree["left"] != LEAF) & (tree["column"] == column)] for tree in trees]
+        cuts = np.unique(np.concatenate([of_tree["threshold"] for of_tree in splits]))
+        edges = cuts[(cuts > LOWEST) & (names is None)]
+        axes.append(Axis(model.columns[column], column, edges, names))
+    points = [axis.points for axis in axes]
+    if (n := prod(map(len, points))) > MOST_CELLS:
+        name = " & ".join(axis.name for axis in axes)
+        raise ConfigError(f"a pair must have <= {MOST_CELLS} cells, got {n} of {name}")
     rows: Floats = np.stack([axis.ravel() for axis in np.meshgrid(*points, indexing="ij")], axis=1)
-    values, weights = np.zeros(len(rows)), np.zeros(0)
-    is_missing: npt.NDArray[np.bool_] = np.logical_or.reduce(np.isnan(rows), axis=1)
-    leaves = np.empty(len(rows), np.int32)
+    values, leaves, weights = np.zeros((n, model.n_outputs)), np.empty(n, np.int32), np.zeros(0)
     for number in numbers:
-        tree, terms = model.trees[number].copy(), model.leaf_terms(number)
+        tree = model.trees[number].copy()
         tree["column"] = np.searchsorted(columns, tree["column"])
         find_leaves(tree, rows, leaves, model.sets)
-        values += (terms - _mean(model, number))[leaves, output]
+        values += (model.leaf_terms(number) - _mean(model, number))[leaves]
         if number == numbers[0]:
-            weights = _weights(tree, leaves, is_missing)
-    of_places = values.reshape(shape), weights.reshape(shape)
-    return Curve(name, columns, output, tuple(edges), coded, *of_places)
-
-
-def _weights(
-    tree: Tree, leaves: npt.NDArray[np.int32], is_missing: npt.NDArray[np.bool_]
-) -> Doubles:
-    """Shares of the leaves' hessians, each divided evenly among its places.
-
-    The model tells no more. Places of missing values count only in a leaf without others.
-    """
-    hessians = np.where(tree["left"] == LEAF, np.maximum(tree["hessian"], 0), 0).astype(np.float64)
-    present = np.bincount(leaves[~is_missing], minlength=len(tree))
-    counts = np.where(present > 0, present, np.bincount(leaves, minlength=len(tree)))
-    is_known = (~is_missing | (present[leaves] == 0)) & (hessians.sum() > 0)
-    shares: Doubles = np.full(len(leaves), np.nan)
-    shares[is_known] = (hessians / np.maximum(counts, 1))[leaves[is_known]] / hessians.sum()
-    return shares
+            # The model has sums of leaves only: each is divided evenly among its places; those of
+            # missing values count only in a leaf without others.
+            is_present = ~np.isnan(rows).any(axis=1)
+            is_counted = is_present | ~np.isin(leaves, leaves[is_present])
+            counts = np.bincount(leaves[is_counted], minlength=len(tree))
+            weights = np.maximum(tree["hessian"], 0.0)[leaves] / np.maximum(counts, 1.0)[leaves]
+            weights[~is_counted] = np.nan
+    return Curve(tuple(axes), values.T, weights / (np.nansum(weights) or np.nan))

@@ -9,7 +9,7 @@ import pytest
 
 import fedapp
 from fedapp.report import curves, write_report
-from fedapp.trees.curves import Curve
+from fedapp.trees.curves import Axis, Curve, curves_of
 from fedapp.trees.model import Edit
 from fedapp.trees.predict import predict_margins
 from tests.report.test_page import page_of
@@ -40,37 +40,38 @@ def additive(tmp_path_factory):
 
 
 def test_a_line_shows_how_far_a_value_moves_margins_on_the_scale_of_all_columns(additive):
-    run, rows = additive[1], np.zeros((50, 2), np.float32)
-    rows[:, run.model.columns.index("size")] = np.linspace(-3, 3, 50)
-    figures = run.plot_curves()
-    heights, edges, _ = figures["size"].axes[0].patches[1].get_data()
-    shown = heights[np.searchsorted(edges[1:-1], np.linspace(-3, 3, 50), side="right")]
+    run, figures = additive[1], additive[1].plot_curves()
+    curve = next(curve for curve in curves_of(run.model) if curve.name == "size")
+    points = curve.axes[0].points[:-1]
+    rows = np.zeros((len(points), 2), np.float32)
+    rows[:, curve.axes[0].column] = points
+    shown = figures["size"].axes[0].patches[1].get_data()[0]
     moved = predict_margins(run.model, rows)[:, 0]
     assert np.ptp(moved) > 0
     assert shown - shown[0] == pytest.approx(moved - moved[0], abs=1e-5)
-    assert figures["size"].axes[0].get_ylim()[1] == figures["kind"].axes[0].get_xlim()[1]
+    assert figures["size"].axes[0].get_ylim() == figures["kind"].axes[0].get_ylim()
+    cuts = [float(text.get_text()) for text in figures["size"].axes[0].get_xticklabels()]
+    at = figures["size"].axes[0].get_xticks().astype(int)
+    assert cuts == pytest.approx(points[at], rel=0.01)
 
 
 def test_a_band_is_that_of_the_frame_of_curves(additive):
     first, other = additive
     frame = first.curves(other)
     rows = frame[(frame.column == "size") & (frame["class"] == "x") & frame["from"].notna()]
-    band, edges, low = first.plot_curves(other)["size"].axes[0].patches[2].get_data()
+    band, _, low = first.plot_curves(other)["size"].axes[0].patches[2].get_data()
     assert band == pytest.approx(rows.high)
     assert low == pytest.approx(rows.low)
-    assert edges[1:-1] == pytest.approx(rows["from"][1:])
 
 
 def test_categories_classes_missing_values_and_pairs_are_drawn(additive):
     figures = additive[0].plot_curves()
     assert {*figures} == {"kind", "size", "kind & size"}
     bars, line = figures["kind"].axes[0], figures["size"].axes[0]
-    assert {text.get_text() for text in bars.get_yticklabels()} == {
-        "red",
-        "green",
-        "<b>",
-        "missing",
-    }
+    assert {text.get_text() for text in bars.get_xticklabels()} == {"red", "green", "<b>"}
+    kind = next(curve for curve in curves_of(additive[0].model) if curve.name == "kind")
+    heights = sorted(bar.get_height() for bar in bars.patches[1:])
+    assert heights == pytest.approx(sorted(kind.values[:, :-1].ravel()))
     assert [text.get_text() for text in bars.get_legend().get_texts()] == ["x", "y", "z"]
     assert sum(mark.get_marker() == "D" for mark in line.get_lines()) == 3
     assert len(figures["kind & size"].axes) == 2  # and its colours
@@ -107,7 +108,6 @@ def test_what_epsilon_was_spent_on_and_who_edited_is_stated(additive):
     ],
 )
 def test_where_a_curve_leads_is_in_words(values, words):
-    edges = (np.arange(3, dtype=np.float32),)
-    shares = np.full(5, 0.25)
-    curve = Curve("a", (0,), 0, edges, (False,), np.array([*values, 9.0]), shares)
-    assert curves.direction(None, curve) == words
+    axis = Axis("a", 0, np.arange(3, dtype=np.float32))
+    curve = Curve((axis,), np.array([[*values, 9.0]]), np.full(5, 0.25))
+    assert curves.direction(curve, 0) == words

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError
-from fedapp.records.document import from_document, to_document
-from fedapp.trees.curves import LOWEST, Curve, contributions, curves_of, intercepts_of
-from fedapp.trees.edited import Curves, model_of_curves
-from fedapp.trees.model import Edit, Ensemble
+from fedapp.records.document import to_document
+from fedapp.runs.run import edited_model
+from fedapp.trees.curves import LOWEST, curves_of, intercepts_of
+from fedapp.trees.edited import Curves
+from fedapp.trees.model import LEAF, NODE, Edit, Ensemble
 from fedapp.trees.predict import find_leaves, predict_margins
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -22,14 +23,14 @@ MODELS = {"columns": ("y", 0), "pairs": ("y", 3), "classes": ("three", 1)}
 EDIT = Edit("Dr. A", "2026-01-02T03:04:05+00:00", "m")
 
 
-A = Curve("a", (0,), 0, (np.float32([0, 2]),), (False,), np.array([1, -1, 3, 2.0]), np.ones(4))
-TOWN = np.array([0.1, 0.2, 0.3, 0.15, 0.15, 0.1])
-TOWN = Curve("town", (1,), 0, (np.arange(5, dtype=np.float32),), (True,), np.arange(6.0), TOWN)
+def stump(column):
+    leaves = [(LEAF, 0, 0, 0, False, 0, 2, value, value, -1) for value in (1, 3)]
+    return np.array([(1, -1, column, 2, True, 0, 4, 0, 0, -1), *leaves], NODE)
+
+
 HAND_MADE = Ensemble(
-    *("binary:logistic", np.float32([0.5]), ("a", "town"), ("0", "1"), ()),
-    categories=(None, tuple("ABCDE")),
+    *("binary:logistic", np.float32([0.5]), ("a", "b"), ("0", "1"), (stump(0), stump(1)))
 )
-HAND_MADE = Curves("m", HAND_MADE, np.array([0.25]), (A, TOWN))
 
 
 @pytest.fixture
@@ -55,40 +56,40 @@ def rows_around(curves, n_columns):
     """Rows of all edges, their neighbours, the ends of float32, missing and unknown values."""
     ends = [LOWEST, -LOWEST, np.nan, -1, 3.5, 99]
     values = [np.array(ends, np.float32) for _ in range(n_columns)]
-    for curve in curves:
-        for column, edges in zip(curve.columns, curve.edges, strict=True):
-            near = np.nextafter(edges, np.float32(-np.inf))
-            values[column] = np.union1d(values[column], [*edges, *near]).astype(np.float32)
+    for axis in (axis for curve in curves for axis in curve.axes):
+        points = axis.points[1:-1]
+        near = np.nextafter(points, np.float32(-np.inf))
+        values[axis.column] = np.union1d(values[axis.column], [*points, *near]).astype(np.float32)
     return np.array([*product(*(np.random.default_rng(0).permutation(v)[:20] for v in values))])
-
-
-def margins_of(model, curves, rows):
-    added = contributions(curves, rows)
-    outputs = np.array([curve.output for curve in curves])
-    return intercepts_of(model) + added @ (outputs[:, None] == np.arange(model.n_outputs))
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_intercept_and_curves_are_the_margin_and_a_model_again(table, kind):
     run = train(table, kind)
     curves = curves_of(run.model)
-    assert {len(curve.columns) for curve in curves} == {1, 1 + (kind != "columns")}
+    assert {len(curve.axes) for curve in curves} == {1, 1 + (kind != "columns")}
     rows = rows_around(curves, len(run.model.columns))
     expected = predict_margins(run.model, rows)
-    assert np.allclose(margins_of(run.model, curves, rows), expected, atol=2e-6)
+    sums = intercepts_of(run.model) + sum(curve.of(rows) for curve in curves)
+    assert np.allclose(sums, expected, atol=2e-6)
     document = to_document(Curves.of(run.model, "m"))
-    again = model_of_curves(from_document(json.loads(json.dumps(document)), Curves), EDIT)
+    # What a curve gets more, the intercepts get less: curves stay as they were written.
+    first = document["curves"][0]
+    first["values"] = [[value + 1 for value in of_output] for of_output in first["values"]]
+    document["intercepts"] = [value - 1 for value in document["intercepts"]]
+    again = edited_model(run.model, json.dumps(document), EDIT)
     assert (again.edits, run.model.edits) == ((EDIT,), ())
-    assert np.allclose(predict_margins(again, rows), expected, atol=2e-6)
-    assert np.allclose(intercepts_of(again), intercepts_of(run.model), atol=2e-6)
-    for ours, theirs in zip(curves_of(again), curves, strict=True):
-        assert np.allclose(ours.values, theirs.values, atol=1e-6)
-        assert all(map(np.array_equal, ours.edges, theirs.edges))
-        assert np.allclose(ours.weights, np.nan_to_num(theirs.weights), atol=1e-5)
+    assert np.allclose(predict_margins(again, rows), expected, atol=3e-6)
+    assert np.allclose(intercepts_of(again), document["intercepts"], atol=2e-6)
+    for curve, ours, theirs in zip(curves_of(again), document["curves"], curves, strict=True):
+        assert np.allclose(curve.values, ours["values"], atol=1e-6)
+        assert [axis.sides() for axis in curve.axes] == [axis.sides() for axis in theirs.axes]
+        assert np.allclose(curve.weights, np.nan_to_num(theirs.weights), atol=1e-5)
     shap = np.asarray(run.explain(table))
     if kind == "columns":  # of pairs SHAP gives each column a half
-        ours = contributions(curves, run._rows(str(table), "").table.values)
-        assert np.allclose(shap[:, :-1][:, [c.columns[0] for c in curves]], ours, atol=1e-6)
+        for curve in curves:
+            ours = curve.of(run._rows(str(table), "").table.values)[:, 0]
+            assert np.allclose(shap[:, curve.axes[0].column], ours, atol=1e-6)
         assert np.allclose(shap[:, -1], intercepts_of(run.model), atol=1e-6)
 
 
@@ -96,14 +97,11 @@ def test_weights_are_shares_of_the_first_trees_leaves(table):
     model = train(table).model
     curve = curves_of(model)[0]
     tree = next(tree for tree in model.trees if len(tree) > 1 and tree["column"][0] == 0)
-    leaves = np.zeros(len(rows := np.append(LOWEST, curve.edges[0])), np.int32)
+    leaves = np.zeros(len(rows := curve.axes[0].points[:-1]), np.int32)
     find_leaves(tree, rows[:, None], leaves)
     shares = np.where(tree["left"] < 0, tree["hessian"], 0) / tree["hessian"][0]
     assert np.allclose(np.bincount(leaves, curve.weights[:-1], len(tree)), shares)
     assert np.isnan(curve.weights[-1])
-    of_missing = curves_of(model_of_curves(HAND_MADE, EDIT))[1]
-    assert np.allclose(of_missing.weights, TOWN.weights)
-    assert np.allclose(of_missing.values, TOWN.values)  # as it was written
 
 
 def test_a_frame_has_a_line_a_place_and_the_spread_over_runs(table):
@@ -129,26 +127,29 @@ def test_a_frame_has_a_line_a_place_and_the_spread_over_runs(table):
         train(table, pax={}, max_depth=5).curves()
 
 
+RULE = "curves must be of this run, with only intercepts and values edited"
+
+
 @pytest.mark.parametrize(
     ("place", "change", "error"),
     [
-        ("columns", [7], r"curves\[1\].columns must be one or two of 0 to 1, ascending: fedapp ex"),
-        ("name", "ab", r"curves\[1\].name must be 'town', of its columns"),
-        ("output", 1, r"curves\[1\].output must be 0 to 0"),
-        ("is_coded", [False], r"curves\[1\].is_coded must be true for categories"),
-        ("edges", [[0, 1]], r"curves\[1\].edges must be 0 to 4, all codes"),
-        ("values", [[0.0] * 5], r"curves\[1\].values must be of shape \(6,\)"),
-        ("values", [[0.0] * 5 + [float("inf")]], r"curves\[1\].values\[0\] must be finite or null"),
-        ("values", [[0.0] * 5 + [None]], r"curves\[1\].values must be numbers from .* not null"),
-        ("values", [[0.0], [1.0, 2.0]], "must be rows of one length"),
-        ("weights", [[-1] * 6], r"curves\[1\].weights must be >= 0 or null"),
+        ("values", [[0.0] * 2], r"curves\[1\].values must be of shape \(1, 3\), got \(1, 2\)"),
+        ("values", [[0.0, 0.0, float("inf")]], r"curves\[1\].values must be finite"),
+        ("values", [[0.0, 0.0, None]], r"curves\[1\].values must be finite"),
+        ("values", [[0.0, 0.0, 1e37]], r"curves\[1\].values must be <= 1.3"),
+        ("values", [[0.0] * 3] * 2, RULE),
+        ("weights", [1.0] * 3, RULE),
+        ("axes", [{"name": "b", "column": 0, "edges": [2.0]}], RULE),
+        ("axes", [{"name": "b", "column": 1, "edges": [2.5]}], RULE),
+        ("curves", [], RULE),
+        ("intercepts", [0.0, 0.0], RULE),
     ],
 )
-def test_edited_curves_that_break_a_rule_are_refused_by_their_place(place, change, error):
-    document = json.loads(json.dumps(to_document(HAND_MADE)))
-    document["curves"][1][place] = change
-    with pytest.raises(DataError, match=error):
-        from_document(document, Curves)
+def test_edited_curves_that_break_a_rule_are_refused(place, change, error):
+    document = to_document(Curves.of(HAND_MADE, "m"))
+    (document if place in document else document["curves"][1])[place] = change
+    with pytest.raises((DataError, ConfigError), match=error):
+        edited_model(HAND_MADE, json.dumps(document), EDIT)
 
 
 def test_a_model_of_edited_curves_says_so_wherever_it_is_used(table):
@@ -179,5 +180,5 @@ def test_a_model_of_edited_curves_says_so_wherever_it_is_used(table):
     assert "were edited by Dr. <A> on 20" in done.output
     assert "output must be a new or an empty folder" in str(command(*how, "B").exception)
     Path("new.json").write_text(json.dumps({**document, "model_id": "another"}))
-    assert "must be of this run, with only" in str(command(*how[:5], "no", how[-1], "B").exception)
+    assert RULE in str(command(*how[:5], "no", how[-1], "B").exception)
     assert not Path("no").exists()
