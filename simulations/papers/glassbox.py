@@ -29,7 +29,8 @@ from simulations.paper import Paper, Tables, series
 from simulations.papers.tuned import write_sample
 from simulations.study import Row, averaged, console, cpu_seconds, grouped, run_and_load, score
 
-PARTIES, FIRST_SEED = 3, 42
+PARTIES = 3
+FIRST_SEED = 142  # settings were chosen by test scores of seeds from 42 on
 # Squared errors need a clip with epsilon: about two standard deviations of the label.
 DATA: dict[str, Row] = {name: {} for name in ("adult", "default-credit", "spambase")}
 DATA |= {"abalone": {"objective": REGRESSION, "privacy.clip": 5.0}, "give-me-some-credit": {}}
