@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
@@ -548,7 +556,10 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
     preset = PRESETS.get(str(named.get("preset")), {})
     merged = {**defaults(), **named}
     merged |= {name: value for name, value in preset.items() if merged[name] == AUTO}
-    of_curves = str(merged["pax.additive"]).lower() == "true" and not merged["privacy.epsilon"]
+    merged |= {
+        name: _typed(merged[name], usual) for name, usual in defaults().items() if "." in name
+    }
+    of_curves = merged["pax.additive"] is True and not merged["privacy.epsilon"]
     if of_curves and not named.keys() & {*CURVES_SIZE, "max-depth"}:
         merged |= CURVES_SIZE
     sections: dict[str, dict[str, Value]] = {}
@@ -556,6 +567,16 @@ def load_settings(overrides: Mapping[str, Any]) -> Settings:
         section, _, key = name.partition(".")
         sections.setdefault(section, {})[key] = merged.pop(name)
     return check(Settings, {**merged, "sections": sections})
+
+
+def _typed(value: Value, usual: Value) -> Value:
+    """A text as a value of the default's type; if it is none, its section refuses it."""
+    if isinstance(usual, str) or not isinstance(value, str):
+        return value
+    try:
+        return TypeAdapter(type(usual)).validate_python(value)
+    except ValidationError:
+        return value
 
 
 def settings_named(given: Mapping[str, Any], method: str = "") -> dict[str, Value]:

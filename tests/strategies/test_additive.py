@@ -246,6 +246,8 @@ def test_pairs_are_no_more_than_the_columns_have_and_take_no_noise(made):
         ({"eta": 0.2, "max_leaves": 8}, (0.2, "depthwise", 8)),
         ({"max_depth": 6}, (0.5, "depthwise", 0)),
         ({"pax.aggregation": "secure", "privacy.epsilon": 1.0}, (0.3, "depthwise", 0)),
+        ({"pax.aggregation": "secure", "privacy.epsilon": "0"}, (0.5, "lossguide", 3)),
+        ({"pax.additive": "false"}, (0.1, "depthwise", 0)),
     ],
 )
 def test_trees_of_curves_are_small_unless_their_size_is_given(given, expected):
