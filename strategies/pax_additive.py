@@ -29,14 +29,14 @@ from fedapp.trees.objective import has_quantile_leaves, has_risk_sets
 from fedapp.trees.rounds import Boosting
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
-from strategies.pax_sums import PaxSettings, PaxState, Totals
+from strategies.pax_sums import FixedSettings, PaxSettings, PaxState, Totals, check_fixed
 from strategies.scoring import ROUND_BINS, cell_fields
 
 Replies = Mapping[str, GrowReply]
 Sums = tuple[Histogram, npt.NDArray[np.int32]]  # of nodes, and how many values are missing
 
 # Settings that must have one value with curves, and why.
-_FIXED: tuple[tuple[str, Any, str], ...] = (
+_FIXED: FixedSettings = (
     ("num_parallel_tree", 1, "a round has a tree of each column"),
     ("subsample", 1.0, "all trees of a round are grown from one sum; runs of other seeds vary"),
     ("colsample_bytree", 1.0, "a round has a tree of each column"),
@@ -80,11 +80,7 @@ def check_additive(settings: Settings, section: PaxSettings) -> None:
     if section.pairs and (n_levels := settings.n_levels) < 2:
         rule = "must be >= 2 with pax.pairs, whose trees split two columns"
         raise ConfigError(f"max-depth {rule}; got {n_levels}")
-    for name, required, why in _FIXED:
-        if (value := getattr(settings, name)) != required:
-            shown = required if required != "" else "empty"
-            rule = f"must be {shown} with pax.additive: {why}"
-            raise ConfigError(f"{name.replace('_', '-')} {rule}; got {value}")
+    check_fixed(settings, _FIXED, "pax.additive")
 
 
 class Rounds(Protocol):

@@ -51,7 +51,7 @@ from fedapp.trees.objective import (
 from fedapp.trees.rounds import Boosting, draw_trees, n_leaves, with_leaf_weights
 from fedapp.trees.shown import not_counted
 from strategies.handshake import Hellos
-from strategies.pax_sums import MaskedTotals, Opening
+from strategies.pax_sums import FixedSettings, MaskedTotals, Opening, check_fixed
 from strategies.scoring import History, check_scores
 from strategies.secagg import MaskedSums, exchange_keys
 
@@ -72,7 +72,7 @@ NOT_PROTECTED = (
 
 
 # Settings that must have one value with epsilon, and why.
-_FIXED: tuple[tuple[str, Any, str], ...] = (
+_FIXED: FixedSettings = (
     ("early_stopping_rounds", 0, "scores of every round would take noise, and so epsilon"),
     ("calibration", "none", "validation rows are scored once, by the finished model"),
     ("min_parties", 0, "the noise of every party is needed"),
@@ -116,11 +116,7 @@ def privacy_settings(settings: Settings, aggregation: str) -> PrivacySettings:
             "pax.aggregation must be secure with privacy.epsilon, whose noise is for sums over all "
             f"parties (-c pax.aggregation=secure), got {aggregation}"
         )
-    for name, required, why in _FIXED:
-        if (value := getattr(settings, name)) != required:
-            shown = required if required != "" else "empty"
-            setting = name.replace("_", "-")
-            raise ConfigError(f"{setting} must be {shown} with privacy.epsilon: {why}; got {value}")
+    check_fixed(settings, _FIXED, "privacy.epsilon")
     if settings.asked_parties and settings.parties < MIN_PARTIES:
         rule = f"must be >= {MIN_PARTIES} with privacy.epsilon"
         raise ConfigError(f"parties {rule}: noise must be of others too; got {settings.parties}")

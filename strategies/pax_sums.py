@@ -105,6 +105,19 @@ class PaxSettings(SumSettings, Section):
     """Pairs of columns that get trees too, the strongest ones, with `pax.additive`."""
 
 
+FixedSettings = tuple[tuple[str, Any, str], ...]  # fields of settings, their one value, and why
+
+
+def check_fixed(settings: Settings, fixed: FixedSettings, name: str) -> None:
+    """Raise ConfigError for the first of some settings that has another value than it must with a
+    setting of this name."""
+    for field_name, required, why in fixed:
+        if (value := getattr(settings, field_name)) != required:
+            shown = required if required != "" else "empty"
+            rule = f"must be {shown} with {name}: {why}"
+            raise ConfigError(f"{field_name.replace('_', '-')} {rule}; got {value}")
+
+
 @dataclass(frozen=True, slots=True)
 class CutKinds:
     """A method's messages by which cuts are agreed on."""
