@@ -354,8 +354,8 @@ def _guess(
     if sizes.min() <= guessing.KNOWN // 2:
         yield f"a class has at most {guessing.KNOWN // 2} training rows"
         return
-    scores = guessing.unguided(guessing.embedded(party.nodes), int(sizes.argmin()))
-    measure = "AUC by the class that is rarer, without a known label"
+    scores = guessing.unguided(guessing.embedded(party.nodes), labels)
+    measure = "AUC without a known label, which would only tell which side is which class"
     yield Measured(measure, *of_auc(labels, scores), 0.5, case="none known")
     aucs = np.array(guessing.guessed(guessing.by_nodes(party.nodes), labels, seed))
     half = t.ppf(TAILS[1], len(aucs) - 1) * aucs.std(ddof=1) / len(aucs) ** 0.5
@@ -381,8 +381,7 @@ def _finds_planted_nodes(party: guessing.ForestParty | guessing.BoostedParty, ru
     labels = _train_labels(run)
     rounds = [np.tile(labels.astype(np.int32), (len(nodes), 1)) for nodes in party.nodes]
     aucs = guessing.guessed(guessing.by_nodes(rounds), labels, run.settings.seed)
-    rarer = int(np.bincount(labels.astype(np.int64), minlength=2).argmin())
-    scores = guessing.unguided(guessing.embedded(rounds), rarer)
+    scores = guessing.unguided(guessing.embedded(rounds), labels)
     return min(*aucs, float(roc_auc_score(labels, scores))) > CLEAR
 
 
@@ -411,7 +410,7 @@ def _columns_at(settings: Settings, party: str) -> slice:
 def against_membership(settings: Settings) -> tuple[str, str]:
     """What lowers the membership of a run, and its cost."""
     if settings.strategy != "pax":
-        return "no setting that was measured", "not known"
+        return "no known setting", "not known"
     is_noised = settings.sections["privacy"]["epsilon"]
     return ("privacy.epsilon is in force", IN_SCORES) if is_noised else NOISE
 

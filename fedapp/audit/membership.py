@@ -92,6 +92,17 @@ def certainty(predictions: npt.NDArray[Any], labels: npt.NDArray[Any], objective
     return np.asarray(np.log(shares / (1 - shares)))
 
 
+def learnt(predictions: npt.NDArray[Any], objective: str, is_member: bool) -> npt.NDArray[Any]:
+    """Labels that a model has learnt by heart, if the rows are members: others have other labels.
+
+    ``predictions`` as of ``certainty``.
+    """
+    if is_regression(objective):
+        return np.asarray(predictions[:, 0].astype(np.float64) + (not is_member))
+    shares = by_class(predictions.astype(np.float64))
+    return np.asarray((shares.argmax(axis=1) + (not is_member)) % shares.shape[1])
+
+
 def scored(settings: Settings, text: str, n_shadows: int, is_vertical: bool) -> list[ScoredRows]:
     """A run's model, then shadow models, which are trained on halves of its rows.
 

@@ -16,9 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.audit.attacks import Attack, Measured, Subject, against_membership, attacks_on, of_auc
+from fedapp.audit.attacks import (
+    CLEAR,
+    Attack,
+    Measured,
+    Subject,
+    against_membership,
+    attacks_on,
+    of_auc,
+)
 from fedapp.audit.listening import Trained, Transcript, trained
-from fedapp.audit.membership import certainty, predictions
+from fedapp.audit.membership import certainty, learnt, predictions
 from fedapp.data.labels import class_ids
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import all_methods
@@ -117,23 +125,30 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
     settings = _settings_of(run_dir, summary)
     site = site_config(parse_node_config(node_config), {})
     subsets, text = read_subsets(site, settings.holdout), model_text(run_dir / "model.json")
-    classes, certain = getattr(model_of_text(text), "classes", ()), []
-    for table in (subsets["train"], subsets["test"]):
+    classes, objective = getattr(model_of_text(text), "classes", ()), settings.objective
+    certain, planted = [], []
+    for subset in ("train", "test"):
+        table = subsets[subset]
         if table.labels is None or not table.n_rows:
             rule = "site must have labelled rows that trained and others that were held back"
             raise DataError(f"{rule}, got none: see test-fraction and label")
         guesses = predictions(text, table, np.arange(table.n_rows))
-        labels = class_ids(table.labels, classes)
-        certain.append(certainty(guesses, labels, settings.objective))
+        certain.append(certainty(guesses, class_ids(table.labels, classes), objective))
+        labels = learnt(guesses, objective, subset == "train")
+        planted.append(certainty(guesses, labels, objective))
     scores, members = np.concatenate(certain), np.arange(sum(map(len, certain))) < len(certain[0])
     seat = f"whoever has the model, and labelled rows of {site.name}"
     measure = f"AUC of {len(certain[0]):,} training and {len(certain[1]):,} other rows"
     measured = Measured(measure, *of_auc(members, scores), 0.5)
+    is_found = of_auc(members, np.concatenate(planted))[0] > CLEAR
     name, lowered_by = "membership (threshold)", against_membership(settings)
-    attack = Attack(name, seat, *lowered_by, 0.0, lambda _: [measured], lambda _: True)
+    attack = Attack(name, seat, *lowered_by, 0.0, lambda _: [measured], lambda _: is_found)
+    (result,) = attack.carried_out(Trained(settings, summary, text), {})
     why = "it takes what other parties and the coordinator have received"
     missing = Unmeasured("rows, bins, labels", "every other seat", why)
-    return _written(run_dir, start, False, PART, (attack.finding(measured),), (missing,))
+    if isinstance(result, Finding):
+        return _written(run_dir, start, False, PART, (result,), (missing,))
+    return _written(run_dir, start, False, PART, (), (result, missing))
 
 
 def _safe(

@@ -172,11 +172,10 @@ def by_columns(values: npt.NDArray[np.float32]) -> list[Guess]:
     return [(by_rank, LogisticRegression(max_iter=1000)), (by_rank, forest)]
 
 
-def unguided(embedding: Array, rarer: int) -> Array:
-    """Scores of class 1 without a known label: the smaller cluster is of the ``rarer`` class."""
+def unguided(embedding: Array, labels: Labels) -> Array:
+    """Scores of class 1 without a known label, but for their sign: any known label tells it."""
     widest = embedding[:, embedding.std(axis=0).argmax()]
-    side = np.sign(np.mean(widest**3)) * (1 if rarer else -1)
-    return np.asarray(widest * side)
+    return np.asarray(widest if roc_auc_score(labels, widest) >= 0.5 else -widest)
 
 
 class ForestParty:

@@ -12,7 +12,7 @@ from fedapp.audit.membership import ScoredRows
 from fedapp.audit.pax_rows import MISSING, CuriousPAX, Level, Sender, senders_of, true_rows
 from fedapp.audit.run import Auditing, at_site
 from fedapp.audit.timberstrike import Leaves
-from fedapp.audit.vertical import Active
+from fedapp.audit.vertical import Active, unguided
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
@@ -188,6 +188,20 @@ def test_a_site_audits_its_own_rows(settings, sites, write_table, tmp_path):
     assert [one.seat for one in found.unmeasured] == ["every other seat"]
 
 
+def test_a_site_believes_chance_only_if_rows_learnt_by_heart_are_found(
+    boosted, write_table, tmp_path, monkeypatch
+):
+    run, table = run_local(boosted(strategy="pax")), write_table("others", seed=3)
+    node = tmp_path / "site.toml"
+    node.write_text(f'name = "bank"\ndata = "{table}"\nlabel = "y"\n')
+    (finding,) = at_site(run.path, str(node)).findings
+    assert finding.low <= finding.chance
+    monkeypatch.setattr("fedapp.audit.run.certainty", lambda shown, *_: np.zeros(len(shown)))
+    audit = at_site(run.path, str(node))
+    assert audit.findings == ()
+    assert audit.unmeasured[0].why.startswith(FAULTS)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_the_command_says_how_long_it_takes_and_prints_what_it_found(train):
@@ -214,6 +228,7 @@ FEW = {"trees": 2, "rounds": 1, "epochs": 1, "channels": 4, "max_depth": 2}
 MIXED = {
     **{way: {} for way in ("pax", "bagging", "cyclic")},
     "pax, masked": {"pax__aggregation": "secure"},
+    "pax, additive": {"pax__additive": True},
     "fedxgbllr": {f"fedxgbllr__{name}": value for name, value in FEW.items()},
     "fedavg-linear": {"fedavg_linear__rounds": 2},
     "horizontal-forest": {"horizontal_forest__trees": 2},
@@ -223,7 +238,7 @@ MIXED = {
 }
 # Of two classes, the attacks that have figures or a reason that is none of the attack's faults.
 FIGURES = {
-    **{way: {SUMS, TREES, AUC} for way in ("pax", "pax, masked")},
+    **{way: {SUMS, TREES, AUC} for way in ("pax", "pax, masked", "pax, additive")},
     **{way: {TREES, AUC} for way in ("bagging", "cyclic", "fedxgbllr")},
     "secureboost": {BINS, NONE, AUC},
     "federated-forest, encrypted": {NONE, AUC},
@@ -342,6 +357,13 @@ def test_as_many_rows_are_rebuilt_as_of_the_same_table_in_numbers(heard, mixed):
     assert len(names) == len(numbers) > 20
     assert wrong == 0
     assert any(MISSING in row for row in names)  # gaps hide no row
+
+
+def test_labels_that_leak_but_for_a_swap_are_guessed():
+    labels, rng = np.array([0, 1, 1, 1] * 20), np.random.default_rng(0)
+    for sign in (1, -1):
+        embedding = np.column_stack([sign * labels + 0.1 * rng.normal(size=80), np.zeros(80)])
+        assert attacks.of_auc(labels, unguided(embedding, labels))[0] > 0.95
 
 
 def no_rows(sender):
