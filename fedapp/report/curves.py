@@ -37,6 +37,7 @@ from fedapp.trees.model import Ensemble
 Places = npt.NDArray[np.int64]
 _MOST_DRAWN = 30  # curves of a model
 _MOST_NAMES, _MOST_TICKS, _MOST_CELLS = 12, 5, 16  # along an axis
+_LONGEST_TICK = 6  # letters, of a text that is not upright
 _COLORS = LinearSegmentedColormap.from_list("", [PALETTE[1], "#ffffff", PALETTE[0]], 17)
 _DRAWN = (
     "All columns have one scale, pairs one of colours; first those of the largest mean absolute "
@@ -143,7 +144,9 @@ def figures_of(model: Ensemble, bands: Sequence[Band]) -> list[Drawing]:
             ax.set_ylim(low - 0.25 * (high - low), high)
             add_legend(ax, above=True)
         _name_places(ax.xaxis, curve.axes[0], places[0], model)
-        ax.tick_params(axis="x", rotation=90 * (curve.axes[0].categories is not None))
+        longest = max((len(text.get_text()) for text in ax.get_xticklabels()), default=0)
+        is_upright = curve.axes[0].categories is not None or longest > _LONGEST_TICK
+        ax.tick_params(axis="x", rotation=90 * is_upright)
     return figures
 
 
@@ -199,6 +202,8 @@ def _draw_pair(ax: Axes, curve: Curve, groups: Sequence[Places], most: float) ->
 def _name_places(side: XAxis | YAxis, axis: Axis, places: Places, model: Ensemble) -> None:
     """Name an axis by its column, and some of its steps by cuts or categories."""
     names, kind = axis.categories, model.kinds[axis.column] if model.kinds else ""
+    if kind == "boolean" and len(places) == 2:
+        names, places = ("no", "yes"), np.arange(2)
     steps = np.arange(len(places))[:: -(-len(places) // (_MOST_NAMES if names else _MOST_TICKS))]
     if names is None:
         cuts = axis.edges[places[steps[1:]] - 1].tolist()

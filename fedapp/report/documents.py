@@ -238,7 +238,8 @@ def _findings(run: RunFiles) -> Iterator[str]:
         yield f"{metric} is {of_train} of training rows, {of_test} of test rows"
     if chosen := summary.get("threshold"):
         n_rows = row_counts(summary).get(chosen["rows"], 0)
-        yield f"the threshold was chosen on {n_rows:,} rows"
+        few = f"no threshold was chosen: too few of {n_rows:,} rows are of one class"
+        yield few if chosen.get("few") else f"the threshold was chosen on {n_rows:,} rows"
 
 
 def _digest(run: RunFiles) -> str:
@@ -271,7 +272,7 @@ def _page(text: str) -> str:
     bodies = {}
     for section in sections:
         name, _, body = section.partition("\n")
-        shown = markdown.render(body).replace("<table>", '<div class="wide"><table>')
+        shown = markdown.render(body).replace("<table>", '<div class="wide texts"><table>')
         bodies[name] = Markup(shown.replace("</table>", "</table></div>"))
     return page(_text(markdown, title), _text(markdown, intro.strip()), bodies)
 

@@ -152,6 +152,7 @@ def traffic_by_party(sizes: Mapping[str, Sequence[int]]) -> Drawing:
     ax.barh(ys, down, color=ORANGE, height=0.7, label="to the party")
     ax.barh(ys, up, left=down, color=BLUE, height=0.7, label="from the party")
     name_bars(ax, list(sizes))
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(EngFormatter(unit="B"))
     ax.set(xlabel="size of messages")
     add_legend(ax, above=True)

@@ -77,6 +77,26 @@ def test_categories_classes_missing_values_and_pairs_are_drawn(additive):
     assert len(figures["kind & size"].axes) == 2  # and its colours
 
 
+@pytest.mark.parametrize(
+    ("kind", "edges", "texts", "rotation"),
+    [
+        ("boolean", [1], ["no", "yes"], 0),
+        ("date", [0, 31], ["1970-01-01", "1970-02-01"], 90),
+        ("number", [0, 31], ["0", "31"], 0),
+    ],
+)
+def test_ticks_are_in_the_words_of_the_table_and_do_not_touch(
+    additive, kind, edges, texts, rotation
+):
+    model = replace(additive[1].model, kinds=(kind, kind))
+    axis, values = Axis("a", 0, np.array(edges, np.float32)), np.eye(3, len(edges) + 2)
+    curve = Curve((axis,), values, values[0])
+    (figure,) = curves.figures_of(model, [(curve, values, values)])
+    labels = figure.axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == texts
+    assert {label.get_rotation() for label in labels} == {rotation}
+
+
 def test_the_report_and_the_card_have_a_section_of_curves(additive, binary, tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "_MOST_DRAWN", 2)
     folder = shutil.copytree(additive[0].path, tmp_path / "run")

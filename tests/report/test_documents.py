@@ -61,6 +61,9 @@ def test_documents_state_what_the_run_has(trained, request, tmp_path):
         page = (folder / f"{name}.html").read_text()
         assert page.count(MARK) == n_blanks
         assert "{{" not in text + page
+    few = (run.summary.get("threshold") or {}).get("few", False)
+    assert ("no threshold was chosen: " in texts["validation-report"]) == few
+    assert not (few and "the threshold was chosen" in texts["validation-report"])
     leaves = in_short(run)
     for text in (texts["threat-model"], texts["dpia"], (trained / "model-card.md").read_text()):
         assert leaves in text

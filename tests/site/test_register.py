@@ -112,6 +112,9 @@ OPENINGS = [
     ("pax", MASKED),
     ("pax", {**MASKED, "parties": PARTIES[:2]}),
     ("pax", {**MASKED, "threshold": 2}),
+    ("pax", {"additive": True}),
+    ("pax", {**MASKED, "additive": True, "pairs": 2}),
+    ("pax", {**MASKED, "additive": True, "epsilon": 1.0, "delta": 1e-5, "multiplier": NOISE}),
     ("pax", {**MASKED, "epsilon": 1.0, "delta": 1e-5, "multiplier": NOISE}),
     ("secureboost", {"join": "left"}),
     ("secureboost", {"max_leaves": 31, "goss": True, "test_from": "booked:2024-07-01"}),
@@ -147,6 +150,8 @@ def test_who_approves_reads_one_screen(method, fields, monkeypatch):
         ("pax", MASKED, "Masks depend on all requests", True),
         ("pax", MASKED, "With calibration the model has a curve", True),  # not in the opening
         ("pax", MASKED, "Where rows are ranked", False),
+        ("pax", {"additive": True}, "refuses requests for tree nodes below the roots", True),
+        ("pax", MASKED, "refuses requests for tree nodes below the roots", False),
         ("pax", {"objective": "auto"}, "With objective=rank:ndcg or rank:pairwise: Where", True),
         ("interactive", {}, "By one_round:", False),
     ],
