@@ -184,6 +184,7 @@ class Described(Aligned):
     settings: SetupRequest
     widths: Ints  # categories of each column, 0 of numbers
     names: tuple[str, ...]  # of the columns, if they are shared
+    shown_kinds: tuple[str, ...]  # with the names; of the label ""
     category_names: Annotated[Categories, IN_FILE]
     rows: Floats  # (n_train, n_columns), as coarse as they leave
     summary: Summary
@@ -209,6 +210,7 @@ class Described(Aligned):
         self.summary = Summary(cuts, points, is_whole)
         is_shared = config.shares_names or config.simulated
         self.names = names if is_shared else ()
+        self.shown_kinds = (*self.kinds, *[""] * self.is_active) if is_shared else ()
         self.category_names = entries if is_shared and config.shares_categories else ()
 
     def described(self, counts: Ints) -> dict[str, Any]:
@@ -220,6 +222,7 @@ class Described(Aligned):
             names += [name if count >= fewest else RARE for name, count in pairs]
         return {
             "names": self.names,
+            "kinds": self.shown_kinds,
             "categories": tuple(names),
             "n_categories": self.widths,
             "offsets": self.summary.cuts.offsets,

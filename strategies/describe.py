@@ -117,8 +117,7 @@ class DescribeRows(HorizontalStrategy):
         points, is_whole = descent.points(), descent.is_whole
         columns = tables.describe_columns(names, texts, counts, cuts, points, is_whole)
         columns[-1]["is_label"] = True
-        for column, kind in zip(columns, table.kinds, strict=False):
-            column["kind"] = kind.partition(":")[0]
+        _set_kinds(columns, table.kinds)
         features = labelled, sums, cuts.widths[:-1], widths[:-1] == 0
         for column, figures in zip(
             columns, tables.associations(features, n_classes, bounds), strict=False
@@ -236,6 +235,7 @@ def _columns_of(party: str, reply: messages.ColumnsReply, n_rows: int) -> list[d
         and bool((np.add.reduceat(reply.counts, starts[:-1]) == n_rows).all()),
         "n_categories": bool(((cuts.widths == numbers) | (numbers == 0)).all()),
         "names": len(reply.names) in (0, n_columns),
+        "kinds": len(reply.kinds) == len(reply.names),
         "categories": len(reply.categories) in (0, numbers.sum()),
         "points": reply.points.shape[1] == len(tables.PERCENTS),
     }
@@ -248,7 +248,13 @@ def _columns_of(party: str, reply: messages.ColumnsReply, n_rows: int) -> list[d
     categories = [[*islice(texts, number)] for number in numbers.tolist()]
     points = [of_column[~np.isnan(of_column)] for of_column in reply.points]
     columns = tables.describe_columns(names, categories, reply.counts, cuts, points, reply.is_whole)
+    _set_kinds(columns, reply.kinds)
     return [{"party": party, **column} for column in columns]
+
+
+def _set_kinds(columns: Sequence[dict[str, Any]], kinds: Sequence[str]) -> None:
+    for column, kind in zip(columns, kinds, strict=False):
+        column["kind"] = kind.partition(":")[0]
 
 
 def _described(

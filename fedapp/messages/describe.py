@@ -11,7 +11,7 @@ Reveals, in short:
 - [strategy=describe-rows] A party or server that breaks the rules moves bins until they have single
   rows, and learns their labels, unless sites have ``least-bin-rows``.
 - [strategy=describe-columns] The server learns the quantiles of each party's columns, and how many
-  rows each cell has; names only where their owner shares them.
+  rows each cell has; names and kinds only where their owner shares them.
 - [strategy=describe-columns] The label holder learns of every cell of the others' columns how many
   rows it has, and sums of their labels.
 - [strategy=describe-columns] A label holder that breaks the rules reads from these sums in which
@@ -50,8 +50,8 @@ column further.
 rows that all have:
 
 - The server learns the number of each party's columns, which hold numbers, quantiles, how many rows
-  each cell has, and of the label the same; names only where their owner shares them
-  (``share-column-names``, ``share-categories``).
+  each cell has, and of the label the same; names and kinds (such as dates) only where their
+  owner shares names (``share-column-names``, ``share-categories``).
 - With ``share-label-figures`` at the active party's site the server learns of each column what it
   says about the label, ``ASSOCIATIONS`` in hundredths, and otherwise nothing of it.
 - The active party encrypts its labels, and learns of every cell of the others' columns, under
@@ -91,7 +91,7 @@ from fedapp.messages.fields import (
     message,
     request,
 )
-from fedapp.messages.handshake import RunCoding
+from fedapp.messages.handshake import Kinds, RunCoding
 from fedapp.messages.methods import Method
 from fedapp.messages.secagg import Roster
 
@@ -216,6 +216,7 @@ class ColumnsReply(Reply, letters=True):
     """A party's columns, at the active party with the label as the last."""
 
     names: Annotated[tuple[str, ...], Range(0, 10**6)]  # if shared
+    kinds: Kinds  # with the names; of the label ""
     categories: Annotated[tuple[str, ...], Range(0, 2**20)]  # of the columns that have some, or ""
     n_categories: Annotated[Array, Form("int64", "n_columns", low=0)]  # 0: numbers
     offsets: Annotated[Array, Form("int64", "n_columns+1", divides="n_edges")]  # of ``Cuts``

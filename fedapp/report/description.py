@@ -46,6 +46,7 @@ ABOUT_LABEL = {
 YES_OR_NO = ["no", "yes"]  # in the order of their numbers
 OF_NUMBERS = "is_whole", "quantiles", "edges"  # fields of a column of numbers
 HALF_A_MINUTE = 0.5 / MINUTES
+MOST_DAYS = 1e7  # from 1970 on, which NumPy shows as a date
 MASKED = (
     "Under masks the coordinator sees no site's figures, so it cannot warn of sites that differ in "
     "a column, its unit or the label: each site logs how its rows differ from all others."
@@ -64,7 +65,8 @@ def read_description(path: Path) -> dict[str, Any]:
 def as_shown(column: Fields) -> Fields:
     """A column whose values are yes or no as one of categories; every other as it is."""
     n_cells = len(column["counts"])
-    if column.get("kind") != "boolean" or n_cells > len(YES_OR_NO):
+    is_boolean = column.get("kind") == "boolean" and "quantiles" in column
+    if not is_boolean or n_cells > len(YES_OR_NO):
         return column
     is_yes = n_cells == 1 and column["quantiles"]["50"] > 0
     names = YES_OR_NO[is_yes : is_yes + n_cells]
@@ -187,7 +189,8 @@ def _label(column: Fields) -> str:
 
 def _value(column: Fields, value: float | None) -> str:
     """A value of a column of numbers as people write it: a date, a time of day, a number."""
-    if value is None or (kind := column.get("kind")) not in ("date", "time"):
+    kind = column.get("kind")
+    if value is None or kind not in ("date", "time") or abs(value) > MOST_DAYS:
         return _number(value)
     if kind == "date":
         return str(np.datetime64(math.floor(value + HALF_A_MINUTE), "D"))

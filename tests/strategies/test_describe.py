@@ -417,7 +417,7 @@ def by_name(folder):
         if one["categories"]:
             pairs = sorted(zip(one["categories"], one["counts"], strict=True))
             one |= {"categories": [], "counts": pairs}
-        one.pop("kind", None)  # which parties of different columns do not send
+        one["kind"] = one.get("kind") or "number"  # not sent of labels, nor of numbers alone
         columns["label" if one.get("is_label") else one["name"]] = {**one, "name": ""}
     return columns
 
@@ -611,6 +611,7 @@ def test_false_sums_below_none_are_refused(by_columns, monkeypatch):
     [
         ("counts", lambda counts: counts + 1),
         ("names", lambda names: names[:-1]),
+        ("kinds", lambda kinds: kinds[:-1]),
         ("points", lambda points: points[:, :3]),
         ("n_categories", lambda numbers: numbers + 1),
     ],
