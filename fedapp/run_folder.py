@@ -314,7 +314,7 @@ class RunFolder:
 
     @property
     def failure(self) -> dict[str, Any]:
-        """Why the run has failed: ``error``, ``message``, ``ended``, ``rounds``; else empty."""
+        """``error``, ``message``, ``ended``, ``model_id``, ``rounds`` of a failed run, or empty."""
         return json_object(self.path / "failure.json")
 
     def finish(self) -> None:

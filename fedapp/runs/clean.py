@@ -45,7 +45,7 @@ class ListedRun:
     ended: str
     began: float  # Unix time of the oldest file, and of the newest
     changed: float
-    model_id: str  # empty before the first checkpoint
+    model_id: str  # empty before the first checkpoint, unless the run has failed
 
     @property
     def score(self) -> str:
@@ -128,6 +128,9 @@ def folder_of_runs(path: Path, keeps: Callable[[], object] = bool) -> Iterator[N
         is_refused = isinstance(error, ConfigError | DataError) or getattr(error, "refused", False)
         is_refused = is_refused or any(run.error in REFUSALS for run in runs)
         if is_refused and not (keeps() or any(run.is_held or _has_trained(run) for run in runs)):
+            for run in runs:
+                if model_id := model_id_of(run.path):
+                    forget_model(model_id)
             for each in new:
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
         with suppress(OSError):  # a folder that has something stays
@@ -266,11 +269,11 @@ def _listed_run(path: Path, state: State) -> ListedRun:
 
 
 def model_id_of(path: Path) -> str:
-    """The model id of a run; empty before its first checkpoint."""
+    """The model id of a run; empty before its first checkpoint, unless it has failed."""
     if summary := json_object(path / SUMMARY):
         return str(summary["model_id"])
-    state = RunFolder(path).saved_state
-    return state.model_id if state else ""
+    run = RunFolder(path)
+    return state.model_id if (state := run.saved_state) else str(run.failure.get("model_id", ""))
 
 
 def _measured(folder: Path) -> dict[str, Any]:

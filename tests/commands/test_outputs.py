@@ -10,6 +10,7 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report.page import page
+from fedapp.runs.clean import site_states
 
 ROWS = "id,a,b,y\n" + "".join(f"r{k},{k * 7 % 50},{k * 3 % 11},{k % 2}\n" for k in range(60))
 PREDICT = ("predict", "RUN", "--data", "table.csv", "--id", "id", "--output", "OUT")
@@ -165,3 +166,4 @@ def test_a_refused_run_leaves_nothing_that_it_made(here, command, monkeypatch):
     for output in ("empty", "new/out"):
         assert "ConfigError" in invoked("", REFUSED[command], output)
         assert sorted(here.rglob("*")) == before
+        assert site_states() == []
