@@ -14,9 +14,11 @@ from typing import Any
 from fedapp.arguments import check_functions, functions_of, naming_python_keywords, settings_of
 from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
-from fedapp.home import RUNS, private_folder
+from fedapp.home import RUNS
 from fedapp.report.progress import following
+from fedapp.run_files import CONFIG
 from fedapp.run_folder import OnRound, RunFolder, Watcher, new_run_dir
+from fedapp.runs.clean import folder_of_runs
 from fedapp.runs.run import Run
 from fedapp.runs.run_groups import Compared, Tuned
 from fedapp.runs.session import Training
@@ -256,17 +258,14 @@ def _placing(
         output = Path(overrides.get("run-dir") or new_run_dir(kind, RUNS)).resolve()
         RunFolder(output).check_new()
         overrides["run-dir"] = str(output)
-    is_new = not output.exists()
-    private_folder(output)
-    try:
-        overrides["data"] = write_tables(data, output.resolve())
-        yield
-    except BaseException:
-        if not any(path.is_dir() or path.name == "config.toml" for path in output.iterdir()):
-            drop_frames(output)
-            if is_new and not any(output.iterdir()):
-                output.rmdir()
-        raise
+    with folder_of_runs(output, keeps=lambda: True):  # but for a folder without anything
+        try:
+            overrides["data"] = write_tables(data, output.resolve())
+            yield
+        except BaseException:
+            if not any(path.is_dir() or path.name == CONFIG for path in output.iterdir()):
+                drop_frames(output)
+            raise
 
 
 def _folder(kind: str, data: Data | None, output: str | PathLike[str] | None) -> Path | None:

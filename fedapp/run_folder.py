@@ -37,7 +37,6 @@ from fedapp.home import (
     naming,
     open_private,
     private_folder,
-    read_toml,
     write_atomically,
 )
 from fedapp.messages.fields import Request
@@ -315,7 +314,7 @@ class RunFolder:
 
     @property
     def failure(self) -> dict[str, Any]:
-        """Why the run has failed: ``error``, ``message``, ``ended``, ``rounds``; else empty."""
+        """``error``, ``message``, ``ended``, ``model_id``, ``rounds`` of a failed run, or empty."""
         return json_object(self.path / "failure.json")
 
     def finish(self) -> None:
@@ -375,15 +374,15 @@ def resumed_settings(settings: Settings) -> Settings:
     """
     if not settings.resume:
         return settings
-    path = Path(settings.resume).resolve() / CONFIG
-    if not path.is_file():
+    path = Path(settings.resume).resolve()
+    if not (path / CONFIG).is_file():
         hint = did_you_mean_path(Path(settings.resume), RUNS)
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
-    RunFolder(path.parent).check_unfinished()
-    stored = flatten(read_toml(path.read_text(), "config.toml of the run must be TOML"))
-    if rounds := RunFolder(path.parent).failure.get("rounds", 0):  # after which it has diverged
+    RunFolder(path).check_unfinished()
+    stored = flatten(RunFiles(path).config)
+    if rounds := RunFolder(path).failure.get("rounds", 0):  # after which it has diverged
         stored["num-boost-round"] = rounds
-    run_paths = {"run-dir": str(path.parent), "resume": str(path.parent)}
+    run_paths = {"run-dir": str(path), "resume": str(path)}
     overrides = {name: value for name, value in settings.changed.items() if name not in run_paths}
     for name, value in overrides.items():
         if name not in CHANGEABLE and value != (before := stored.get(name, defaults()[name])):

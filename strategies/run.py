@@ -120,6 +120,7 @@ def train(
             folder.forget_failure()
         else:
             folder.begin(settings)
+        more: dict[str, Any] = {}  # about a failure
         try:
             driver = FlowerStrategy(strategy or strategy_class.of_run(settings))
             driver.ledger.path = folder.ledger
@@ -129,12 +130,13 @@ def train(
             )
             if state := checkpoints.state:
                 driver.resume(checkpoints, state)
+            more["model_id"] = driver.protocol.model_id
             driver.warn_of_slowness(warnings)
             driver.start(grid)
         except BaseException as error:
             text = in_words(error) if isinstance(error, OSError) else str(error)
-            rounds = {"rounds": error.rounds} if isinstance(error, DivergedError) else {}
-            folder.write_failure(type(error).__name__, text, **rounds)
+            more |= {"rounds": error.rounds} if isinstance(error, DivergedError) else {}
+            folder.write_failure(type(error).__name__, text, **more)
             raise
         folder.write_summary(summarise(driver, engine))
         folder.finish()

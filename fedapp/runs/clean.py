@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import LOCK, display_path, exclusive_lock, home
+from fedapp.home import LOCK, display_path, exclusive_lock, home, private_folder
 from fedapp.metrics import watched_metric
-from fedapp.run_files import CONFIG, SUMMARY, RunFiles, json_object
-from fedapp.run_folder import INPUTS_FILE, QUIET, RunFolder, State, Tell
+from fedapp.run_files import CONFIG, ROUNDS, SUMMARY, RunFiles, json_object
+from fedapp.run_folder import CHECKPOINT, INPUTS_FILE, QUIET, RunFolder, State, Tell
 from fedapp.settings import defaults, flatten
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.clock import SECONDS_A_DAY, read_clock
@@ -22,6 +22,7 @@ from fedapp.site.store import KEEP_DAYS, PART_FILE
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
+REFUSALS = (ConfigError.__name__, DataError.__name__)  # errors of runs that are refused
 IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger state
 # What reading a broken run may raise.
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError, DataError)
@@ -44,7 +45,7 @@ class ListedRun:
     ended: str
     began: float  # Unix time of the oldest file, and of the newest
     changed: float
-    model_id: str  # empty before the first checkpoint
+    model_id: str  # empty before the first checkpoint, unless the run has failed
 
     @property
     def score(self) -> str:
@@ -107,6 +108,41 @@ def _skipping(path: Path, tell: Tell) -> Iterator[None]:
         yield
     except BROKEN as error:
         tell(f"skipped: {display_path(path)}: {error}")
+
+
+@contextmanager
+def folder_of_runs(path: Path, keeps: Callable[[], object] = bool) -> Iterator[None]:
+    """Make a folder in which a block runs something, and undo that if it is refused at once.
+
+    What the block made is deleted where a setting, a table or a party's refusal ends it before a
+    run in the folder has trained, and ``keeps`` names nothing else to keep.
+    """
+    folders = [each for each in (path.absolute(), *path.absolute().parents) if not each.exists()]
+    private_folder(path)
+    before = {*path.iterdir()}
+    try:
+        yield
+    except BaseException as error:
+        new = {*path.iterdir()} - before if path.is_dir() else set[Path]()
+        runs = [RunFolder(each) for each in (path, *new) if each.is_dir()]
+        is_refused = isinstance(error, ConfigError | DataError) or getattr(error, "refused", False)
+        is_refused = is_refused or any(run.error in REFUSALS for run in runs)
+        if is_refused and not (keeps() or any(run.is_held or _has_trained(run) for run in runs)):
+            for run in runs:
+                if model_id := model_id_of(run.path):
+                    forget_model(model_id)
+            for each in new:
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+        with suppress(OSError):  # a folder that has something stays
+            for each in folders:
+                each.rmdir()
+        raise
+
+
+def _has_trained(run: RunFolder) -> bool:
+    """Whether a run has a result, a round, or what it can be resumed from."""
+    files = [run.path / name for name in (SUMMARY, ROUNDS, CHECKPOINT)]
+    return any(file.is_file() and file.stat().st_size for file in files)
 
 
 def delete_run(path: Path, listed: ListedRun | None = None) -> None:
@@ -233,11 +269,11 @@ def _listed_run(path: Path, state: State) -> ListedRun:
 
 
 def model_id_of(path: Path) -> str:
-    """The model id of a run; empty before its first checkpoint."""
+    """The model id of a run; empty before its first checkpoint, unless it has failed."""
     if summary := json_object(path / SUMMARY):
         return str(summary["model_id"])
-    state = RunFolder(path).saved_state
-    return state.model_id if state else ""
+    run = RunFolder(path)
+    return state.model_id if (state := run.saved_state) else str(run.failure.get("model_id", ""))
 
 
 def _measured(folder: Path) -> dict[str, Any]:

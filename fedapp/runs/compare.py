@@ -41,7 +41,7 @@ from fedapp.runs.baselines import (
     order_range,
     run_baselines,
 )
-from fedapp.runs.clean import COMPARISON
+from fedapp.runs.clean import COMPARISON, folder_of_runs
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.differences import ScoredRows, Span, scored_rows
 from fedapp.runs.run_groups import PAGE
@@ -89,7 +89,9 @@ def carry_out(
     check_comparable(runs, n_seeds)
     runs = [session.check_tables(settings, engine, watcher) for settings in runs]
     folder = output or default_folder(runs[0], engine)
-    comparison = _compared(runs, n_seeds, Series(folder, watcher.tell), engine, watcher, bool(on))
+    series = Series(folder, watcher.tell)
+    with folder_of_runs(folder):
+        comparison = _compared(runs, n_seeds, series, engine, watcher, bool(on))
     watcher.begin("writing the pages")
     cells = [RunFolder(folder / name) for line in comparison.lines for name in line.runs]
     for cell in cells if drop_frames(folder) else []:

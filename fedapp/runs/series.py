@@ -47,11 +47,10 @@ class Series:
     tell: Tell
 
     def claim(self, settings: Settings, engine: str, more: Inputs | None = None) -> None:
-        """Make the folder; ConfigError if it is of another series."""
+        """Write whose the folder is; ConfigError if it is of another series."""
         inputs = identity(settings, engine, more)
         path = self.folder / CLAIM
         check_same(inputs, json_object(path) or inputs, self.folder)
-        private_folder(self.folder)
         RunFolder(self.folder).write_json(CLAIM, inputs)
 
     def run(self, settings: Settings, engine: Engine) -> dict[str, Any]:

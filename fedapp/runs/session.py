@@ -23,7 +23,6 @@ from fedapp.home import (
     check_output_folder,
     display_path,
     home,
-    private_folder,
     write_atomically,
 )
 from fedapp.messages.methods import all_methods, check_extra
@@ -38,7 +37,7 @@ from fedapp.run_folder import (
     new_run_dir,
     resumed_settings,
 )
-from fedapp.runs.clean import predictions_folder
+from fedapp.runs.clean import folder_of_runs, predictions_folder
 from fedapp.runs.logs import MLflowLog, check_packages
 from fedapp.runs.predict import (
     Predicted,
@@ -87,7 +86,8 @@ class Training:
             watcher.tell(describe_engine(self.engine))
         saved = self.folder.saved_state if self.folder else None
         earlier = saved.seconds[0] if saved else 0.0  # of earlier attempts of a resumed run
-        with self._logged(settings) as logs:
+        place = folder_of_runs(self.folder.path) if self.folder else nullcontext()
+        with place, self._logged(settings) as logs:
             on_round = logs.before(self.on_round) if logs else self.on_round
             with warnings_of_parties() as warnings:
                 folder = carry_out(settings, self.engine, watcher, on_round)
@@ -198,13 +198,12 @@ def warnings_of_parties() -> Iterator[list[str]]:
 
 
 def run_dir_of(settings: Settings, engine: str, parent: Path = RUNS) -> str:
-    """Make the run's folder, by default a new one in ``parent``; empty if a ServerApp does."""
+    """Path of the run's folder, by default a new one in ``parent``; empty if a ServerApp has it."""
     if not settings.run_dir and engine not in SIMULATED:
         return ""
     run_dir = Path(settings.run_dir or new_run_dir(settings.strategy, parent)).resolve()
     if not settings.resume:
         RunFolder(run_dir).check_new()
-    private_folder(run_dir)
     return str(run_dir)
 
 

@@ -24,13 +24,14 @@ from fedapp.metrics import larger_is_better
 from fedapp.report.summary import metric_of, ranked
 from fedapp.run_folder import RunFolder, Silent, Watcher
 from fedapp.runs.baselines import XGBOOST, Pooled, baseline_rows, baselines_of, train_of
-from fedapp.runs.clean import SEARCH, delete_run, forget_model, model_id_of
+from fedapp.runs.clean import SEARCH, delete_run, folder_of_runs, forget_model, model_id_of
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.run_groups import (
     BEST,
     NUMBER,
     STUDY,
     finished_trials,
+    read_trials,
     settings_of_trial,
     trials_of,
 )
@@ -116,8 +117,10 @@ class Tuning:
             raise ConfigError(f"on {rule}, where a trial follows from those before, got {self.on}")
         space = space_of(first, self.given, self.asked)
         first = resolve_objective(check_tables(first, self.engine, self.watcher))
-        folder = RunFolder(self._claimed(first, space))
-        with folder.written():
+        series, inputs = self._series(first, space)
+        folder = RunFolder(series.folder)
+        with folder_of_runs(folder.path, lambda: read_trials(folder.path)), folder.written():
+            series.claim(first, self.engine, inputs)
             if (folder.path / SEARCH).is_file():
                 rule = "finished before: its test rows have been looked at"
                 self.watcher.tell(f"{rule}; --output FOLDER names another for a new search")
@@ -128,7 +131,7 @@ class Tuning:
             self._finish(study, folder.path, first, space)
         return folder
 
-    def _claimed(self, first: Settings, space: Space) -> Path:
+    def _series(self, first: Settings, space: Space) -> tuple[Series, Mapping[str, Any]]:
         from optuna.distributions import distribution_to_json
 
         more: dict[str, Any] = {
@@ -139,8 +142,7 @@ class Tuning:
         }
         more |= {"baselines": True} if self.baselines else {}
         path = (self.output or default_folder(first, self.engine, "tune", more)).resolve()
-        Series(path, self.watcher.tell).claim(first, self.engine, more)
-        return path
+        return Series(path, self.watcher.tell), more
 
     def _try_all(self, study: Any, path: Path, first: Settings, space: Space) -> None:
         finished = {trial.user_attrs[NUMBER] for trial in finished_trials(study)}
@@ -346,6 +348,8 @@ def new_study(larger_is_better: bool, folder: Path | None = None) -> Any:
             pass
         if not (text := path.read_bytes()).endswith(b"\n"):  # a line that was not written whole
             write_atomically(path, text[: text.rfind(b"\n") + 1])
+        # The search is the only writer: Optuna's lock is of one that was killed, and waits 30 s.
+        path.with_name(f"{STUDY}.lock").unlink(missing_ok=True)
         storage = JournalStorage(journal.JournalFileBackend(str(path)))
     study = optuna.create_study(
         study_name="tune",

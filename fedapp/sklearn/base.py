@@ -47,12 +47,12 @@ from fedapp.data.datasets import (
     write_tables,
 )
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import private_folder, write_atomically
+from fedapp.home import write_atomically
 from fedapp.records.document import model_text
 from fedapp.report.progress import following
 from fedapp.run_files import importance_of
 from fedapp.run_folder import RunFolder
-from fedapp.runs.clean import forget_model
+from fedapp.runs.clean import folder_of_runs, forget_model
 from fedapp.runs.predict import PredictedRows, check_predicted, predicted_rows
 from fedapp.runs.run import Run
 from fedapp.runs.session import Training
@@ -343,11 +343,11 @@ class Federated(BaseEstimator):
         if self.run_dir is not None:
             folder = RunFolder(Path(self.run_dir).resolve())
             folder.check_new()
-            private_folder(folder.path)
-            try:
-                yield folder.path
-            finally:
-                drop_frames(folder.path)
+            with folder_of_runs(folder.path):
+                try:
+                    yield folder.path
+                finally:
+                    drop_frames(folder.path)
             return
         path = Path(mkdtemp(prefix="fedapp-"))
         delete = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)

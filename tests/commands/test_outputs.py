@@ -10,6 +10,7 @@ import fedapp
 from fedapp.commands import cli
 from fedapp.errors import ConfigError
 from fedapp.report.page import page
+from fedapp.runs.clean import site_states
 
 ROWS = "id,a,b,y\n" + "".join(f"r{k},{k * 7 % 50},{k * 3 % 11},{k % 2}\n" for k in range(60))
 PREDICT = ("predict", "RUN", "--data", "table.csv", "--id", "id", "--output", "OUT")
@@ -145,3 +146,24 @@ def test_what_is_interrupted_leaves_the_file_before(run, here, monkeypatch):
     monkeypatch.setattr("pyarrow.csv.write_csv", fails)
     assert "No space left" in invoked(run, PREDICT, "out.csv")
     assert contents(here) == before
+
+
+SPOILT = ("-c", "monotone-constraints=q:1")  # parties find it out
+REFUSED = {  # words of commands that are refused before anything has trained
+    **{name: (*FOLDERS[name], *SPOILT) for name in ("run", "compare", "tune")},
+    "log": (*FOLDERS["run"], "-c", "log=mlflow"),
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_a_refused_run_leaves_nothing_that_it_made(here, command, monkeypatch):
+    def fails(*_):
+        raise OSError("no server")
+
+    monkeypatch.setattr("fedapp.runs.logs.MLflowLog._open", fails)
+    Path("empty").mkdir()
+    before = sorted(here.rglob("*"))
+    for output in ("empty", "new/out"):
+        assert "ConfigError" in invoked("", REFUSED[command], output)
+        assert sorted(here.rglob("*")) == before
+        assert site_states() == []

@@ -4,16 +4,17 @@ import json
 import os
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.errors import PartyError
+from fedapp.errors import ConfigError, DataError, PartyError, RunFailedError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
-from fedapp.runs.clean import forget_model, list_runs, plan, site_states
+from fedapp.runs.clean import folder_of_runs, forget_model, list_runs, plan, site_states
 from fedapp.runs.local import run_local
 from fedapp.site.clock import SECONDS_A_DAY
 from fedapp.site.store import PART_FILE, STATE
@@ -267,3 +268,39 @@ def test_only_a_prediction_that_fails_keeps_its_run(vertical):
     assert f"the run that failed is kept in {kept.relative_to(Path.cwd())}" in done.stderr
     assert [path.name for path in RUNS.iterdir()] == ["good"]
     assert kept in {run.path for run in plan(RUNS).runs}
+
+
+BEGUN = {  # how a block ends, the error in the run's failure.json, and what more stays
+    "it is refused": (ConfigError("no"), "ConfigError", ()),
+    "a party refuses": (PartyError("bank", 1, "no", refused=True), "PartyError", ()),
+    "Flower's run is refused": (RunFailedError("no", []), "DataError", ()),
+    "a party fails": (PartyError("bank", 1, "no"), "PartyError", ("one",)),
+    "it is interrupted": (KeyboardInterrupt(), "", ("one",)),
+    "a round has ended": (ConfigError("no"), "ConfigError", ("one",)),
+    "a checkpoint is there": (ConfigError("no"), "ConfigError", ("one",)),
+    "another process has it": (ConfigError("no"), "", ("one",)),
+    "a trial has finished": (DataError("no"), "DataError", ("one",)),
+    "nothing has begun": (KeyboardInterrupt(), None, ()),
+}
+
+
+@pytest.mark.parametrize("case", BEGUN)
+def test_only_what_has_trained_or_failed_stays_of_a_new_folder(case, unfinished):
+    error, noted, stays = BEGUN[case]
+    new, run = RUNS / "new", RunFolder(RUNS / "new/one")
+    others = ExitStack()
+
+    def begin():
+        if case == "another process has it":
+            others.enter_context(run.held())
+        if noted is not None:
+            unfinished("new/one", noted, "a" * 16 if case == "a checkpoint is there" else "")
+        if case == "a round has ended":
+            run.add_round({"round": 1})
+        raise error
+
+    place = folder_of_runs(new, lambda: case == "a trial has finished")
+    with others, pytest.raises(type(error)), place:
+        begin()
+    assert tuple(path.name for path in new.glob("*")) == stays
+    assert new.parent.exists() == bool(stays)

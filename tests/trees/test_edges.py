@@ -179,7 +179,7 @@ def test_settings_that_are_nested_too_deeply_are_refused(nested):
     assert str(found.exception).startswith("a")
     Path("runs/unfinished").mkdir(parents=True)
     Path("runs/unfinished/config.toml").write_text(NESTED[nested])
-    with pytest.raises(ConfigError, match=r"^config.toml of the run must be TOML: nested at most"):
+    with pytest.raises(ConfigError, match=r"^config.toml must be TOML: nested at most"):
         fedapp.run("pax", resume="runs/unfinished")
     listed = CliRunner().invoke(cli, ["runs"])
     assert "skipped: runs/unfinished: config.toml must be TOML: nested at most" in listed.output
