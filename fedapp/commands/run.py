@@ -272,14 +272,14 @@ def settings(
     from fedapp.messages.methods import all_methods
 
     methods = list(all_methods())
-    known = list_settings()
-    one = alias(setting_of(name, known), known, "")
+    every = list_settings()
+    one = alias(setting_of(name, every), every, "")
     if not one and name not in ("", *methods):
-        hint = setting_hint(name, [*known, *methods]) or ": fedapp settings lists them"
+        hint = setting_hint(name, [*every, *methods]) or ": fedapp settings lists them"
         raise ConfigError(f"fedapp settings must name a method or a setting, got {name}{hint}")
     shown = [
         setting
-        for setting in known.values()
+        for setting in every.values()
         if (name in setting.methods or setting.name == one if name else "." not in setting.name)
     ]
     if as_json:
