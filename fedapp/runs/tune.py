@@ -115,7 +115,7 @@ class Tuning:
             rule = f"must be omitted with search={self.search}"
             raise ConfigError(f"on {rule}, where a trial follows from those before, got {self.on}")
         space = space_of(first, self.given, self.asked)
-        first = resolve_objective(check_tables(first, self.engine, self.watcher))
+        first = resolve_objective(check_tables(first, self.engine, self.watcher, set()))
         folder = RunFolder(self._claimed(first, space))
         with folder.written():
             if (folder.path / SEARCH).is_file():
