@@ -22,6 +22,11 @@ def clean(text: str) -> str:
     return CONTROL.sub(lambda found: found[0] if found[0] in "\n\t" else "?", text)
 
 
+def one_line(text: str) -> str:
+    """A text whose names and values, as of a table, cannot begin a line that looks like ours."""
+    return text.replace("\n", " ")
+
+
 class Terminal(Console):
     """A console that shows no control character of a text, and no emoji for a word in colons."""
 

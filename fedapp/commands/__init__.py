@@ -7,9 +7,11 @@ knows nothing of how a run, a page or a folder is made: ``fedapp.runs``, ``fedap
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import platform
+import signal
 import sys
 from contextlib import suppress
 from typing import Annotated
@@ -35,7 +37,7 @@ from fedapp.commands.runs import audit, documents, report, runs_app
 from fedapp.commands.site import federation_app, site_app
 from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import handle_stopping, interrupt, is_interrupted, leave_now, leaving
-from fedapp.terminal import clean_streams
+from fedapp.terminal import clean_streams, one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 TRAIN, USE, OPERATE = "Train", "Use", "Operate"
@@ -96,6 +98,8 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.ERROR)
     logging.getLogger("fedapp.site").setLevel(logging.CRITICAL)
     command_began.set(psutil.Process().create_time())
+    # At last, as Python's end takes a second, in which a signal would be the status.
+    atexit.register(handle_stopping, signal.SIG_IGN)
     handle_stopping(interrupt)
     try:
         _carry_out()
@@ -123,5 +127,5 @@ def _carry_out() -> None:
     except FedappError as error:
         for line in error.log_lines if isinstance(error, RunFailedError) else ():
             print(line, file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr)
+        print(one_line(f"error: {error}"), file=sys.stderr)
         sys.exit(1)

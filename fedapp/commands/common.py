@@ -29,7 +29,7 @@ from fedapp.report.progress import Follower
 from fedapp.run_files import adapter, existing_folder
 from fedapp.run_folder import without_nan
 from fedapp.settings import about_settings, defaults
-from fedapp.terminal import Terminal
+from fedapp.terminal import Terminal, one_line
 
 ENGINES = (
     "local (the parties are simulated in this process), simulation (in Flower's own runtime), or "
@@ -156,7 +156,7 @@ RUN_AGAIN = "run the same command again"
 
 def say(text: str) -> None:
     """Print a line without markup or wrapping."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(one_line(text), soft_wrap=True, highlight=False, markup=False)
 
 
 def print_json(command: str, **fields: Any) -> None:
@@ -279,10 +279,10 @@ class SettingsCommand(Command):
         if strays:
             text = f"got {', '.join(strays)}: write {' '.join(strays.values())}"
             raise ConfigError(f"settings must follow -c, {text}")
-        self._check_words(f"fedapp {context.info_name}", words)
+        self._check_words(f"fedapp {context.info_name}", words, options.get("data") or [])
         return super().parse_args(context, args)
 
-    def _check_words(self, command: str, words: Sequence[str]) -> None:
+    def _check_words(self, command: str, words: Sequence[str], data: Sequence[str]) -> None:
         """Raise ConfigError for a table among the arguments, and for a second method."""
         from fedapp.messages.methods import all_methods
 
@@ -295,7 +295,7 @@ class SettingsCommand(Command):
         if tables:
             taken = methods if "strategies" in names else methods[:1]
             named = taken or ["METHOD"] if names & {"strategy", "strategies"} else []
-            way = shlex.join([*command.split(), *named, "--data", ",".join(tables)])
+            way = shlex.join([*command.split(), *named, "--data", ",".join([*data, *tables])])
             raise ConfigError(f"a table must follow --data, got {tables[0]}: write {way}")
         if "strategy" in names and len(methods) > 1:
             rule = f"{command} must name one method, got {', '.join(methods)}"

@@ -48,7 +48,6 @@ KINDS = {  # by their first bytes; a model of scikit-learn has none of fedapp's
     "onnx": Kind("an ONNX model", (".onnx",), begins_with(b"\x12\x06fedapp", within=64)),
     "xgboost": Kind("a model", (".json",)),
     "sklearn": Kind("a model", (".joblib", ".pkl", ".pickle")),
-    "curves": Kind("curves", (".json",)),
 }
 NOTHING_WRITTEN = "no predictions were written; run the same command again"
 
@@ -255,7 +254,7 @@ def export(
         raise ConfigError(f"--to must be one of {', '.join(FILES)}, got {to!r}")
     run = load(run_dir)
     file = output or run.path / FILES[to]
-    if output:
+    if output and to in KINDS:
         check_output(output, KINDS[to])
     if to == "onnx":
         content = run.to_onnx()
@@ -269,7 +268,9 @@ def export(
         from fedapp.trees.edited import Curves
 
         document = to_document(Curves.of(boosted(run.model), run.summary["model_id"]))
-        content = (json.dumps(document, indent=1) + "\n").encode()
+        content = written = (json.dumps(document, indent=1) + "\n").encode()
+        unedited = Kind("unedited curves", (".json",), lambda path: path.read_bytes() == written)
+        check_output(file, unedited)
     else:
         run.to_xgboost()
         content = (run.path / FILES[to]).read_bytes()
@@ -400,4 +401,4 @@ def _serve_run(
             soft_wrap=True,
         )
     if_interrupted.set(lambda: "the server has stopped")
-    uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+    uvicorn.run(app, host=host, port=port, log_level="info", access_log=False, use_colors=False)

@@ -31,7 +31,7 @@ from fedapp.commands.common import (
 from fedapp.commands.json_documents import Setting
 from fedapp.errors import ConfigError
 from fedapp.home import display_path
-from fedapp.known_names import setting_of
+from fedapp.known_names import alias, setting_hint, setting_of
 from fedapp.report.progress import checkpoint_text
 from fedapp.report.summary import (
     fact_grid,
@@ -241,7 +241,8 @@ def tune(
         for party, result in compared["alone"].items():
             say(f"{party} alone, as many trials: {_scores(result['test'])}")
     say(f"its model: {display_path(folder / BEST)}; in all {summary['exchanges']:,} exchanges")
-    say(f"to repeat it:\n  {repeat_command(summary)}")
+    say("to repeat it:")
+    say(f"  {repeat_command(summary)}")
 
 
 def _scores(scores: Mapping[str, float | None]) -> str:
@@ -262,25 +263,29 @@ def _domains(pairs: list[str], method: str) -> dict[str, str]:
 
 
 def settings(
-    name: Annotated[str, Argument(metavar="[METHOD]", help="What a method reads.")] = "",
+    name: Annotated[
+        str, Argument(metavar="[METHOD or SETTING]", help="What a method reads, or one setting.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the settings of -c, those of a method or those that several share."""
+    """List the settings of -c, those of a method or those that several share; or one."""
     from fedapp.messages.methods import all_methods
-    from strategies.run import load_strategy
 
     methods = list(all_methods())
-    if name:
-        load_strategy(name)  # names the nearest of an unknown one
+    every = list_settings()
+    one = alias(setting_of(name, every), every, "")
+    if not one and name not in ("", *methods):
+        hint = setting_hint(name, [*every, *methods]) or ": fedapp settings lists them"
+        raise ConfigError(f"fedapp settings must name a method or a setting, got {name}{hint}")
     shown = [
         setting
-        for setting in list_settings().values()
-        if (name in setting.methods if name else "." not in setting.name)
+        for setting in every.values()
+        if (name in setting.methods or setting.name == one if name else "." not in setting.name)
     ]
     if as_json:
         print_json("settings", settings=[asdict(setting) for setting in shown], methods=methods)
     else:
-        _print_settings(shown, len(methods), name)
+        _print_settings(shown, len(methods), name * (not one))
         if not name:
             say(f"each method has more: fedapp settings METHOD, one of {', '.join(methods)}")
 
@@ -295,7 +300,8 @@ def _print_settings(shown: list[Setting], n_methods: int, method: str) -> None:
         for about in declared(section).values()
     }
     for setting in shown:
-        heading = "Common" if setting.name in COMMON else general.get(setting.name, f"Of {method}")
+        section = f"Of {method or setting.name.partition('.')[0]}"
+        heading = "Common" if setting.name in COMMON else general.get(setting.name, section)
         groups.setdefault(heading, []).append(setting)
     groups["Common"].sort(key=lambda setting: COMMON.index(setting.name))
     grid = Table("setting", "default", "values", "what it does", box=None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bz2
 import functools
+import glob
 import hashlib
 import io
 import os
@@ -53,6 +54,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a party
 NAME_RULE = "letters, digits, '.', '_' or '-'"
 CHUNK_BYTES = 1 << 20
 SECONDS_TO_CONNECT = 60
+LEFT_BY_SHELL = re.compile(r"~|.*[*?$\[]")  # after `=`, in quotes and in files
+WRITTEN_OUT = "; ~, $, * and ? must be written out, the tables of several parties as a.csv,b.csv"
 NOT_PUBLIC = "no public copy of this exact file; put it into $FEDAPP_DATA"
 PREFIX, SUFFIX = "frame-", ".parquet"
 KINDS = (
@@ -96,7 +99,9 @@ def check_source(data: str) -> None:
         try:
             _check_file(data)
         except ConfigError as error:
-            raise ConfigError(f"{error}{did_you_mean_path(Path(data))}") from None
+            files = sorted(glob.glob(os.path.expandvars(os.path.expanduser(data))))
+            meant = f": {','.join(files)}" if files else did_you_mean_path(Path(data))
+            raise ConfigError(f"{error}{meant}") from None
 
 
 def source_frame(
@@ -115,7 +120,8 @@ def _check_file(data: str) -> None:
         raise ConfigError(f"data must be a file, got the folder '{data}'")
     if not os.path.isfile(data):
         rule = "data must be a built-in name, a registry name or an existing file"
-        raise ConfigError(f"{rule}, got '{data}'{did_you_mean(data, dataset_names())}")
+        hint = WRITTEN_OUT if LEFT_BY_SHELL.match(data) else did_you_mean(data, dataset_names())
+        raise ConfigError(f"{rule}, got '{data}'{hint}")
 
 
 def cache_folder() -> Path:

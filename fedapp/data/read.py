@@ -144,9 +144,10 @@ def file_format(path: Path) -> str:
         allowed = ", ".join(FORMATS)
         files = [(name, file.names) for name, of in REGISTRY.items() for file in of.files]
         sets = [name for name, names in files if path.name in names]
-        hint = f"; this file's data set is known by the name {sets[0]}" if sets else ""
+        hints = [f"this file's data set is known by the name {name}" for name in sets]
+        hint = (*hints, "save a sheet, or a table of another program, as CSV")[0]
         rule = f"data file must end in {allowed} (or these with {PACKED})"
-        raise DataError(f"{rule}, got '{path}'{hint}")
+        raise DataError(f"{rule}, got '{path}'; {hint}")
     return FORMATS[suffixes[-1]]
 
 

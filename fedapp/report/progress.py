@@ -20,7 +20,7 @@ from fedapp.process import interruptible
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_files import RoundInfo, Scores, checked
 from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Tell, Watcher
-from fedapp.terminal import Terminal
+from fedapp.terminal import Terminal, one_line
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
@@ -196,7 +196,10 @@ class _Plain:
         self._last = now
         minutes, seconds = divmod(int(max(0.0, now - self._began)), 60)
         self._console.print(
-            f"{minutes}:{seconds:02d}  {text}", markup=False, highlight=False, soft_wrap=True
+            one_line(f"{minutes}:{seconds:02d}  {text}"),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
         )
 
     def show(self, stage: Stage, now: float) -> None:
@@ -242,7 +245,7 @@ class _Live:
         return self._progress
 
     def say(self, text: str, now: float) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def show(self, stage: Stage, now: float) -> None:
         self._progress.update(

@@ -25,6 +25,7 @@ from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
 from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
 from fedapp.settings import Value, defaults, flatten
+from fedapp.terminal import one_line
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
 
@@ -61,7 +62,7 @@ class Trial:
 
 def print_warning(console: Console, text: str) -> None:
     """Print a line after a yellow mark, without interpreting markup."""
-    console.print(f"[yellow]![/] {escape(text)}", highlight=False, soft_wrap=True)
+    console.print(f"[yellow]![/] {escape(one_line(text))}", highlight=False, soft_wrap=True)
 
 
 def print_summary(summary: Summary, console: Console, path: Path | None = None) -> None:
@@ -70,8 +71,9 @@ def print_summary(summary: Summary, console: Console, path: Path | None = None) 
     strategy, data = escape(summary["strategy"]), escape(summary["data"])
     console.rule(f"[bold]{strategy}[/] on [bold]{data}[/]", style="dim")
     if sentence := headline(summary):
-        lines = f"[bold]{escape(sentence)}[/]", escape(verdict(summary, metric_of(summary)))
-        console.print("\n".join(filter(None, lines)) + "\n", highlight=False)
+        lines = one_line(sentence), one_line(verdict(summary, metric_of(summary)))
+        shown = f"[bold]{escape(lines[0])}[/]", escape(lines[1])
+        console.print("\n".join(filter(None, shown)) + "\n", highlight=False)
     console.print(_facts(summary, path))
     console.print()
     console.print(score_table(score_rows(summary)))
@@ -84,7 +86,7 @@ def print_summary(summary: Summary, console: Console, path: Path | None = None) 
 def print_notes(console: Console, facts: Iterable[str], warnings: Iterable[str]) -> None:
     """Print how tables were read, and warnings after their mark."""
     for line in facts:
-        console.print(escape(line), style="dim", highlight=False, soft_wrap=True)
+        console.print(escape(one_line(line)), style="dim", highlight=False, soft_wrap=True)
     for line in warnings:
         print_warning(console, line)
 

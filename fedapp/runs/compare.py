@@ -87,7 +87,8 @@ def carry_out(
     for settings in runs:
         session.check_method(without_unread(settings), engine)
     check_comparable(runs, n_seeds)
-    runs = [session.check_tables(settings, engine, watcher) for settings in runs]
+    shown = set[str]()  # by all methods, which read the same tables
+    runs = [session.check_tables(settings, engine, watcher, shown) for settings in runs]
     folder = output or default_folder(runs[0], engine)
     series = Series(folder, watcher.tell)
     with folder_of_runs(folder):

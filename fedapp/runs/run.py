@@ -584,6 +584,8 @@ def write_edited(run: Run, curves: Path, by: str, folder: Path) -> None:
         rule = "must name who answers for the curves, in 1 to 100 printable characters"
         raise ConfigError(f"--edited-by {rule}, got {as_plain(by, 100)!r}")
     check_output_folder(folder, lambda _: False, "output")
+    if folder.resolve().is_relative_to(run.path.resolve()):
+        raise ConfigError(f"output must be outside of the run's folder, got {folder}")
     now = datetime.now(UTC).isoformat(timespec="seconds")
     edit = Edit(by.strip(), now, str(run.summary["model_id"]))
     edited = edited_model(boosted(run.model), model_text(curves), edit)

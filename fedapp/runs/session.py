@@ -79,7 +79,7 @@ class Training:
         watcher.begin("reading the settings")
         settings = self._checked()
         # The summary has the warnings.
-        settings = check_tables(settings, self.engine, watcher, tells=False)
+        settings = check_tables(settings, self.engine, watcher)
         settings = settings.model_copy(update={"run_dir": run_dir_of(settings, self.engine)})
         self.folder = RunFolder(Path(settings.run_dir)) if settings.run_dir else None
         if self.with_page:  # not for each of many fits
@@ -248,10 +248,12 @@ def tell_of_compiling(watcher: Watcher) -> None:
         watcher.tell(COMPILING)
 
 
-def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool = True) -> Settings:
+def check_tables(
+    settings: Settings, engine: str, watcher: Watcher, shown: set[str] | None = None
+) -> Settings:
     """Check a simulated run's tables; return settings that count its parties.
 
-    Warnings are shown if it ``tells``.
+    Warnings are shown if they can be added to those that a command has ``shown``.
     """
     if engine in SIMULATED:
         from fedapp.kernels import load_ahead
@@ -273,7 +275,8 @@ def check_tables(settings: Settings, engine: str, watcher: Watcher, tells: bool 
             column = settings.partition_column
             watcher.tell(f"{n_parties} parties, one for each value of '{column}'")
         for text in check_tables(settings):
-            if tells:
+            if shown is not None and text not in shown:
+                shown.add(text)
                 watcher.tell(f"! {text}")
     return settings
 
@@ -431,7 +434,7 @@ def predict_jointly(
     settings: Settings, parts: DividedModel, output: str, engine: str, watcher: Watcher
 ) -> JointPrediction:
     """Run a joint prediction; a note on a FedappError names the run's folder, which is kept."""
-    check_tables(settings, engine, watcher, tells=False)
+    check_tables(settings, engine, watcher)
     path = run_dir_of(settings, engine, predictions_folder())
     predicted: JointPrediction = None, {}
     try:

@@ -116,7 +116,7 @@ class Tuning:
             rule = f"must be omitted with search={self.search}"
             raise ConfigError(f"on {rule}, where a trial follows from those before, got {self.on}")
         space = space_of(first, self.given, self.asked)
-        first = resolve_objective(check_tables(first, self.engine, self.watcher))
+        first = resolve_objective(check_tables(first, self.engine, self.watcher, set()))
         series, inputs = self._series(first, space)
         folder = RunFolder(series.folder)
         with folder_of_runs(folder.path, lambda: read_trials(folder.path)), folder.written():

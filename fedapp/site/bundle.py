@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
 import sys
 import tomllib
 import zipfile
@@ -30,11 +29,24 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from packaging.version import Version
 
 from fedapp.errors import ConfigError, in_words
-from fedapp.home import app_files, app_folder, home, private_folder, write_atomically
+from fedapp.home import (
+    Kind,
+    app_files,
+    app_folder,
+    begins_with,
+    check_output,
+    check_output_folder,
+    home,
+    private_folder,
+    write_atomically,
+    write_new,
+)
 from fedapp.site.settings import SiteConfig
 
 # A .py file that pyproject.toml lists, so Flower requires it in unsigned bundles too.
 SIGNATURE = "fedapp/signature.py"
+OURS = Kind("a signature", (".py",), begins_with(b'DATE = "', b"SIGNATURE = "))
+PUBLIC = 0o644
 CONTENT = ".info/CONTENT"  # Flower's list of what is in the bundle: path, SHA-256 and bits
 RELEASES = "releases.json"  # in a site's folder: when the latest release of a version was signed
 MOST_BYTES, MOST_FILES = 20_000_000, 2_000  # twice what Flower takes
@@ -59,7 +71,7 @@ def copy_sources(folder: Path) -> None:
     """Copy the sources that ``flwr run`` bundles."""
     for name, path in _sources().items():
         (copy := folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
+        write_new(copy, path.read_bytes(), PUBLIC)
 
 
 def _sources() -> dict[str, Path]:
@@ -207,12 +219,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "copy":
         folder = options.folder
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"folder must be new or empty, got {folder}")
+        check_output_folder(folder, lambda _: False, "folder")
         copy_sources(folder)
         return
     private, path = load_key(options.key), Path(__file__).parents[2] / SIGNATURE
-    path.write_text(signature_file(build_bundle(), private))
+    check_output(path, OURS, [options.key])
+    write_atomically(path, signature_file(build_bundle(), private).encode(), PUBLIC)
     print(f"signed in {path}, which is part of what a coordinator sends; sites pin:")
     print(f'release-keys = "{private.public_key().public_bytes_raw().hex()}"')
 

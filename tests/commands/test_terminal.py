@@ -18,7 +18,7 @@ from fedapp import commands
 from fedapp.commands.common import console, print_json, say
 from fedapp.errors import ConfigError, DataError, RunFailedError
 from fedapp.report.progress import Follower
-from fedapp.report.summary import print_warning
+from fedapp.report.summary import print_notes, print_warning
 
 BIDI = "\u2028\u2029\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 CONTROLS = "".join(map(chr, (*range(9), *range(11, 32), *range(127, 160)))) + BIDI
@@ -57,6 +57,7 @@ DOORS = {
     "markup": lambda text: console.print(f"[bold]{escape(text)}[/]"),
     "frame": _framed,
     "warning": lambda text: print_warning(console, text),
+    "note": lambda text: print_notes(console, [text], []),
     "log": _logged,
     "progress": _followed,
     "json": lambda text: print_json("site log", lines=0, signed=0, key=text, faults=[], last=[]),
@@ -90,6 +91,12 @@ def test_no_control_character_reaches_a_terminal(monkeypatch, door, text):
     seen = printed(monkeypatch, DOORS[door], f"x{text}x")
     assert "x" in seen
     assert {letter for letter in seen if letter in CONTROLS} == set()
+
+
+@pytest.mark.parametrize("door", ["say", "note", "warning", "progress", "error"])
+def test_a_name_of_two_lines_begins_no_line_of_ours(monkeypatch, door):
+    lines = printed(monkeypatch, DOORS[door], "income\ninterrupted: x").splitlines()
+    assert not [line for line in lines if line.strip().startswith("interrupted")]
 
 
 def test_a_text_without_them_is_shown_as_it_is(monkeypatch):

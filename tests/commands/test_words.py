@@ -90,6 +90,23 @@ def test_an_estimator_refuses_every_setting_that_it_sets_itself():
             estimator.fit([[0.0], [1.0]] * 20, [0, 1] * 20)
 
 
+SETTING = "fedapp settings must name a method or a setting, got "
+WORDS = {  # what is typed first, and what answers
+    "run pax t.csv": "a table must follow --data, got t.csv: write fedapp run pax --data t.csv",
+    "run pax --data=a.csv b.csv": "got b.csv: write fedapp run pax --data a.csv,b.csv",
+    "settings maxdepth": f"{SETTING}maxdepth; did you mean max-depth?",
+    "settings zzz": f"{SETTING}zzz: fedapp settings lists them",
+    "settings max_depth": " max-depth  6  ",
+    "settings pax.bins": "Of pax",
+}
+
+
+@pytest.mark.parametrize("typed", WORDS)
+def test_first_words_are_answered(typed):
+    done = CliRunner().invoke(cli, typed.split())
+    assert WORDS[typed] in f"{done.output}{done.exception}"
+
+
 @pytest.mark.parametrize("old", RENAMED)
 def test_an_old_word_names_the_new_one(old):
     result = CliRunner().invoke(cli, [*old.split()[1:], "x", "--y"])

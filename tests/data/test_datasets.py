@@ -3,6 +3,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import urllib.request
 from email.message import Message
 from pathlib import Path
@@ -14,7 +15,15 @@ from typer.testing import CliRunner
 
 from fedapp.commands.data import data_app
 from fedapp.data import datasets
-from fedapp.data.datasets import DataFile, DataSet, dataset_names, fetch, find_dataset, read_source
+from fedapp.data.datasets import (
+    DataFile,
+    DataSet,
+    check_source,
+    dataset_names,
+    fetch,
+    find_dataset,
+    read_source,
+)
 from fedapp.data.schema import Reader, Roles
 from fedapp.errors import ConfigError, DataError
 
@@ -160,6 +169,24 @@ def test_what_cannot_be_read_or_fetched_is_refused(cache, tiny, downloads, do, n
     tiny(url=url)
     with pytest.raises((ConfigError, DataError), match=message):
         do(name)
+
+
+@pytest.mark.parametrize(
+    ("data", "way"),
+    [
+        ("~/*.csv", "{0}/a.csv,{0}/b.csv"),
+        ("$HOME/a.csv", "{0}/a.csv"),
+        ("~/[x].csv", ""),
+    ],
+)
+def test_what_a_shell_has_left_is_written_out(tmp_path, monkeypatch, data, way):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).touch()
+    rule = f"{UNKNOWN} '{data}'; ~, $, * and ? must be written out, the tables of several parties"
+    for check, ending in ((check_source, way and ": " + way.format(tmp_path)), (read_source, "")):
+        with pytest.raises(ConfigError, match=f"^{re.escape(f'{rule} as a.csv,b.csv{ending}')}$"):
+            check(data)
 
 
 def test_another_label_than_the_sets_own_is_refused():

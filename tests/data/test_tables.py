@@ -506,7 +506,7 @@ WELL_FORMED = "' must be a well-formed "
     [
         ("folder.csv", "", r"data file must be a file, got the folder '.*/folder.csv'$"),
         ("no.csv", None, "data file must exist, got '.*/no.csv'"),
-        ("rows.doc", b"1", "must end in .csv, .* .or these with .gz., got '.*/rows.doc'$"),
+        ("rows.doc", b"1", "must end in .csv, .* with .gz., got '.*/rows.doc'; save a sheet"),
         ("space-ga.arff", b"1", "/space-ga.arff'; this file's data set is known by the name space"),
         ("rows.parquet", b"secret 1:x", f"/rows.parquet{WELL_FORMED}parquet file"),
         ("rows.libsvm", b"secret 1:x", f"/rows.libsvm{WELL_FORMED}libsvm file"),

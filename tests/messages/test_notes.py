@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from fedapp.data.table import notes_on_leaks
 from fedapp.errors import PartyError
 from fedapp.messages.handshake import HelloRequest
 from fedapp.report.summary import warning_lines
+from fedapp.runs.compare import carry_out
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import check_tables
 from fedapp.site.settings import SiteConfig
@@ -188,6 +190,25 @@ def test_a_simulation_says_them_once_of_the_whole_table(
     assert summary["facts"] == ["feature column 'paid' has yes or no, read as 1 or 0"]
     path = write_table("columns", c=[7] * 90, n_rows=90)
     assert warnings_of(vertical(data=str(path), label="y", num_boost_round=1)) == [CONSTANT]
+
+
+class Lines(list):
+    """What a command prints."""
+
+    tell = list.append
+
+    def begin(self, doing, ends=False):
+        pass
+
+    def run(self, folder, metric):
+        return nullcontext()
+
+
+def test_methods_of_a_comparison_say_them_once(write_table, tmp_path):
+    table = str(write_table(n_rows=90, y=[0, 1] * 45, c=[1] * 90))
+    given = {"data": table, "label": "y", "parties": 2, "num-boost-round": 1, "max-depth": 1}
+    carry_out(["pax", "bagging"], given, 1, "local", lines := Lines(), tmp_path / "new")
+    assert lines.count(f"! {CONSTANT}") == 1
 
 
 def test_a_party_with_a_table_of_its_own_is_named(settings, write_table, sites):

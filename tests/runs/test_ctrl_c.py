@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -76,7 +77,7 @@ def test_ctrl_c_ends_a_command_in_one_sentence(stage, terminal, tmp_path, reques
     assert READY in text
     said = re.findall(r"^interrupted: (.*)$", text, re.MULTILINE)
     assert [re.match(told, each) is not None for each in said] == [True], text
-    assert not re.search(r"Traceback|Exception ignored|\w+Error\b|\[bt\]|Aborted", text)
+    assert not re.search(r"Traceback|Exception ignored|\w+Error\b|\[bt\]|Aborted|\?\[", text)
     assert status == 130
 
 
@@ -113,6 +114,22 @@ def _interrupts():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+LATE = """import signal, sys
+class Late:
+    def __del__(self, press=signal.raise_signal, number=int(signal.SIGINT)):
+        press(number)
+sys.late, sys.argv = Late(), ["fedapp", "--version"]
+from fedapp.__main__ import main
+main()"""
+
+
+@pytest.mark.usefixtures("_interrupts")
+def test_ctrl_c_while_python_ends_leaves_the_status():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("fedapp ")
 
 
 @pytest.mark.usefixtures("_interrupts")

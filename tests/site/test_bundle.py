@@ -48,7 +48,7 @@ def test_the_command_copies_what_flwr_makes_the_same_bundle_of(tmp_path, monkeyp
     main()
     sent = build_fab_from_disk(tmp_path / "app")
     assert sha256(sent).hexdigest() == installed_bundle()
-    with pytest.raises(ConfigError, match=f"^folder must be new or empty, got {tmp_path}/app$"):
+    with pytest.raises(ConfigError, match=f"^folder must be a new or an empty .* {tmp_path}/app, "):
         main()
 
 
@@ -252,6 +252,23 @@ def test_a_release_that_was_signed_before_the_installed_one_is_refused(monkeypat
     check_bundle(config, dated(NEXT, "0.2.0"))
     with pytest.raises(ConfigError, match=r"^app must be release 0\.2\.0 as signed at 2026"):
         check_bundle(replace(config, name="shop"), dated(DATE, "0.2.0"))
+
+
+def test_a_signature_replaces_only_a_signature(tmp_path, monkeypatch):
+    key, written = tmp_path / "release.pem", tmp_path / SIGNATURE
+    key.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    monkeypatch.setattr("sys.argv", ["bundle", "sign", str(key)])
+    monkeypatch.setattr("fedapp.site.bundle.__file__", str(tmp_path / "fedapp/site/bundle.py"))
+    with pytest.raises(ConfigError, match=r"^output must be in a folder that exists, got "):
+        main()
+    written.parent.mkdir()
+    main()
+    main()
+    assert written.read_bytes().startswith(b'DATE = "')
+    written.write_text("mine")
+    with pytest.raises(ConfigError, match=r"^output must be a new file, or a signature that "):
+        main()
+    assert written.read_text() == "mine"
 
 
 def test_a_key_of_another_kind_does_not_sign(tmp_path):

@@ -158,11 +158,15 @@ def test_a_model_of_edited_curves_says_so_wherever_it_is_used(table):
     def command(*words):
         return CliRunner().invoke(cli, [*map(str, words)])
 
-    done = command("export", path, "--to", "curves")
-    assert done.exit_code == 0, done.output
+    for _ in range(2):
+        done = command("export", path, "--to", "curves")
+        assert done.exit_code == 0, done.output
     document = json.loads((path / "curves.json").read_text())
     document["curves"][0]["values"][0][-1] += 1  # of missing values
-    Path("new.json").write_text(json.dumps(document))
+    (path / "curves.json").write_text(json.dumps(document))
+    edited = "output must be a new file, or unedited curves that fedapp wrote, got "
+    assert edited in str(command("export", path, "--to", "curves").exception)
+    (path / "curves.json").rename("new.json")
     how = "export", path, "--edited", "new.json", "--output", "edited", "--edited-by"
     for name in (" ", "a" * 101, "a\nb"):
         assert "--edited-by must name who answers" in str(command(*how, name).exception)
@@ -178,6 +182,8 @@ def test_a_model_of_edited_curves_says_so_wherever_it_is_used(table):
     assert "edited by Dr. &lt;A> on" in Path("edited", "model-card.md").read_text()
     done = command("predict", "edited", "--data", table, "--output", "out.csv")
     assert "were edited by Dr. <A> on 20" in done.output
+    inside = command(*how[:5], path / "edited", how[-1], "B")
+    assert "output must be outside of the run's folder, got" in str(inside.exception)
     assert "output must be a new or an empty folder" in str(command(*how, "B").exception)
     Path("new.json").write_text(json.dumps({**document, "model_id": "another"}))
     assert RULE in str(command(*how[:5], "no", how[-1], "B").exception)
