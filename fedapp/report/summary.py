@@ -114,6 +114,7 @@ def headline(summary: Summary) -> str:
 
     clauses = [_claim(summary, metric, shown(test[metric]))]
     clauses[0] += f" (95 % interval {shown(*span)})" if span else ""
+    clauses[0] += ", by scores with noise" if summary.get("privacy") else ""
     counts = [sum(row) for row in (summary.get("curves") or {}).get("confusion") or []]
     if metric == "accuracy" and any(counts):
         most = shown(max(counts) / sum(counts))

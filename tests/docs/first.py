@@ -30,7 +30,7 @@ def printed():
     console = Console(file=StringIO(), width=100, color_system=None)
     console.print(score_table([row for row in score_rows(summary) if row[0][1] == "test"]))
     table = [text.rstrip() for text in console.file.getvalue().splitlines()]
-    return "\n".join([fill(headline(summary), 100), "", *table, ""])
+    return "\n".join([fill(headline(summary), 100), "...", *table, ""])
 
 
 def main():

@@ -407,6 +407,11 @@ NUMBERS = {"rmse": 6.0, "mae": 4.0, "r2": 0.64}
             f"{TWO}predictions of price are typically off by 6; always answering the mean is off "
             "by 10.",
         ),
+        (
+            REGRESSION,
+            {"label": "price", "metrics": {"test": {"rmse": 0.0}}, "privacy": {"epsilon": 1.0}},
+            f"{TWO}predictions of price are typically off by 0, by scores with noise.",
+        ),
         (BINARY, {"metrics": {"test": {"auc": math.nan}}}, ""),
     ],
 )
