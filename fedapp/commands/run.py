@@ -276,7 +276,8 @@ def settings(
     one = alias(setting_of(name, every), every, "")
     if not one and name not in ("", *methods):
         hint = setting_hint(name, [*every, *methods]) or ": fedapp settings lists them"
-        raise ConfigError(f"fedapp settings must name a method or a setting, got {name}{hint}")
+        rule = f"must name a method ({', '.join(methods)}) or a setting"
+        raise ConfigError(f"fedapp settings {rule}, got {name}{hint}")
     shown = [
         setting
         for setting in every.values()

@@ -293,7 +293,7 @@ ANSWERS = {
     "tune pax a.csv b.csv": ": write fedapp tune pax --data a.csv,b.csv$",
     "compare pax bagging loans.csv": ": write fedapp compare pax bagging --data loans.csv$",
     "run pax bagging --label y": ": fedapp compare pax bagging compares them$",
-    "settings bagger": "strategy must be one of bagging, .*, got .bagger.; did you mean bagging.$",
+    "settings bagger": "a method .bagging, .*. or a setting, got bagger; did you mean bagging.$",
 }
 
 
