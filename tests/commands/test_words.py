@@ -90,7 +90,7 @@ def test_an_estimator_refuses_every_setting_that_it_sets_itself():
             estimator.fit([[0.0], [1.0]] * 20, [0, 1] * 20)
 
 
-SETTING = "fedapp settings must name a method or a setting, got "
+SETTING = "or a setting, got "
 WORDS = {  # what is typed first, and what answers
     "run pax t.csv": "a table must follow --data, got t.csv: write fedapp run pax --data t.csv",
     "run pax --data=a.csv b.csv": "got b.csv: write fedapp run pax --data a.csv,b.csv",
