@@ -29,6 +29,7 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import Holdout
 from fedapp.data.schema import listed
+from fedapp.data.scratch import copied
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, as_plain, as_protocol_error, without_folders
 from fedapp.histograms.fixed_point import power_above
@@ -169,7 +170,7 @@ class Coded(Role):
                     raise ValueError("categories must be those that the site's schema gives")
             values = {}
             for subset, before in self.values.items():
-                values[subset], n_unseen = recoded(before, local, joint, self.columns)
+                values[subset], n_unseen = recoded(before, local, joint, self.columns, copied)
                 unseen += n_unseen[: len(unseen)]
         self.values = values
         self.categories = joint
@@ -390,7 +391,7 @@ def local_categories(subsets: Mapping[str, Table]) -> Categories:
     table = subsets["train"]
     has_values = np.zeros(len(table.columns), dtype=bool)
     for subset in subsets.values():
-        has_values |= ~np.isnan(subset.values).all(axis=0)
+        has_values |= [not np.isnan(column).all() for column in subset.values.T]
     entries = entries_of(table.categories, len(table.columns))
     return as_categories(
         names if names or has_value else ()

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from fedapp.data.csv_errors import THOUSANDS_WAY, WITH_THOUSANDS, is_finite, is_number, way_of_marks
 from fedapp.data.schema import MISSING, WHOLE_DECIMAL, Declared, Reader
+from fedapp.data.scratch import batches
 from fedapp.errors import DataError
 from fedapp.trees.categories import MOST_CATEGORIES, RARE
 
@@ -103,7 +104,9 @@ class Column:
 class Converted(NamedTuple):
     """A column as it was read."""
 
-    numbers: Any  # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts
+    # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts; of a feature
+    # that is not in memory, what reads them
+    numbers: Any
     column: Column  # with its kind
     trimmed: bool = False  # whether blanks around some value were removed
     # word of ``MISSING`` -> number of names that became missing because they equal it
@@ -540,9 +543,18 @@ def fill(out: npt.NDArray[Any], column: Any) -> None:
 
 def as_numbers(column: Any) -> npt.NDArray[np.float64]:
     """A column of numbers as float64; missing is NaN."""
+    column = column() if callable(column) else column
     numbers = np.empty(len(column), np.float64)
     fill(numbers, column)
     return numbers
+
+
+def as_text_array(column: Any) -> npt.NDArray[np.str_]:
+    """A column of texts as a numpy array, by slices, as Python's objects are large."""
+    texts = np.empty(len(column), f"U{pc.max(pc.utf8_length(column)).as_py() or 1}")
+    for rows in batches(len(texts), texts.itemsize):
+        texts[rows] = column.slice(rows.start, rows.stop - rows.start).to_numpy()
+    return texts
 
 
 def _tests(decimal: str) -> dict[str, Callable[[str], bool]]:
