@@ -13,6 +13,7 @@ import numpy as np
 
 from clients.handshake import Coded, Floats, Ints
 from clients.secagg import Masked, label_sums
+from fedapp.data.scratch import side_by_side
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
@@ -171,8 +172,9 @@ class Counted(Masked):
             rule = f"must be another for {self.name}, whose node config has share-risk-sums "
             raise ConfigError(f"objective {rule}false, got {self.objective}")
         if is_survival(self.objective):
-            times = np.abs(self.labels["train"])[:, None]
-            self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
+            times, train = np.abs(self.labels["train"]), self.values["train"]
+            train = side_by_side([*train.T, times], (len(train), train.shape[1] + 1))
+            self.values = {**self.values, "train": train}
             categories = np.append(categories, 0)
         self.cutting = Cutting(categories)
         return coded

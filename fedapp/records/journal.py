@@ -4,8 +4,9 @@
 
     entry   magic, sizes and checksum, header, arrays; a multiple of 8 bytes
     header  JSON: {"facts": ..., "values": {name: [tree, numbers]}, "dropped": [name], "mark": ...,
-            "kept": [name] | null, "arrays": [[number, dtype, shape], ...]}
-    arrays  raw C-order bytes, each padded to 8 bytes: numba compiles again for unaligned arrays
+            "kept": [name] | null, "arrays": [[number, dtype, shape, order], ...]}
+    arrays  raw bytes in C order, those in Fortran order that are mapped from a file in theirs; each
+            padded to 8 bytes: numba compiles again for unaligned arrays
 
 A value is a tree (``records.codec``) and the numbers of its arrays. An array is written once, in
 the entry whose value first has it, and named by its number from then on: what refers to an array
@@ -171,9 +172,10 @@ class Journal:
             return start
         header = json.loads(data[body : body + header_size])
         offset = _aligned(body + header_size)
-        for number, form, shape in header["arrays"]:
+        for number, form, shape, *order in header["arrays"]:
             dtype = np.dtype(form if isinstance(form, str) else [(*field,) for field in form])
-            array = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
+            array = np.frombuffer(data, dtype, math.prod(shape), offset)
+            array = array.reshape(shape, order="F" if order else "C")
             self._note(number, array)
             self._filed.add(number)
             offset = _aligned(offset + array.nbytes)
@@ -270,6 +272,7 @@ class Journal:
             sync_folder(self.path.parent)
         self._filed |= filed
         self._size = self._size + size
+        self._least = self._least or size  # all of a new file is used
         self._written = self.now
         self._drop_unused()
         if self._size > TIMES * self._least + SPARE:
@@ -299,13 +302,19 @@ class Journal:
             "mark": mark,
             "kept": kept,
             "arrays": [
-                [number, array.dtype.descr if array.dtype.names else array.dtype.str, array.shape]
+                [
+                    number,
+                    array.dtype.descr if array.dtype.names else array.dtype.str,
+                    array.shape,
+                    *("F" * _is_turned(array)),
+                ]
                 for number, array in new.items()
             ],
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         parts: list[bytes | memoryview] = [text, bytes(-(PREFIX.size + len(text)) % ALIGNMENT)]
         for array in new.values():
+            array = array.T if _is_turned(array) else array
             raw = array.reshape(-1).view(np.uint8).data if array.size else b""
             parts += [raw, bytes(-array.nbytes % ALIGNMENT)]
         size, checksum = PREFIX.size, len(text)  # begun with what it does not cover
@@ -323,7 +332,8 @@ class Journal:
         for array in stored.arrays:
             if (number := self._numbers.get(id(array))) is None:
                 assert not array.dtype.hasobject
-                whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                stays = array.flags.c_contiguous or _is_turned(array)
+                whole = array if stays else np.ascontiguousarray(array)
                 if whole is not array:  # what is read next shall be in C order
                     stored.value = ABSENT
                 whole.flags.writeable = False
@@ -379,6 +389,15 @@ def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
             yield part
             small.clear()
     yield b"".join(small)
+
+
+def _is_turned(array: Array) -> bool:
+    """Whether an array is in Fortran order and mapped from a file, and so too large for memory."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    is_mapped = isinstance(getattr(base, "obj", None), mmap)
+    return is_mapped and array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 def _aligned(offset: int) -> int:

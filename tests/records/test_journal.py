@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fedapp.data import scratch
 from fedapp.errors import DataError
 from fedapp.records.codec import Array, codec_of
 from fedapp.records.journal import MANY, PREFIX, SPARE, Journal, State, Stored
@@ -193,6 +194,22 @@ def test_the_end_leaves_nothing_of_the_checkpoint(tmp_path, monkeypatch):
     assert secret.tobytes() not in (tmp_path / "state").read_bytes()
     for one in (journal, opened(tmp_path)):
         assert (one.now.facts, one.base) == ({"n": 3}, None)
+
+
+def test_a_mapped_table_stays_in_column_order_and_is_not_copied(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(scratch, "LARGEST", 0)
+    values = scratch.empty_table(7, 3)
+    values[:] = np.arange(21).reshape(7, 3)
+    journal = Journal(tmp_path / "state")
+    step(journal, 1, a=values)
+    for _ in range(2):
+        for one in (journal, opened(tmp_path)):
+            table = one.now.values["a"].read(ARRAYS)["a"]
+            assert table.flags.f_contiguous
+            assert table.tolist() == values.tolist()
+        assert np.shares_memory(journal.now.values["a"].read(ARRAYS)["a"], values)
+        journal.compact()
 
 
 def test_an_entry_of_which_a_byte_is_another_is_not_read(tmp_path):
