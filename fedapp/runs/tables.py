@@ -27,7 +27,7 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import SUBSETS, Split, split_numbered, split_queries
 from fedapp.data.read import column_names
-from fedapp.data.scratch import empty_table
+from fedapp.data.scratch import copied, empty_table
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
@@ -295,7 +295,8 @@ def _stack(tables: Sequence[Table]) -> Table:
     end = 0
     for table in tables:
         start, end = end, end + table.n_rows
-        values[start:end] = recoded(table.values, table.categories, joint, table.columns)[0]
+        coded = recoded(table.values, table.categories, joint, table.columns, copied)[0]
+        values[start:end] = coded
     return Table(
         tables[0].columns,
         values,

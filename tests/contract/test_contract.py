@@ -26,7 +26,6 @@ from tests.forests import move_thresholds
 from tests.letters import raw_of, written
 from tests.network import die, fails_from, one_of_each_kind, resumed, run
 from tests.stored import store_of, with_arrays
-from tests.tables import by_parts
 from tests.transcript import check_declared, check_no_rows
 
 SLOW = pytest.mark.slow
@@ -68,18 +67,6 @@ def test_two_runs_with_one_seed_are_equal_whatever_the_order_of_the_parties(made
     again = run(settings, reversed(simulated_contexts(settings)))
     assert METHODS[name].result(again) == recorded(name).result
     assert summary_of(again)["metrics"] == recorded(name).summary["metrics"]
-
-
-@pytest.mark.by_default("pax", "fedavg-linear", "secureboost", "interactive")
-@every_method
-def test_a_table_that_is_larger_than_memory_gives_the_same_results(
-    made, recorded, monkeypatch, name
-):
-    whole = recorded(name)
-    by_parts(monkeypatch)
-    again = run_local(made(name))
-    assert METHODS[name].result(again) == whole.result
-    assert summary_of(again)["metrics"] == whole.summary["metrics"]
 
 
 @pytest.mark.by_default("pax", "fedxgbllr", "horizontal-forest", "secureboost")
