@@ -38,7 +38,6 @@ from fedapp.runs.baselines import (
     baseline_rows,
     baselines_of,
     decoded,
-    lacking_memory_of,
     order_range,
     run_baselines,
 )
@@ -293,8 +292,6 @@ def _scored(kind: BaselineKind, run: Settings, series: Series, watcher: Watcher)
     name = name_of(run, f"baselines-{kind.name}")
 
     def train() -> list[dict[str, Any]]:
-        if rule := lacking_memory_of(run):
-            raise ConfigError(rule)
         watcher.begin(f"training the baselines ({kind.model} by {kind.split_by}), {_in_words(run)}")
         scores = run_baselines(run)
         watcher.tell(f"{name}: done")
