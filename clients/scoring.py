@@ -174,7 +174,7 @@ class Scored(Coded):
                 )
             scores |= {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
             if subset == "test" and "test" in self.values and not self.config.simulated:
-                values = np.concatenate([batch[0] for batch in self._batches("train")])
+                values = self.values["train"][:, : len(self.columns)]
                 train = values, self.labels["train"], self.weights["train"]
                 test = self.values["test"], labels, weights
                 warn_if_worse(self.objective, of_rows, train, test, self.categories, self.loss)
@@ -314,7 +314,7 @@ def prediction_scores(
     or None if none was chosen.
     """
     objective, classes = model.objective, model.classes
-    if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
+    if classes and (others := set(label_texts(np.unique(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
     if not classes and numbers_of(labels) is None:
         return {}, "no scores: the label must be numbers for a regression"
