@@ -11,6 +11,7 @@ import functools
 import importlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -57,9 +58,11 @@ def variables() -> dict[str, str]:
 
 def connect(address: str, name: str) -> Any:
     """``ray``, connected to the cluster that a setting names; "local": to a new one, here."""
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # to any cluster, once this one is lost
     import ray
 
     paths = os.pathsep.join(str(Path(path or ".").resolve()) for path in sys.path)
+    was_connected, handler = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
     try:
         check_answers(address)
         # About GPUs in later versions.
@@ -71,14 +74,20 @@ def connect(address: str, name: str) -> Any:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
+        with suppress(ValueError):  # in another thread Ray installs no handler of its own
+            signal.signal(signal.SIGTERM, handler)
     except (OSError, RuntimeError, ValueError) as error:
-        ray.shutdown()
+        if not was_connected:
+            ray.shutdown()
         rule = f"{name} must be a Ray cluster of which this machine is a node"
         rule += ", or ray://HOST:10001" if name == "workers" else ""
         way = "ray start --head, and at other machines ray start --address=HEAD:6379"
-        got = f"{address}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        raise ConfigError(f"{rule}, got {got}; {way}") from None
+        raise ConfigError(f"{rule}, got {address}: {_first_line(error)}; {way}") from None
     return ray
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def check_answers(address: str) -> None:
@@ -164,7 +173,7 @@ class RayWorkers(Workers):
     def __init__(self, address: str) -> None:
         super().__init__(1)
         self.address = address
-        self.is_local = True  # whether all nodes are on this machine
+        self.is_private = True  # whether all nodes are on this machine, or use TLS
         self._connecting = threading.Lock()
         self._ray: Any = None
         self._head = ""
@@ -181,7 +190,10 @@ class RayWorkers(Workers):
             # Else Ray ends a process whose cluster is away for a minute.
             os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(10**6))
             ray: Any = importlib.import_module("ray")
-            is_ours = not ray.is_initialized()  # else this is an actor or a task of a simulation
+            # Else this is an actor of a simulation on the cluster.
+            is_ours = not (
+                ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+            )
             if is_ours:
                 connect(self.address, "workers")
             try:
@@ -189,8 +201,9 @@ class RayWorkers(Workers):
                 is_client = self.address.startswith("ray://") and is_ours
                 self._head = self.address if is_client else ray.get_runtime_context().gcs_address
                 self._n_workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
-                here = ray.util.get_node_ip_address()
-                self.is_local = {node["NodeManagerAddress"] for node in ray.nodes()} <= {here}
+                hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+                has_tls = os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true")
+                self.is_private = has_tls or hosts <= {ray.util.get_node_ip_address(), "127.0.0.1"}
             except BaseException:
                 if is_ours:
                     ray.shutdown()
@@ -222,8 +235,6 @@ class RayWorkers(Workers):
                 self._lend(shared)
         finally:
             shared.is_over.set()
-            for task in shared.lent:
-                self._ray.cancel(task)
         if shared.error is not None:
             raise shared.error
         return [shared.results[index] for index in range(len(calls))]
@@ -233,6 +244,17 @@ class RayWorkers(Workers):
     def _lend(self, shared: _Queue) -> None:
         """Have tasks do what this process has not done yet; return when all is done."""
         ray = self.connected()
+        try:
+            self._have_done(ray, shared)
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+            rule = "workers must be a Ray cluster whose nodes and processes stay alive"
+            raise ConfigError(f"{rule}, got {_first_line(error)}") from None
+        finally:
+            with suppress(Exception):  # of a cluster that is gone
+                for task in shared.lent:
+                    ray.cancel(task)
+
+    def _have_done(self, ray: Any, shared: _Queue) -> None:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
         most = TASKS_PER_WORKER * self._n_workers
         answered = time.monotonic()
@@ -244,7 +266,7 @@ class RayWorkers(Workers):
                 try:
                     shared.add(shared.lent.pop(one), ray.get(one))
                 except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
+                    shared.fail(error.cause)
             if done:
                 answered = time.monotonic()
             elif time.monotonic() > answered + 1:
@@ -326,6 +348,11 @@ class _Queue:
         if len(self.results) == len(self.calls):
             self.is_over.set()
 
+    def fail(self, error: BaseException) -> None:
+        """Want nothing more, because of an error of a call."""
+        self.error = error
+        self.is_over.set()
+
     def work(self) -> None:
         """Do calls here: those that are left, then those of tasks that have not ended, the last
         ones first, so that none waits for a task that does not start."""
@@ -334,8 +361,7 @@ class _Queue:
                 self.add([index], [self.function(*arguments(self.calls[index]))])
                 self._n_here += 1
         except BaseException as error:
-            self.error = error
-            self.is_over.set()
+            self.fail(error)
 
     def _next(self) -> int | None:
         if self.is_over.is_set():
