@@ -40,6 +40,12 @@ RETRIES = 3  # of work whose process or node has died
 # Ray is asked this often for results; the head may be silent for the last.
 PROBE_SECONDS, TASK_SECONDS, WAIT_SECONDS, SILENT_SECONDS = 0.02, 0.2, 0.02, 10.0
 PIECE_BYTES = 4 << 20
+# Variables of a process that uses a cluster: Ray does not end it if the cluster is away for a
+# minute, and does not take another one then.
+DRIVER = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6),
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
 TASKS_PER_WORKER = 2  # one waits at its node while the other runs
 PACKAGES = ("fedapp", "flwr", "gmpy2", "numba", "numpy", "ray", "xgboost")
 
@@ -58,13 +64,14 @@ def variables() -> dict[str, str]:
 
 def connect(address: str, name: str) -> Any:
     """``ray``, connected to the cluster that a setting names; "local": to a new one, here."""
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # to any cluster, once this one is lost
+    os.environ.update({} if address == "local" else DRIVER)
     import ray
 
     paths = os.pathsep.join(str(Path(path or ".").resolve()) for path in sys.path)
-    was_connected, handler = ray.is_initialized(), signal.getsignal(signal.SIGTERM)
+    given, was_connected, handler = address, ray.is_initialized(), signal.getsignal(signal.SIGTERM)
     try:
-        check_answers(address)
+        if address != "local":
+            address = _speaking(address)
         # About GPUs in later versions.
         with catch_warnings(action="ignore", category=FutureWarning):
             ray.init(
@@ -82,7 +89,7 @@ def connect(address: str, name: str) -> Any:
         rule = f"{name} must be a Ray cluster of which this machine is a node"
         rule += ", or ray://HOST:10001" if name == "workers" else ""
         way = "ray start --head, and at other machines ray start --address=HEAD:6379"
-        raise ConfigError(f"{rule}, got {address}: {_first_line(error)}; {way}") from None
+        raise ConfigError(f"{rule}, got {given}: {_first_line(error)}; {way}") from None
     return ray
 
 
@@ -90,8 +97,26 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def _speaking(address: str) -> str:
+    """The address of a cluster, also of "auto"; an OSError if nothing there speaks as Ray here,
+    for which ``ray.init`` would wait for minutes."""
+    grpc: Any = importlib.import_module("grpc")
+    utils: Any = importlib.import_module("ray._private.grpc_utils")
+    services: Any = importlib.import_module("ray._private.services")
+    if address == "auto":
+        address = services.canonicalize_bootstrap_address("auto")
+    check_answers(address)
+    with utils.init_grpc_channel(address.removeprefix("ray://")) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CONNECT_SECONDS)
+        except grpc.FutureTimeoutError:
+            rule = "RAY_USE_TLS must be the same here and there"
+            raise ConnectionError(f"no Ray answers within {CONNECT_SECONDS} s; {rule}") from None
+    return address
+
+
 def check_answers(address: str) -> None:
-    """Raise an OSError if nothing listens at HOST:PORT; ``ray.init`` would wait for minutes."""
+    """Raise an OSError if nothing listens at HOST:PORT."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and "/" not in host:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -176,19 +201,20 @@ class RayWorkers(Workers):
         self.is_private = True  # whether all nodes are on this machine, or use TLS
         self._connecting = threading.Lock()
         self._ray: Any = None
-        self._head = ""
+        self._head, self._n_running = "", 0
         self._sent: dict[int, dict[Any, Any]] = {}  # by array that owns memory: references by part
 
     def connected(self) -> Any:
         """``ray``, connected; ConfigError if the cluster or a node is not as it must be."""
         with self._connecting:
             if self._ray is not None:
-                with suppress(OSError):
+                try:
                     check_answers(self._head)
                     return self._ray
-                self.close()
-            # Else Ray ends a process whose cluster is away for a minute.
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(10**6))
+                except OSError:
+                    if self._n_running:  # which notices it too
+                        return self._ray
+                    self.close()
             ray: Any = importlib.import_module("ray")
             # Else this is an actor of a simulation on the cluster.
             is_ours = not (
@@ -244,6 +270,7 @@ class RayWorkers(Workers):
     def _lend(self, shared: _Queue) -> None:
         """Have tasks do what this process has not done yet; return when all is done."""
         ray = self.connected()
+        self._n_running += 1
         try:
             self._have_done(ray, shared)
         except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
@@ -253,6 +280,9 @@ class RayWorkers(Workers):
             with suppress(Exception):  # of a cluster that is gone
                 for task in shared.lent:
                     ray.cancel(task)
+            # A call that has not ended here must not drop them after Ray's end.
+            shared.lent.clear()
+            self._n_running -= 1
 
     def _have_done(self, ray: Any, shared: _Queue) -> None:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
