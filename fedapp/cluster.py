@@ -68,7 +68,11 @@ def connect(address: str, name: str) -> Any:
     import ray
 
     paths = os.pathsep.join(str(Path(path or ".").resolve()) for path in sys.path)
-    given, was_connected, handler = address, ray.is_initialized(), signal.getsignal(signal.SIGTERM)
+    setting, was_connected, handler = (
+        address,
+        ray.is_initialized(),
+        signal.getsignal(signal.SIGTERM),
+    )
     try:
         if address != "local":
             address = _speaking(address)
@@ -89,7 +93,7 @@ def connect(address: str, name: str) -> Any:
         rule = f"{name} must be a Ray cluster of which this machine is a node"
         rule += ", or ray://HOST:10001" if name == "workers" else ""
         way = "ray start --head, and at other machines ray start --address=HEAD:6379"
-        raise ConfigError(f"{rule}, got {given}: {_first_line(error)}; {way}") from None
+        raise ConfigError(f"{rule}, got {setting}: {_first_line(error)}; {way}") from None
     return ray
 
 
@@ -291,7 +295,10 @@ class RayWorkers(Workers):
         while not shared.is_over.is_set():
             while len(shared.lent) < most and (indices := shared.take(most)):
                 shared.lent[task.remote(*self._packed(shared, indices))] = indices
-            done, _ = ray.wait([*shared.lent], timeout=WAIT_SECONDS) if shared.lent else ([], [])
+            if not shared.lent:
+                shared.is_over.wait(WAIT_SECONDS)
+                continue
+            done, _ = ray.wait([*shared.lent], timeout=WAIT_SECONDS)
             for one in done:
                 try:
                     shared.add(shared.lent.pop(one), ray.get(one))
