@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
+
 ATTEMPTS, START_SECONDS = 4, 90
 
 
@@ -55,6 +57,14 @@ def _started(words, log):
         node.terminate()
         node.wait()
     raise AssertionError(log.read_text())
+
+
+def end(node):
+    """Kill a node and its processes, as a machine that is switched off."""
+    family = psutil.Process(node.pid).children(recursive=True)
+    for process in (*family, node):
+        process.kill()
+    node.wait()
 
 
 def number_and_process(number, caller, mark):
