@@ -1,62 +1,24 @@
 """A Ray cluster: two of Ray's nodes on this machine."""
 
-import subprocess
-import sys
-import time
-from contextlib import ExitStack
+import os
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from fedapp.errors import ConfigError
+from fedapp import cluster
+from fedapp.crypto import paillier, sums
+from fedapp.errors import ConfigError, FedappError
 from fedapp.home import home
 from fedapp.run_folder import QUIET
-from fedapp.runs import cluster, session
+from fedapp.runs import session
 from fedapp.runs.compare import carry_out
 from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
 from tests.federated import model_bytes
-
-ATTEMPTS, START_SECONDS = 4, 90
-
-
-@pytest.fixture(scope="module")
-def two_nodes():
-    """The address of a cluster of two nodes with a CPU each."""
-    # Outside the ports of Ray's workers.
-    (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
-    address = f"127.0.0.1:{port}"
-    # A folder of its own, else other programs' ray.init would find this cluster and join it; with a
-    # short path, for Ray's sockets.
-    with TemporaryDirectory(prefix="ray-") as folder, ExitStack() as nodes:
-        for words in (
-            ["--head", "--port", str(port), "--temp-dir", folder],
-            ["--address", address],
-        ):
-            node = _started(words, Path(folder) / f"{words[0]}.log")
-            nodes.callback(node.wait)
-            nodes.callback(node.terminate)
-        yield address
-
-
-def _started(words, log):
-    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
-    command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
-    for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
-        with log.open("wb") as output:
-            node = subprocess.Popen(command, stdout=output, stderr=output)
-        end = time.monotonic() + START_SECONDS
-        while node.poll() is None and time.monotonic() < end:
-            if b"Ray runtime started" in log.read_bytes():
-                return node
-            time.sleep(0.2)
-        node.terminate()
-        node.wait()
-    raise AssertionError(log.read_text())
+from tests.ray_nodes import end, number_and_process, started
 
 
 @pytest.mark.slow
@@ -102,7 +64,7 @@ def test_a_node_without_what_a_run_needs_is_named(tmp_path, monkeypatch, two_nod
         rule = rf"^Ray's node [0-9.]+ \(\w+\) must see {absent} of this machine; put "
         with pytest.raises(ConfigError, match=rule):
             cluster.check_nodes(ray, [home()], [absent])
-        monkeypatch.setattr(cluster, "versions", lambda: {"numpy": "0.1"})
+        monkeypatch.setattr(cluster, "versions", lambda _: {"numpy": "0.1"})
         with pytest.raises(ConfigError, match=r"must have numpy 0\.1, got [0-9.]+$"):
             cluster.check_nodes(ray, [home()], [])
 
@@ -113,3 +75,83 @@ def test_an_address_where_no_cluster_answers_is_refused(monkeypatch):
     rule = f"^RAY_ADDRESS must be a Ray cluster .* is a node, got 127.0.0.1:{port}: .*; ray start "
     with pytest.raises(ConfigError, match=rule), cluster.connected():
         pass
+
+
+@pytest.fixture
+def workers(two_nodes, monkeypatch):
+    """The workers of a cluster, to which every call goes that is not done at once."""
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(cluster, "TASK_SECONDS", 0.01)
+    workers = cluster.workers_at(two_nodes)
+    yield workers
+    workers.close()
+
+
+def test_calls_are_shared_with_two_nodes_in_order_with_errors_and_dead_processes(workers, tmp_path):
+    mark = tmp_path / "killed"
+
+    def processes(*numbers):
+        calls = [(number, os.getpid(), mark) for number in numbers]
+        shared = workers.run(number_and_process, calls)
+        assert tuple(number for number, _ in shared) == numbers
+        return {process for _, process in shared}
+
+    assert any(len(processes(*range(0, -24, -1))) == 3 for _ in range(60))
+    with pytest.raises(ValueError, match=r"^number must not be 1, got 1$"):
+        processes(*range(-12, 2))
+    assert any(processes(0, 0, 0, 2) and mark.exists() for _ in range(60))
+    assert processes() == set()
+
+
+def test_secureboost_on_two_nodes_is_secureboost_here(vertical, monkeypatch, two_nodes, workers):
+    given = {"data": "breast-cancer", "max_depth": 2, "num_boost_round": 1}
+    expected = model_bytes(run_local(vertical(**given)))
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    lent, packed = set(), workers._packed
+
+    def noted(shared, indices):
+        lent.add(shared.function)
+        return packed(shared, indices)
+
+    monkeypatch.setattr(workers, "_packed", noted)
+    monkeypatch.setattr(sums, "FEWEST_ROWS", 32)
+    assert model_bytes(run_local(vertical(**given))) == expected
+    assert lent & {paillier._encrypt, paillier._decrypt, sums._sum_rows_of, sums._pack}
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_the_middle_of_a_tree_changes_nothing(vertical, monkeypatch):
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(sums, "FEWEST_ROWS", 32)
+    expected = model_bytes(run_local(vertical(data="breast-cancer")))
+    with started() as (address, (_, node)):
+        workers = cluster.workers_at(address)
+        packed = workers._packed
+
+        def noted(shared, indices):
+            sent = packed(shared, indices)
+            if shared.function is sums._sum_rows_of and node.poll() is None:
+                end(node)
+            return sent
+
+        monkeypatch.setattr(workers, "_packed", noted)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert model_bytes(run_local(vertical(data="breast-cancer"))) == expected
+        assert node.poll() is not None
+        workers.close()
+
+
+def test_a_site_is_warned_of_a_network_that_could_read_its_keys(settings, three, workers):
+    """The second node has the address of another machine."""
+    folder = run_local(settings(num_boost_round=1), three(bank={"workers": workers.address}))
+    warnings = [text for text in folder.summary["warnings"] if "RAY_USE_TLS=1" in text]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("bank: keys and gradients go to the site's Ray cluster in clear")
+
+
+def test_a_site_without_its_cluster_takes_part_in_nothing(settings, three):
+    (port,) = free_ports(1)
+    rule = "must be a Ray cluster of which this machine is a node, or ray://HOST:10001"
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        with pytest.raises(FedappError, match=f"^bank.*: workers {rule}, got {address}: .*refused"):
+            run_local(settings(), three(bank={"workers": address}))
