@@ -38,7 +38,7 @@ def as_large(monkeypatch):
         return replace(table, values=values)
 
     def begin():
-        for name, value in {"LARGEST": 0, "BATCH_BYTES": 2**13}.items():
+        for name, value in {"LARGEST": 0, "BATCH_BYTES": 2**11}.items():
             monkeypatch.setattr(scratch, name, value)
         for name, value in {"FEWEST_CELLS": 1, "GROUP_CELLS": 1, "n_cores": lambda: 3}.items():
             monkeypatch.setattr(bins, name, value)
