@@ -139,6 +139,15 @@ def _superlink(tmp_path_factory):
         running.__exit__(None, None, None)
 
 
+@pytest.fixture(scope="session")
+def two_nodes():
+    """The address of a Ray cluster of two nodes with a CPU each."""
+    from tests.ray_nodes import started
+
+    with started() as (address, _):
+        yield address
+
+
 @pytest.fixture
 def simulate(_own_home, _superlink, monkeypatch):
     """``simulate(settings)``: a run in Flower's simulation; models trained in process are kept at

@@ -35,7 +35,7 @@ from fedapp.crypto.paillier import (
 )
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.rings import Bytes, Residues, products_by_place
-from fedapp.crypto.workers import Workers
+from fedapp.crypto.workers import Rows, Workers
 
 Ints = npt.NDArray[np.int64]
 
@@ -84,7 +84,7 @@ def sum_rows(
         part = rows[first : first + most]
         n_chunks = min(workers.n_workers, max(1, len(part) // FEWEST_ROWS))
         calls = [
-            (key, ciphertexts[chunk], codes[chunk], offsets, nodes[chunk], n_nodes)
+            (key, Rows([ciphertexts], chunk), Rows([codes], chunk), offsets, nodes[chunk], n_nodes)
             for chunk in np.array_split(part, n_chunks)
         ]
         for partial_sums in run_shared(workers, _sum_rows_of, calls):
@@ -142,17 +142,15 @@ def pack_terms(
     No ciphertext has sums of two jobs: ``layout.n_plaintexts(n_sums)`` ciphertexts a job.
     ``blocks`` are those of all rows in order, uint8 of shape (n_rows, ciphertext_bytes), checked.
     """
-    packed, ends = list[Bytes](), np.cumsum([len(block) for block in blocks])
-    # A call contains its rows, so few calls are made at a time.
+    packed = list[Bytes]()
+    # A call has its terms, so few calls are made at a time.
     n_calls = CALLS_PER_WORKER * workers.n_workers
     for first in range(0, len(jobs), n_calls):
         calls = []
         for job in jobs[first : first + n_calls]:
             used, rows = np.unique(job.rows, return_inverse=True)
             terms = replace(job, rows=rows.astype(np.int32), counts=job.counts[used])
-            parts = zip(blocks, np.split(used, np.searchsorted(used, ends[:-1])), ends, strict=True)
-            taken = [block[rows - end + len(block)] for block, rows, end in parts]
-            calls.append((key, np.concatenate(taken), terms, layout))
+            calls.append((key, Rows(blocks, used), terms, layout))
         packed += run_shared(workers, _pack_terms, calls)
     return join_ciphertexts(key, packed)
 

@@ -15,11 +15,16 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from fedapp.kernels import n_cores
 
@@ -29,12 +34,58 @@ Run = Callable[[Callable[..., Any], Call], Any]
 SERVE = "from fedapp.crypto.workers import serve; serve({})"
 
 
-@functools.cache
+_in_use: ContextVar[Workers | None] = ContextVar("workers", default=None)
+
+
+@contextmanager
+def sharing(workers: Workers | None) -> Iterator[None]:
+    """Let others be the ``shared_workers`` of a block, in this thread; None: of this process."""
+    token = _in_use.set(workers)
+    try:
+        yield
+    finally:
+        _in_use.reset(token)
+
+
 def shared_workers() -> Workers:
+    """The workers that the caller has: those of its site's cluster, or of this process."""
+    return _in_use.get() or _of_process()
+
+
+@functools.cache
+def _of_process() -> Workers:
     """The workers of this process, one a core, started once and closed at its end."""
     workers = Workers(n_cores())
     atexit.register(workers.close)
     return workers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """An argument of a call: some rows of arrays that many calls share, and that never change.
+
+    ``rows`` are in ascending order, of all ``arrays`` one after the other. A cluster gets an array
+    once for all calls.
+    """
+
+    arrays: Sequence[npt.NDArray[Any]]
+    rows: npt.NDArray[np.int64 | np.int32]
+
+    def split(self) -> list[npt.NDArray[Any]]:
+        """The rows of each array, from its first."""
+        starts = np.cumsum([0, *map(len, self.arrays)])
+        parts = np.split(self.rows, np.searchsorted(self.rows, starts[1:-1]))
+        return [part - start for part, start in zip(parts, starts, strict=False)]
+
+    def taken(self) -> npt.NDArray[Any]:
+        """The rows."""
+        parts = [array[rows] for array, rows in zip(self.arrays, self.split(), strict=True)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def arguments(call: Call) -> Call:
+    """What a function gets for a call."""
+    return tuple(one.taken() if isinstance(one, Rows) else one for one in call)
 
 
 class Workers:
@@ -46,9 +97,14 @@ class Workers:
     def __init__(self, n_workers: int) -> None:
         if n_workers < 1:
             raise ValueError(f"n_workers must be >= 1, got {n_workers}")
-        self.n_workers = n_workers
+        self._n_workers = n_workers
         self._others: list[_Worker] = []
         self._lock = threading.Lock()
+
+    @property
+    def n_workers(self) -> int:
+        """Number of processes."""
+        return self._n_workers
 
     def __enter__(self) -> Self:
         return self
@@ -88,9 +144,9 @@ class Workers:
         """As ``run``, in threads of this process, for functions that release Python's lock."""
         n_threads = min(self.n_workers, len(calls))
         if n_threads <= 1:
-            return [function(*call) for call in calls]
+            return [_here(function, call) for call in calls]
         with ThreadPoolExecutor(n_threads) as threads:
-            return list(threads.map(lambda call: function(*call), calls))
+            return list(threads.map(lambda call: _here(function, call), calls))
 
     def close(self) -> None:
         """End the other processes."""
@@ -113,7 +169,7 @@ def _drain(queue: deque[Any], results: dict[int, Any], function: Any, run: Run) 
 
 
 def _here(function: Callable[..., Any], call: Call) -> Any:
-    return function(*call)
+    return function(*arguments(call))
 
 
 class _Worker:
@@ -140,7 +196,7 @@ class _Worker:
 
     def run(self, function: Callable[..., Any], call: Call) -> Any:
         try:
-            self._pipe.send((function, call))
+            self._pipe.send((function, arguments(call)))
             result, error = self._pipe.recv()
         except (EOFError, OSError) as error:
             status = self._process.poll()

@@ -31,13 +31,14 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.fab import Fab
 
 from fedapp import errors
+from fedapp.cluster import check_nodes, connected, ray_address
 from fedapp.data.datasets import absolute_paths
 from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.run_files import SUMMARY
 from fedapp.run_folder import QUIET, RunFolder, State, Watcher
-from fedapp.runs.cluster import check_nodes, connected, job_variables, ray_address
+from fedapp.runs.cluster import data_folder, job_variables
 from fedapp.runs.tables import table_files
 from fedapp.settings import Settings, flatten
 from fedapp.site.bundle import build_bundle, installed_bundle
@@ -85,11 +86,12 @@ def run_simulation(settings: Settings, watcher: Watcher = QUIET) -> RunFolder:
     """Train in Flower's simulation, on a SuperLink that is started for this run."""
     if ray_address():
         watcher.begin("checking the nodes of the Ray cluster")
-        files = ("data", "schema_file", "without")
-        absolute = {name: absolute_paths(getattr(settings, name)) for name in files}
+        names = ("data", "schema_file", "without")
+        absolute = {name: absolute_paths(getattr(settings, name)) for name in names}
         settings = settings.model_copy(update=absolute)
         with connected() as ray:
-            check_nodes(ray, [home(), Path(settings.run_dir)], table_files(settings))
+            files = [*table_files(settings), *data_folder()]
+            check_nodes(ray, [home(), Path(settings.run_dir)], files)
     with superlink(watcher) as link:
         return run_simulated(settings, link, watcher)
 

@@ -40,7 +40,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedapp.cluster import workers_at
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
+from fedapp.crypto.workers import sharing
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, as_plain
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Reply, Request, check_fields
@@ -383,8 +385,11 @@ def _handled(site: Site, asked: Asked) -> Content:
     request, envelope, content = asked.request, asked.envelope, asked.content
     mail: list[Mail] = []
     check_leaves(site.name, store, request)
+    workers = workers_at(config.workers) if config.workers else None
     try:
         if isinstance(request, Plan):
+            if workers:
+                workers.connected()  # or refused before anything is read
             open_account(config, store, request)
         leaves = disclosed(store, request)
         if request.carries_letters:
@@ -398,7 +403,8 @@ def _handled(site: Site, asked: Asked) -> Content:
         if not config.simulated or leaves in ("sums", "noised") or has_roster(store):
             digest = _digest(content, mail)
             is_known = take(config, store, request, digest, letters)
-        with nullcontext() if config.simulated else _in_bounds(config, request.kind):
+        bounds = nullcontext() if config.simulated else _in_bounds(config, request.kind)
+        with bounds, sharing(workers):
             result = asked.handler(site, request, *mail)
         reply, sent = _leaving(site, request, leaves, envelope, digest, result)
     except NoStateError as error:

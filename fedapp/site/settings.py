@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from fedapp.cluster import ray_address
 from fedapp.data.datasets import (
     NAME,
     NAME_RULE,
@@ -52,6 +53,7 @@ LEAST_PARTIES, FEWEST_IN_SUMS = 3, 2
 # Of draws-secret: minimum number of characters, and the word for draws as in a simulation.
 NAMING = "least-rows-per-name"  # of a run
 SHORTEST_SECRET, NO_SECRET = 16, "none"
+WORKERS_RULE = "auto, HOST:PORT or ray://HOST:PORT"
 BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 # Largest values that a site accepts in a message; the defaults are far above what ordinary runs
@@ -128,6 +130,11 @@ def is_address(text: str) -> bool:
     with suppress(ValueError):
         return bool(match[1] or IPv6Address(match[2])) and 0 < int(match[3]) < 2**16
     return False
+
+
+def is_cluster(text: str) -> bool:
+    """Whether a text may name a Ray cluster."""
+    return text in ("", "auto") or is_address(text.removeprefix("ray://"))
 
 
 def _are_hex(values: frozenset[str]) -> bool:
@@ -289,6 +296,11 @@ class SiteConfig:
     """The most rows of a party's list, for each row of this site's table."""
     predict_min_rows: Annotated[Whole, key("predict-min-rows", 100)] = 0
     """The fewest rows of this site that a run may predict."""
+    workers: Annotated[
+        str, _must(WORKERS_RULE, is_cluster), key("workers", "auto", "this machine's cores")
+    ] = ""
+    """The site's own Ray cluster: `auto` (that of this machine), `HOST:6379`, `ray://HOST:10001`.
+    Keys and gradients go there."""
     log_days: Whole = 0
     """Days after which lines of the site's log are removed, and three more; 0: never."""
     standing_address: Annotated[Address, key("standing-address", "bank.org:9443")] = ""
@@ -575,4 +587,5 @@ def _simulated(share: int, n_shares: int, run: Mapping[str, Value]) -> SiteConfi
         settings |= {"partition": str(run["partition"]), "columns": str(run["columns"])}
     settings |= {"share": share, "n_shares": n_shares}
     settings |= {"time": str(run.get("test-from", "")).partition(":")[0]}
+    settings |= {"workers": ray_address()}
     return SiteConfig(name, simulated=True, **settings).naming(int(run.get(NAMING, 0)))

@@ -1,62 +1,21 @@
 """A Ray cluster: two of Ray's nodes on this machine."""
 
-import subprocess
-import sys
-import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
+from fedapp import cluster
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.run_folder import QUIET
-from fedapp.runs import cluster, session
+from fedapp.runs import session
 from fedapp.runs.compare import carry_out
 from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
 from tests.federated import model_bytes
-
-ATTEMPTS, START_SECONDS = 4, 90
-
-
-@pytest.fixture(scope="module")
-def two_nodes():
-    """The address of a cluster of two nodes with a CPU each."""
-    # Outside the ports of Ray's workers.
-    (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
-    address = f"127.0.0.1:{port}"
-    # A folder of its own, else other programs' ray.init would find this cluster and join it; with a
-    # short path, for Ray's sockets.
-    with TemporaryDirectory(prefix="ray-") as folder, ExitStack() as nodes:
-        for words in (
-            ["--head", "--port", str(port), "--temp-dir", folder],
-            ["--address", address],
-        ):
-            node = _started(words, Path(folder) / f"{words[0]}.log")
-            nodes.callback(node.wait)
-            nodes.callback(node.terminate)
-        yield address
-
-
-def _started(words, log):
-    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
-    command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
-    for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
-        with log.open("wb") as output:
-            node = subprocess.Popen(command, stdout=output, stderr=output)
-        end = time.monotonic() + START_SECONDS
-        while node.poll() is None and time.monotonic() < end:
-            if b"Ray runtime started" in log.read_bytes():
-                return node
-            time.sleep(0.2)
-        node.terminate()
-        node.wait()
-    raise AssertionError(log.read_text())
 
 
 @pytest.mark.slow
@@ -102,7 +61,7 @@ def test_a_node_without_what_a_run_needs_is_named(tmp_path, monkeypatch, two_nod
         rule = rf"^Ray's node [0-9.]+ \(\w+\) must see {absent} of this machine; put "
         with pytest.raises(ConfigError, match=rule):
             cluster.check_nodes(ray, [home()], [absent])
-        monkeypatch.setattr(cluster, "versions", lambda: {"numpy": "0.1"})
+        monkeypatch.setattr(cluster, "versions", lambda _: {"numpy": "0.1"})
         with pytest.raises(ConfigError, match=r"must have numpy 0\.1, got [0-9.]+$"):
             cluster.check_nodes(ray, [home()], [])
 
@@ -113,3 +72,11 @@ def test_an_address_where_no_cluster_answers_is_refused(monkeypatch):
     rule = f"^RAY_ADDRESS must be a Ray cluster .* is a node, got 127.0.0.1:{port}: .*; ray start "
     with pytest.raises(ConfigError, match=rule), cluster.connected():
         pass
+
+
+def test_secureboost_on_two_nodes_is_secureboost_here(vertical, monkeypatch, two_nodes):
+    given = {"data": "breast-cancer", "max_depth": 3}
+    expected = model_bytes(run_local(vertical(**given)))
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    assert model_bytes(run_local(vertical(**given))) == expected
