@@ -15,7 +15,7 @@ import numpy as np
 from clients.handshake import Coded, Floats, Ints
 from clients.secagg import Masked, label_sums
 from clients.shards import Shards, shards_of
-from fedapp.data.scratch import batches, empty, empty_table
+from fedapp.data.scratch import batches, empty, side_by_side
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
@@ -202,10 +202,9 @@ class Counted(Masked):
             rule = f"must be another for {self.name}, whose node config has share-risk-sums "
             raise ConfigError(f"objective {rule}false, got {self.objective}")
         if is_survival(self.objective):
-            values, times = self.values["train"], np.abs(self.labels["train"])
-            joined = empty_table(len(times), values.shape[1] + 1)
-            joined[:, :-1], joined[:, -1] = values, times
-            self.values = {**self.values, "train": joined}
+            times, train = np.abs(self.labels["train"]), self.values["train"]
+            train = side_by_side([*train.T, times], (len(train), train.shape[1] + 1))
+            self.values = {**self.values, "train": train}
             categories = np.append(categories, 0)
         self.cutting = Cutting(categories)
         return coded
