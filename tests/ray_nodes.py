@@ -1,5 +1,7 @@
 """Ray's nodes on this machine."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -7,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fedapp.runs.flower import free_ports
-
 ATTEMPTS, START_SECONDS = 4, 90
 
 
 @contextmanager
 def started(n_nodes=2):
     """The address of a cluster of nodes with a CPU each, and their processes, the head first."""
+    from fedapp.runs.flower import free_ports  # Ray's processes need nothing of Flower
+
     # Outside the ports of Ray's workers.
     (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
     address = f"127.0.0.1:{port}"
@@ -26,10 +28,11 @@ def started(n_nodes=2):
     ):
         nodes = []
         for number in range(n_nodes):
-            words = ["--address", address]
+            # Beside the head's, an address as that of another machine.
+            words = ["--address", address, "--node-ip-address", f"127.0.0.{number + 1}"]
             if not number:
                 words = ["--head", "--port", str(port), "--temp-dir", folder]
-                words += ["--include-dashboard", "false"]
+                words += ["--include-dashboard", "false", "--node-ip-address", "127.0.0.1"]
             node = _started(words, Path(folder) / f"{number}.log")
             ends.callback(node.wait)
             ends.callback(node.terminate)
@@ -39,7 +42,7 @@ def started(n_nodes=2):
 
 def _started(words, log):
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
-    command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
+    command = [*ray, "--disable-usage-stats", *words]
     command += ["--object-store-memory", str(200 << 20)]
     for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
         with log.open("wb") as output:
@@ -52,3 +55,14 @@ def _started(words, log):
         node.terminate()
         node.wait()
     raise AssertionError(log.read_text())
+
+
+def number_and_process(number, caller, mark):
+    """A call that is slow, so that others have their share; 1 is refused, 2 kills another once."""
+    time.sleep(0.05)
+    if number == 1:
+        raise ValueError("number must not be 1, got 1")
+    if number == 2 and os.getpid() != caller and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number, os.getpid()
