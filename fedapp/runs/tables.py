@@ -26,7 +26,7 @@ from fedapp.data.labels import (
     number_labels,
 )
 from fedapp.data.partition import SUBSETS, Split, split_numbered, split_queries
-from fedapp.data.read import column_names
+from fedapp.data.read import column_names, has_table, parquet_files
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
@@ -141,7 +141,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
         if value != defaults()[name]:
             rule = f"{name} must be omitted where every party has a table of its own"
             raise ConfigError(f"{rule}, got {value!r}")
-    files = {Path(config.data): config.reader for config in configs if Path(config.data).is_file()}
+    files = {Path(config.data): config.reader for config in configs if has_table(Path(config.data))}
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     of_one = ("label", "weight", "event", "qid", "group")
     roles = {role: [getattr(settings, role)] for role in of_one}
@@ -224,7 +224,8 @@ def table_files(settings: Settings) -> list[Path]:
     """Files that ``data``, ``schema`` and ``without`` name; none for a data set's name."""
     sources = party_sources(settings.data, settings.parties).values() or [settings.data]
     names = (*sources, *by_party(settings.schema_file).values(), *settings.without.split(","))
-    return [Path(name).resolve() for name in names if Path(name).is_file()]
+    files = (file for name in names for file in parquet_files(Path(name).resolve()))
+    return [file for file in files if file.is_file()]
 
 
 def party_configs(settings: Settings) -> list[SiteConfig]:
