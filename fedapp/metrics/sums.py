@@ -7,9 +7,11 @@ follow XGBoost 3.2's documentation, in float64 here and float32 there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +27,7 @@ from fedapp.trees.objective import (
     check_objective,
     exact_predictions,
     has_risk_sets,
+    is_of_rows,
     is_ranking,
     is_regression,
     is_survival,
@@ -36,6 +39,7 @@ Rows: TypeAlias = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 N_BASE_SUMS = 5  # of two classes and of numbers; of times ``survival.N_SUMS``
+PART_ROWS = 2**22  # whose sums are added up together
 N_RANKED_SUMS = 3  # of ranked rows: weight, queries, and sum of their NDCG
 # Largest cell or sum: products of two, summed over all bins, stay within float64.
 MAX_WEIGHT = 1e100
@@ -94,8 +98,11 @@ def statistics(
     adder: Adder = DOUBLES,
     before: Rows | None = None,
     cells: survival.Cells | None = None,
+    totals: list[Ints] | Iterator[Ints] | None = None,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``, in the numbers of ``adder``.
+
+    Of many rows, those of parts are added up, unless a score needs all rows at once.
 
     Parameters
     ----------
@@ -110,15 +117,34 @@ def statistics(
     extra : names of additional metrics, as in ``eval-metric``.
     before : margins before a calibration, if those above are calibrated.
     cells : of times: where the table of all parties is divided; by default by these rows.
+    totals : where these rows are a part, rows by bin each time that bins are merged: a list gets
+        those of this part, an iterator has those of all parts.
 
     Raises
     ------
     ValueError : an argument breaks its rule. The text never contains a label.
     """
+    if len(margins) > PART_ROWS and is_of_rows(objective) and not any(map(is_custom, extra)):
+        parts = [slice(i, i + PART_ROWS) for i in range(0, len(margins), PART_ROWS)]
+
+        def of_part(some: slice, adder: Adder, totals: list[Ints] | Iterator[Ints]) -> Statistics:
+            rows = margins[some], labels[some], weights[some]
+            earlier = None if before is None else before[some]
+            more: Any = residual_range, center, fewest, extra, adder, earlier, cells, totals
+            return statistics(objective, *rows, n_bins, *more)
+
+        counts = [list[Ints]() for _ in parts]
+        for some, n_rows in zip(parts, counts, strict=True) if fewest else ():
+            of_part(some, deepcopy(adder), n_rows)
+        sums_of_bins = [np.sum(n_rows, axis=0) for n_rows in zip(*counts, strict=True)]
+        # An adder notes what it adds up, once.
+        adders = [adder, *(deepcopy(adder) for _ in parts[1:])]
+        pairs = zip(parts, adders, strict=True)
+        return reduce(add, (of_part(some, one, iter(sums_of_bins)) for some, one in pairs))
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
-    rows = _Weighted(weights64, n_bins, fewest, adder)
+    rows = _Weighted(weights64, n_bins, fewest, adder, totals)
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, rows)
     predictions = only = margins64[:, 0]
@@ -149,6 +175,7 @@ class _Weighted:
     n_bins: int
     fewest: int  # rows of a bin, see ``statistics``
     adder: Adder
+    totals: list[Ints] | Iterator[Ints] | None = None
 
     def total(self, size: str, terms: NDArray[Any]) -> Any:
         """Weighted sum of terms; ``size`` as of an ``Adder``."""
@@ -162,7 +189,13 @@ class _Weighted:
 
     def merged(self, bins: Ints) -> Ints:
         """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
-        n_rows = np.bincount(bins[self.weights > 0]) if self.fewest else np.empty(0, np.int64)
+        n_rows, most = np.empty(0, np.int64), max(self.n_bins, _FEWEST_CLASS_BINS)
+        if self.fewest:
+            n_rows = np.bincount(bins[self.weights > 0], minlength=most)
+        if isinstance(self.totals, list):
+            self.totals.append(n_rows)
+        elif self.totals and self.fewest:
+            n_rows = next(self.totals)
         if not n_rows.any():
             return bins
         from fedapp.histograms.groups import group  # compiled
