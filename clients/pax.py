@@ -244,10 +244,10 @@ class Party(Counted):
         """Add whole trees to the margins; training rows reach leaves by their bins, or values."""
         sums = dict[str, Floats]()
         for subset, before in self.margins.items():
-            values, has_bins = self.values[subset], by_bins and subset == "train"
+            has_bins = by_bins and subset == "train"
             sums[subset] = np.empty(before.shape, np.float32)
-            for some in batches(len(values), ROW_BYTES * values.shape[1]):
-                rows = self.bins.surrogates(some) if has_bins else values[some]
+            for some in batches(len(before), ROW_BYTES * len(self.columns)):
+                rows = self.bins.surrogates(some) if has_bins else self.values[subset][some]
                 rows = np.ascontiguousarray(rows)
                 sums[subset][some] = add_trees(before[some], grown.trees, rows, grown.sets)
         self.margins = sums
