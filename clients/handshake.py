@@ -390,7 +390,7 @@ def local_categories(subsets: Mapping[str, Table]) -> Categories:
     table = subsets["train"]
     has_values = np.zeros(len(table.columns), dtype=bool)
     for subset in subsets.values():
-        has_values |= ~np.isnan(subset.values).all(axis=0)
+        has_values |= [not np.isnan(column).all() for column in subset.values.T]
     entries = entries_of(table.categories, len(table.columns))
     return as_categories(
         names if names or has_value else ()

@@ -22,6 +22,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ from fedapp.data.convert import (
     holds_numbers,
 )
 from fedapp.data.csv_errors import TextFile
+from fedapp.data.large import lasting
 from fedapp.data.schema import MISSING, PLAIN, Declared, Reader, first, listed, plain_text
+from fedapp.data.scratch import empty_table
 from fedapp.errors import DataError
 from fedapp.trees.categories import RARE, Categories, as_categories, entries_of
 
@@ -121,12 +124,24 @@ class Columns:
         columns = self.columns
         if groups:
             columns = tuple(map(as_counted, columns))
-        every = convert_columns("feature", columns, frame, self.reader, text)
-        every = [groups.reduced(converted) for converted in every] if groups else every
-        n_rows = len(groups.ids) if groups else frame.num_rows
-        values = np.empty((n_rows, len(every)), np.float32)
-        for column_id, converted in enumerate(every):
+        n_rows, errors = len(groups.ids) if groups else frame.num_rows, list[DataError]()
+        values = empty_table(n_rows, len(columns))
+
+        def put(column_id: int, read: Callable[[], Converted]) -> Converted:
+            def reduced() -> Converted:
+                return groups.reduced(read()) if groups else read()
+
+            try:
+                converted = reduced()
+            except DataError as error:  # those of types are raised before it
+                errors.append(error)
+                return read()
             fill(values[:, column_id], converted.numbers)
+            return lasting(frame, converted, reduced)
+
+        every = convert_columns("feature", columns, frame, self.reader, text, put)
+        if errors:
+            raise errors[0]
         kinds = kinds_of(values, every) if self.trained else ()
         for name, due, kind in zip(self.names, self.trained, kinds, strict=False):
             if agreed((due, kind)) is None:
@@ -178,13 +193,18 @@ def convert_columns(
     frame: Any,
     reader: Reader,
     text: TextFile | None,
+    use: Callable[[int, Callable[[], Converted]], Converted] = lambda _, read: read(),
 ) -> list[Converted]:
-    """Read columns; raises one DataError for all that have no single type."""
+    """Read columns; raises one DataError for all that have no single type.
+
+    ``use`` takes a column's number and what reads it, and returns what stays of it.
+    """
     every, faults = list[Converted](), dict[str, UntypedError]()
-    for column in columns:
+    for column_id, column in enumerate(columns):
         try:
             index = frame.column_names.index(column.name)
-            every.append(convert(column, frame, index, reader, text is not None))
+            read = partial(convert, column, frame, index, reader, text is not None)
+            every.append(use(column_id, read))
         except UntypedError as error:
             faults[column.name] = error
     if faults:
@@ -255,7 +275,7 @@ def _check_finite(names: Sequence[str], values: Floats, text: TextFile | None) -
     bad = [f"{count} in '{name}'" for name, count in zip(names, counts, strict=True) if count]
     if bad:
         rule = "feature columns must be finite as float32, got {} infinite"
-        line = text.first_line(np.isinf(values).any(axis=1)) if text else ""
+        line = text.first_line(reduce(np.logical_or, map(np.isinf, values.T))) if text else ""
         here = f"{rule.format(first(bad))}{line}: {INFINITE_WAY}"
         raise DataError.naming(rule, first(bad), here=here)
 

@@ -103,7 +103,9 @@ class Column:
 class Converted(NamedTuple):
     """A column as it was read."""
 
-    numbers: Any  # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts
+    # pyarrow.ChunkedArray of numbers or codes; of a name's or label's kind also texts; of a feature
+    # that is not in memory, what reads them
+    numbers: Any
     column: Column  # with its kind
     trimmed: bool = False  # whether blanks around some value were removed
     # word of ``MISSING`` -> number of names that became missing because they equal it
@@ -540,6 +542,7 @@ def fill(out: npt.NDArray[Any], column: Any) -> None:
 
 def as_numbers(column: Any) -> npt.NDArray[np.float64]:
     """A column of numbers as float64; missing is NaN."""
+    column = column() if callable(column) else column
     numbers = np.empty(len(column), np.float64)
     fill(numbers, column)
     return numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedapp.data.convert import (
     is_text,
 )
 from fedapp.data.datasets import source_frame
+from fedapp.data.large import lasting
 from fedapp.data.notes import (
     Note,
     note_on_unlabelled,
@@ -102,10 +104,11 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
         role = used.get(name, "")
         try:
             column = Column(name, reader.of_feature(name))
-            converted = convert(column, frame, index, reader, text is not None)
+            read = partial(convert, column, frame, index, reader, text is not None)
+            converted = read()
             columns.append(_described(converted.column, values, converted.numbers, role))
             if not role:
-                features.append(converted)
+                features.append(lasting(frame, converted, read))
             if role == "label":
                 labels = read_role(frame, role, name, reader, text)
                 n_unlabelled = int(is_missing(labels.numbers).sum())

@@ -12,10 +12,12 @@ import csv
 import io
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
+from fedapp.data import scratch
 from fedapp.data.convert import check_thousands, decoded, is_read_as_text
 from fedapp.data.csv_errors import (
     BLOCK_BYTES,
@@ -36,6 +39,7 @@ from fedapp.data.csv_errors import (
     is_utf8,
     opened,
 )
+from fedapp.data.large import TOO_LONG, LargeFrame, pieces_of, read_pieces
 from fedapp.data.notes import Note
 from fedapp.data.schema import (
     MISSING,
@@ -57,7 +61,8 @@ from fedapp.errors import ConfigError, DataError, did_you_mean
 LIBSVM_LABEL = "label"
 LIBSVM_QID = "qid"  # of the field qid:1; only where a role names it
 FORMATS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".data": "csv"}
-FORMATS |= {".parquet": "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
+PARQUET = ".parquet"
+FORMATS |= {PARQUET: "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
 CANNOT_READ = pa.ArrowException, OSError, EOFError, ValueError, OverflowError, zlib.error, csv.Error
 ARROW_SCHEMA = b"ARROW:schema"  # of a Parquet file: the types that its writer had, in base64
 # First bytes of files that are not text, whatever their suffix.
@@ -69,8 +74,8 @@ OTHER_FILES = {
     b"BZh": "a bzip2 file: unpack it",
 }
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
-# In Arrow's error if a line, or a quoted field with line ends, does not fit in a block.
-TOO_LONG = "straddling object"
+FILE_OR_FOLDER = f"a file, or a folder with {PARQUET} files"
+PACKED_TIMES = 8  # how often larger the text of a packed file is thought to be
 
 
 def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
@@ -136,7 +141,9 @@ def read_ids(files: str, id_column: str) -> tuple[str, ...]:
 
 
 def file_format(path: Path) -> str:
-    """Format by the file's suffix; raises DataError for an unknown one."""
+    """Format by the file's suffix, Parquet in a folder; raises DataError for an unknown one."""
+    if path.is_dir():
+        return "parquet"
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] == PACKED:
         suffixes.pop()
@@ -184,7 +191,7 @@ def column_names(path: Path, reader: Reader = PLAIN) -> tuple[str, ...]:
     try:
         if text := text_file(path, reader):
             return tuple(_renamed(text.header(), reader))
-        with pa.parquet.ParquetFile(path) as file:
+        with pa.parquet.ParquetFile(parquet_files(path)[0]) as file:
             return tuple(_renamed(with_names(file.schema_arrow.names), reader))
     except CANNOT_READ as error:
         raise _malformed(path, format, reader, error) from None
@@ -209,25 +216,81 @@ def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
 
 
 def _check_is_file(path: Path) -> None:
-    if path.is_dir():
-        raise DataError(f"data file must be a file, got the folder '{path}'")
-    if not path.is_file():
+    if path.is_dir() and not parquet_files(path):
+        raise DataError(f"data file must be {FILE_OR_FOLDER}, got the folder '{path}'")
+    if not path.exists():
         raise DataError(f"data file must exist, got '{path}'")
 
 
+def parquet_files(path: Path) -> list[Path]:
+    """A file itself, or the Parquet files of a folder, in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    files = (file for file in path.iterdir() if file.suffix.lower() == PARQUET)
+    return sorted(file for file in files if not file.name.startswith((".", "_")))
+
+
+def file_version(path: Path) -> tuple[int | str, ...]:
+    """Time of the last change and size of a table's file, or of each in a folder, with its name."""
+    try:
+        stats = [(file.name, file.stat()) for file in parquet_files(path)]
+    except (OSError, ValueError):
+        return ()
+    names = [name for name, _ in stats] if path.is_dir() else []
+    numbers = [(stat.st_mtime_ns, stat.st_size) for _, stat in stats if S_ISREG(stat.st_mode)]
+    return *names, *chain(*numbers)
+
+
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
-    with pa.parquet.ParquetFile(path) as file:
-        frame = decoded(file.read())
-        written = (file.metadata.metadata or {}).get(ARROW_SCHEMA)
+    files = parquet_files(path)
+    n_rows, schemas, versions = 0, list[Any](), file_version(path)
+    for file in files:
+        with pa.parquet.ParquetFile(file) as part:
+            n_rows += part.metadata.num_rows
+            schemas.append(_written_schema(part))
+            schema = part.schema_arrow
+        if schemas[-1] != schemas[0]:
+            rule = f"data folder '{path}' must have files of the same columns and types, got others"
+            raise DataError(f"{rule} in '{file.name}'")
+    if 4 * n_rows * len(schema) <= scratch.LARGEST:
+        return pa.concat_tables([_parquet_columns(file) for file in files])
+
+    def read(index: int) -> Any:
+        try:
+            columns = pa.concat_tables([_parquet_columns(file, index) for file in files])
+        except CANNOT_READ as error:
+            raise _malformed(path, "parquet", reader, error) from None
+        if file_version(path) != versions:
+            raise DataError(f"data file '{path}' must stay as it is while it is read")
+        return columns.column(0)
+
+    return LargeFrame(schema, n_rows, read)
+
+
+def _written_schema(file: Any) -> Any:
+    """The types that the writer of a Parquet file had."""
+    written = (file.metadata.metadata or {}).get(ARROW_SCHEMA)
     if written is None:
-        return frame
+        return file.schema_arrow
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
+
+
+def _parquet_columns(path: Path, index: int | None = None) -> Any:
+    """All columns of a Parquet file, or one."""
+    with pa.parquet.ParquetFile(path) as file:
+        schema, names = _written_schema(file), file.schema_arrow.names
+        frame = file.read() if index is None else file.read([names[index]])
+    if index is not None:
+        # Besides `a`, Arrow reads what is named `a.b`.
+        frame = frame.select([frame.column_names.index(names[index])])
+        schema = pa.schema([schema.field(index)])
+    frame = decoded(frame)
     # pyarrow restores dictionary columns of text only; others come back as plain values.
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
-    for index, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
-        column = frame.column(index)
+    for at, (name, type) in enumerate(zip(frame.column_names, schema.types, strict=False)):
+        column = frame.column(at)
         if pa.types.is_dictionary(type) and not pa.types.is_dictionary(column.type):
             column = column.cast(type.value_type).dictionary_encode()
-            frame = frame.set_column(index, name, column)
+            frame = frame.set_column(at, name, column)
     return frame
 
 
@@ -313,10 +376,10 @@ def read_csv(path: Path, roles: Roles, reader: Reader) -> Any:
             if TOO_LONG not in str(fault):
                 _check_closed(path)
             raise
-    texts = [column for column in frame.columns if pa.types.is_string(column.type)]
+    texts = (at for at, type in enumerate(frame.schema.types) if pa.types.is_string(type))
     # An unclosed quote would join lines, so only fields with line ends are suspicious.
     if any("\n" in name for name in frame.column_names) or any(
-        pc.any(pc.match_substring(column, "\n")).as_py() for column in texts
+        pc.any(pc.match_substring(frame.column(at), "\n")).as_py() for at in texts
     ):
         _check_closed(path)
     if reader.has_header:
@@ -343,8 +406,10 @@ def _check_commas(path: Path, roles: Roles, reader: Reader, frame: Any) -> None:
     plain = dict(zip(written, with_names(written), strict=True))
     names = [name for name in plain if written.count(name) == 1]
     if names := [name for name in names if may_be_thousands(plain[name], frame[name])]:
-        for name, column in zip(names, _csv_frame(path, roles, reader, True, names), strict=True):
-            check_thousands(plain[name], pc.unique(pc.utf8_trim_whitespace(column)).to_pylist())
+        texts = _csv_frame(path, roles, reader, True, names)
+        for name in names:
+            values = pc.unique(pc.utf8_trim_whitespace(texts[name]))
+            check_thousands(plain[name], values.to_pylist())
 
 
 def _check_header(path: Path, frame: Any) -> None:
@@ -361,10 +426,13 @@ def _check_header(path: Path, frame: Any) -> None:
         raise DataError(f"{rule}, got a row of numbers there: {way}")
 
 
-def _check_closed(path: Path) -> None:
+def _n_quotes(path: Path) -> int:
     with opened(path) as stream:
-        n_quotes = sum(chunk.count(b'"') for chunk in iter(lambda: stream.read(CHUNK_BYTES), b""))
-    if n_quotes % 2:
+        return sum(chunk.count(b'"') for chunk in iter(lambda: stream.read(CHUNK_BYTES), b""))
+
+
+def _check_closed(path: Path) -> None:
+    if _n_quotes(path) % 2:
         rule = f"data file '{path}' must close every quote that it opens"
         raise DataError(f"{rule}, got an odd number of quotes")
 
@@ -379,14 +447,19 @@ def _csv_frame(
     texts = {roles.label, *id_columns(roles.id_column), roles.partition, roles.group}
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
     types = {name: pa.string() for name, as_text in zip(written, are_texts, strict=True) if as_text}
-    with _unpacked(text) as stream:
+    types = dict.fromkeys(only, pa.string()) or types
+    n_bytes = path.stat().st_size * (PACKED_TIMES if path.suffix.lower() == PACKED else 1)
+    is_large = n_bytes > scratch.LARGEST and len({*written}) == len(written)
+
+    def parse(stream: Any, is_first: bool, types: Mapping[str, Any]) -> Any:
+        names = None if is_first and reader.has_header else written
         return pa.csv.read_csv(
             stream,
             read_options=pa.csv.ReadOptions(
                 block_size=BLOCK_BYTES,
-                skip_rows=reader.skip_lines,
-                column_names=None if reader.has_header else written,
-                encoding=reader.encoding,
+                skip_rows=reader.skip_lines if is_first else 0,
+                column_names=names,
+                encoding="utf8" if is_large else reader.encoding,
             ),
             parse_options=pa.csv.ParseOptions(
                 delimiter=text.reader.delimiter, newlines_in_values=line_ends
@@ -394,10 +467,28 @@ def _csv_frame(
             convert_options=pa.csv.ConvertOptions(
                 null_values=[*MISSING, *reader.missing],
                 decimal_point=reader.decimal,
-                column_types=dict.fromkeys(only, pa.string()) or types,
+                column_types=types,
                 include_columns=only,
             ),
         )
+
+    def pieces() -> Iterator[bytes]:
+        with _unpacked(text) as stream:
+            if not is_utf8(reader.encoding):
+                stream = pa.transcoding_input_stream(stream, reader.encoding, "utf8")
+            yield from pieces_of(stream, reader.skip_lines + 2)
+
+    try:
+        if is_large:
+            frame = read_pieces(pieces, parse, types)
+            return LargeFrame(frame.schema, frame.num_rows, frame.column)
+    except pa.ArrowInvalid:
+        # Of quotes within fields, pieces cannot tell where a field ends.
+        if not (line_ends and _n_quotes(path)):
+            raise
+        is_large = False
+    with _unpacked(text) as stream:
+        return parse(stream, True, types)
 
 
 def _unpacked(text: TextFile) -> Any:

@@ -57,6 +57,7 @@ from fedapp.data.schema import (
     first,
     listed,
 )
+from fedapp.data.scratch import side_by_side, taken
 from fedapp.errors import DataError, did_you_mean
 from fedapp.trees.categories import Categories, as_categories, chosen, names_of
 from fedapp.trees.ranking import MOST_QUERIES, N_GRADES, numbered
@@ -123,7 +124,8 @@ class Table:
         if tuple(columns) == self.columns:
             return self
         column_ids = [self.columns.index(name) for name in columns]
-        values = np.ascontiguousarray(self.values[:, column_ids])
+        every = (self.values[:, column_id] for column_id in column_ids)
+        values = side_by_side(every, (self.n_rows, len(column_ids)))
         categories = chosen(self.categories, column_ids)
         kinds = tuple(self.kinds[column_id] for column_id in column_ids if self.kinds)
         return replace(
@@ -132,11 +134,11 @@ class Table:
 
     def take(self, rows: npt.NDArray[np.int64]) -> Table:
         """Select rows, in this order."""
-        taken: dict[str, Any] = {"values": self.values[rows]}
+        fields: dict[str, Any] = {"values": taken(self.values, rows)}
         for _, field in ROLES.values():
             if field and (of_rows := getattr(self, field)) is not None:
-                taken[field] = of_rows[rows]
-        return replace(self, **taken)
+                fields[field] = of_rows[rows]
+        return replace(self, **fields)
 
 
 def build_table(

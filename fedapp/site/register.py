@@ -45,6 +45,7 @@ import psutil
 from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.data.partition import Holdout
+from fedapp.data.read import file_version
 from fedapp.errors import ConfigError, FedappError, ProtocolError, WaitingError, as_protocol_error
 from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Request
@@ -67,7 +68,7 @@ from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.rows_to_predict import read_to_predict
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS
-from fedapp.site.table import file_version, held_tables, read_table
+from fedapp.site.table import held_tables, read_table
 from fedapp.site.trust import IDENTITY, UNUSED, signing_key, trusted_keys
 
 IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table
@@ -460,7 +461,7 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
         return None, ""
     folder = _folder_of(config)
     data = _data_of(config, request)
-    what = repr((data, file_version(data), config.roles, config.reader))
+    what = repr((data, file_version(Path(data)), config.roles, config.reader))
     version = hashlib.sha256(what.encode()).hexdigest()
     with transaction(folder) as register:
         key = rows_key(folder, register)

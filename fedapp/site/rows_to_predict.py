@@ -32,7 +32,7 @@ import pyarrow as pa
 from fedapp.data.columns import Columns
 from fedapp.data.datasets import NAME, dataset_names, read_source
 from fedapp.data.predictions import columns_of_frame, read_columns_of
-from fedapp.data.read import column_names
+from fedapp.data.read import column_names, file_version
 from fedapp.data.schema import PLAIN, Reader, Roles, with_names
 from fedapp.data.table import Table, ids_of
 from fedapp.errors import ConfigError, DataError, check_package
@@ -40,7 +40,7 @@ from fedapp.home import home
 from fedapp.messages.vertical import INNER
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import read_part
-from fedapp.site.table import file_version, read_held, read_once, row_ids
+from fedapp.site.table import read_held, read_once, row_ids
 from fedapp.trees.categories import Categories, chosen
 from fedapp.trees.divided import PARTS, ActivePart, Part
 
@@ -242,7 +242,7 @@ def source_of(config: SiteConfig) -> Hashable:
     """Where the rows are and how they are read, with the version of a file; if it changes, the rows
     may have."""
     data = config.predict_data or config.data
-    file = () if is_database(data) else file_version(data)
+    file = () if is_database(data) else file_version(Path(data))
     roles = config.id_column, config.label, config.event, config.qid, config.weight, config.reader
     return data, file, config.predict_query, config.predict_ids, *roles
 

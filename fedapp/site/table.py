@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, cast
 
 import numpy as np
@@ -39,8 +38,9 @@ from fedapp.data.partition import (
     split_queries,
     value_names,
 )
-from fedapp.data.read import column_names, table_of_frame
+from fedapp.data.read import column_names, file_version, table_of_frame
 from fedapp.data.schema import listed
+from fedapp.data.scratch import batches
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import Method
@@ -222,7 +222,7 @@ def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
 def _with_present_roles(config: SiteConfig) -> SiteConfig:
     """Remove roles and dropped columns that the file does not have."""
     path = Path(config.data)
-    names = set(column_names(path, config.reader)) if path.is_file() else set()
+    names = set(column_names(path, config.reader)) if path.exists() else set()
     if config.frame is not None:
         names = set(config.frame().column_names)
     roles = ("label", "weight", "base_margin", "event", "qid")
@@ -380,9 +380,10 @@ def fingerprint(subsets: dict[str, Table], key: bytes) -> str:
     """Keyed digest of all rows, 128 bits in hex."""
     digest = hashlib.blake2b(key=key, digest_size=16)
     for table in subsets.values():
-        for array in (table.values, table.labels, table.weights, table.base_margins):
-            if array is not None:
-                digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+        arrays = (table.values, table.labels, table.weights, table.base_margins)
+        for array in (array for array in arrays if array is not None):
+            for rows in batches(len(array), array[:1].nbytes):
+                digest.update(np.ascontiguousarray(array[rows]).view(np.uint8).data)
         if table.categories:
             digest.update(json.dumps(table.categories).encode())
     return digest.hexdigest()
@@ -430,22 +431,13 @@ MOST_TABLES = 64
 
 def read_once(read: Callable[..., Table], data: str, *how: Any, n_parties: int) -> Table:
     """Read a simulated table once per process, unless its file changes."""
-    key = file_version(data), read, data, how
+    key = file_version(Path(data)), read, data, how
     with _READING:  # else threads of several sites would read the same table
         _TABLES[key] = table = _TABLES.pop(key, None) or read(data, *how)
         # Every party's table, to train and to predict: with fewer, each round would read all.
         for oldest in list(_TABLES)[: -max(MOST_TABLES, 2 * n_parties)]:
             del _TABLES[oldest]
     return table
-
-
-def file_version(data: str) -> tuple[int, ...]:
-    """Time of the last change and size of a table's file; empty if there is no file."""
-    try:
-        stat = Path(data).stat()
-    except (OSError, ValueError):
-        return ()
-    return (stat.st_mtime_ns, stat.st_size) if S_ISREG(stat.st_mode) else ()
 
 
 # Tables that were read once within ``held_tables``.

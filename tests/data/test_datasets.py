@@ -147,7 +147,7 @@ HERE, NO_HTTPS = str(Path(__file__).parent), "http://data.example/tiny.csv"
     ("do", "name", "url", "message"),
     [
         (read_source, "win", URL, f"{UNKNOWN} 'win'; did you mean wine"),
-        (read_source, HERE, URL, r"^data must be a file, got the folder '.*/data'$"),
+        (read_source, HERE, URL, r"^data must be a file, or a .* got the folder '.*/data'$"),
         (read_source, "tiny", URL, r"\$FEDAPP_DATA .* cache, .*`fedapp data fetch tiny`"),
         (read_source, "tiny", "", NOT_PUBLIC),
         (find_dataset, "wino", URL, r"data set must be a built-in name .*, got 'wino'"),

@@ -504,7 +504,7 @@ WELL_FORMED = "' must be a well-formed "
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("folder.csv", "", r"data file must be a file, got the folder '.*/folder.csv'$"),
+        ("folder.csv", "", r"data file must be a file, or a .*files, got .*/folder.csv'$"),
         ("no.csv", None, "data file must exist, got '.*/no.csv'"),
         ("rows.doc", b"1", "must end in .csv, .* .or these with .gz., got '.*/rows.doc'$"),
         ("space-ga.arff", b"1", "/space-ga.arff'; this file's data set is known by the name space"),

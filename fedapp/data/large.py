@@ -1,0 +1,136 @@
+"""Files with more values than memory: columns are read one by one, whenever they are asked for.
+
+What converts columns, and notes on them, sees one column of all rows, so it is the same code for
+every table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from fedapp.data.convert import Converted
+from fedapp.data.csv_errors import BLOCK_BYTES
+from fedapp.data.scratch import stored
+
+PIECE_BYTES = 8 * BLOCK_BYTES  # of a text that is parsed at a time
+# The types that Arrow infers for a CSV file's column, in the order in which it tries them.
+INFERRED = [pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s")]
+INFERRED += [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "ns")]
+INFERRED += [pa.float64(), pa.string(), pa.binary()]
+# In Arrow's error if a line, or a quoted field with line ends, does not fit in a block.
+TOO_LONG = "straddling object"
+OTHER_VALUE = re.compile(r"In CSV column #(\d+)")  # in Arrow's error
+
+# Of a text, whether it is the first with the header, and types of columns: its pyarrow.Table.
+Parse = Callable[[Any, bool, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LargeFrame:
+    """What is used of a pyarrow.Table, whose columns are read by their index."""
+
+    schema: Any  # of types and metadata as in the file
+    num_rows: int
+    read: Callable[[int], Any]
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def num_columns(self) -> int:
+        """Number of the columns."""
+        return len(self.schema)
+
+    def column(self, index: int) -> Any:
+        """A column, as a pyarrow.ChunkedArray."""
+        return self.read(index)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.read(self.schema.names.index(name))
+
+    def rename_columns(self, names: Sequence[str]) -> LargeFrame:
+        """The same columns under other names."""
+        fields = zip(self.schema, names, strict=True)
+        return replace(self, schema=pa.schema([field.with_name(name) for field, name in fields]))
+
+    def filter(self, mask: Any) -> LargeFrame:
+        """The rows where a boolean mask is true."""
+        mask = pa.array(mask)
+        return replace(
+            self, num_rows=mask.true_count, read=lambda index: self.read(index).filter(mask)
+        )
+
+
+def lasting(frame: Any, converted: Converted, read: Callable[[], Converted]) -> Converted:
+    """What became of a column, without its numbers if all columns' would not fit into memory."""
+    if not isinstance(frame, LargeFrame):
+        return converted
+    return converted._replace(numbers=lambda: read().numbers)
+
+
+def read_pieces(
+    pieces: Callable[[], Iterator[bytes]], parse: Parse, types: Mapping[str, Any]
+) -> Any:
+    """Parse the text of a CSV file by pieces into one pyarrow.Table, which is on disk.
+
+    Columns have the types that Arrow infers from all rows, but for those of `types`. It would keep
+    the whole text until it has inferred them. If pieces differ, all are parsed again.
+    """
+    types, inferred, names = dict(types), set[str](), list[str]()
+    while True:
+        parts = list[Any]()
+        try:
+            for piece in pieces():
+                parts.append(stored(parse(pa.BufferReader(piece), not parts, types)))
+                names = parts[0].column_names
+                if parts[-1].column_names != names:
+                    raise pa.ArrowInvalid(names)
+        except pa.ArrowInvalid as error:
+            # Types that differ have either one that has all values, the last, or only text.
+            column = OTHER_VALUE.search(str(error))
+            name = names[int(column[1])] if column and inferred else ""
+            if name not in inferred:
+                raise
+            types[name] = pa.string()
+            inferred.remove(name)
+            continue
+        differing = dict[str, Any]()
+        for index, name in enumerate(names):
+            type_ids = {INFERRED.index(part.schema.types[index]) for part in parts} - {0}
+            if len(type_ids) > 1:
+                differing[name] = INFERRED[max(type_ids)]
+        if not differing:
+            return pa.concat_tables(parts, promote_options="default")
+        types |= differing
+        inferred |= differing.keys()
+
+
+def pieces_of(stream: Any, n_lines: int) -> Iterator[bytes]:
+    """The text of a stream in pieces of whole lines, none of which end within quotes.
+
+    Each but the last has `n_lines` at least. Raises pyarrow.ArrowInvalid if a line is too long.
+    """
+    rest, is_first = b"", True
+    while chunk := stream.read(PIECE_BYTES):
+        rest += chunk
+        text = rest.lstrip(b"\r\n")  # Arrow passes over empty lines
+        end = len(rest) if max(text.count(b"\n"), text.count(b"\r")) >= n_lines else 0
+        n_quotes = rest.count(b'"', 0, end)
+        while end and (n_quotes % 2 or rest[end - 1] not in b"\r\n"):
+            start = max(rest.rfind(b"\n", 0, end - 1), rest.rfind(b"\r", 0, end - 1)) + 1
+            n_quotes -= rest.count(b'"', start, end)
+            end = start
+        if end:
+            yield rest[:end]
+            rest, is_first = rest[end:], False
+        elif len(rest) > PIECE_BYTES + 2 * BLOCK_BYTES:
+            raise pa.ArrowInvalid(TOO_LONG)
+    if rest.strip(b"\r\n") or is_first:
+        yield rest

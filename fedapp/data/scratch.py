@@ -1,0 +1,92 @@
+"""Arrays that are larger than memory: of more than ``LARGEST`` bytes, they are mapped from a file.
+
+The file is in a private folder of ``$FEDAPP_HOME`` and has no name, so that nothing remains of it
+once the array, or the process, has gone. The system writes what it needs memory for, and reads it
+again; all else is as with arrays in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc
+
+from fedapp.errors import ConfigError
+from fedapp.home import home, private_folder
+
+FOLDER = "scratch"  # of ``$FEDAPP_HOME``
+LARGEST = 2**30  # bytes of an array in memory
+BATCH_BYTES = 2**26
+
+
+def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array in C order, of any values; raises ConfigError if the disk has no room for it."""
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if n_bytes <= LARGEST:
+        return np.empty(shape, dtype)
+    return np.frombuffer(_mapped(n_bytes), dtype).reshape(shape)
+
+
+def _mapped(n_bytes: int) -> mmap.mmap:
+    folder = home() / FOLDER
+    private_folder(folder)
+    free = shutil.disk_usage(folder).free
+    with tempfile.TemporaryFile(dir=folder) as file, suppress(OSError):  # beyond a quota
+        if n_bytes <= free:
+            # Else the process would die at the first page without room.
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+            return mmap.mmap(file.fileno(), n_bytes)
+    rule = f"FEDAPP_HOME must be on a disk with {n_bytes:,} bytes for values of a table that is "
+    raise ConfigError(f"{rule}larger than memory, got room for {free:,} at most in '{folder}'")
+
+
+def stored(table: Any) -> Any:
+    """A pyarrow.Table as another one, whose columns are on disk."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue()
+    mapped = _mapped(len(content))
+    mapped[:] = content
+    return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
+
+
+def empty_table(n_rows: int, n_columns: int) -> npt.NDArray[np.float32]:
+    """Values of a table, shape (n_rows, n_columns); large ones are in the order of columns."""
+    if 4 * n_rows * n_columns <= LARGEST:
+        return np.empty((n_rows, n_columns), np.float32)
+    return empty((n_columns, n_rows), np.float32).T
+
+
+def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Some rows of a table's values, in this order."""
+    if values.nbytes <= LARGEST:
+        return values[rows]
+    out = empty_table(len(rows), values.shape[1])
+    for column, of_rows in zip(out.T, values.T, strict=True):
+        column[:] = of_rows[rows]
+    return out
+
+
+def side_by_side(columns: Iterable[npt.NDArray[Any]], shape: tuple[int, int]) -> npt.NDArray[Any]:
+    """Values of a table of this shape, from its columns."""
+    out = empty_table(*shape)
+    for column, values in zip(out.T, columns, strict=True):
+        column[:] = values
+    return out
+
+
+def batches(n_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Slices of all rows, of ``BATCH_BYTES`` or one row each."""
+    size = max(1, BATCH_BYTES // max(1, row_bytes))
+    return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))

@@ -1,0 +1,165 @@
+"""A table that is read by parts is the same as one that is read whole, or refused in its words."""
+
+import gzip
+from dataclasses import fields
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedapp.data import large, scratch
+from fedapp.data.describe import describe
+from fedapp.data.predictions import read_columns_of
+from fedapp.data.read import load_table
+from fedapp.data.schema import NO_ROLES, PLAIN, Declared, Reader, Roles
+from fedapp.data.table import Table
+from fedapp.errors import FedappError
+from fedapp.trees.categories import names_of
+from tests.data import test_doors, test_tables
+
+BY_ID = Reader(declared=(Declared("a", aggregate="sum"), Declared("b", aggregate="last")))
+# Types of pieces differ; all rows have one that only some of them have, or are text.
+MIXED = {
+    "numbers": ["1", "-0", "2.5", ""] * 5,
+    "integers that are hexadecimal": ["1", "0x1F", "2"] * 9,
+    "hexadecimal among numbers": ["1.5"] * 9 + ["0x1F"],
+    "bits and words": ["1", "0", "true"] * 9,
+    "counts and words": ["7", "7", "true"] * 9,
+    "days and times": ["2020-01-01", "2020-01-01 10:00", "2020-01-01 10:00:00.25", ""] * 5,
+    "days and numbers": ["2020-01-01", "5"] * 9,
+    "times of day": ["10:00:00", "", "23:59:59"] * 9,
+    "zones": ["2020-01-01T10:00:00Z", "2020-01-01T10:00:00.5Z", "2020-01-01T10:00:00"] * 9,
+    "names": ["1", "2", "red"] * 9,
+    "nothing": [""] * 9,
+    "then something": [""] * 20 + ["1"],
+    "quotes": ["say x", '"1\n2"', '"a,""b"""'] * 9,
+    "marks within": ['5"', "6", '7"', "8", '9"'] * 9,
+}
+TEXTS = {
+    **{f"read {case}": test_tables.READ[case] for case in test_tables.READ},
+    # UTF-16 that is read as UTF-8 has two faults, of which the first one is told.
+    **{f"refused {case}": of for case, of in test_tables.REFUSED.items() if case != "UTF-16"},
+    **{
+        f"mixed {case}": ("a,x,y\n" + "".join(f"{n / 2},{value},{n}\n" for n, value in rows), {})
+        for case, values in MIXED.items()
+        for rows in [[*enumerate(values)]]
+    },
+    "aggregated": (
+        "id,a,b\n" + "".join(f"{n % 4},{n},{'xyz'[n % 3]}\n" for n in range(20)),
+        {"reader": BY_ID, "id_column": "id"},
+    ),
+    "skipped lines": ("\n# written\n\na,b\n1,2\n3,4\n", {"reader": Reader(skip_lines=3)}),
+    "empty lines": ("a\n\n1\r\n\n\n2\n\n\n\n", {}),
+    "old line ends": ("a,b\r1,2\r3,4\r", {}),
+    "UTF-16": (
+        "a,b\n1,\N{EURO SIGN}\n2,\N{EURO SIGN}\n".encode("utf-16"),
+        {"reader": Reader(encoding="utf-16")},
+    ),
+    "without": (
+        "i,a\n" + "".join(f"{n},{n * n}\n" for n in range(9)),
+        {"id_column": "i", "without": ("3", "7")},
+    ),
+}
+FRAMES = {
+    f"{name} {type}": values for name, of in test_doors.READ.items() for type, values in of.items()
+}
+FRAMES |= test_doors.REFUSED
+
+
+def outcome(read, *how):
+    """What a call returns, or what it raises, by field."""
+    try:
+        result = read(*how)
+    except FedappError as error:
+        return [type(error), str(error), getattr(error, "outside", ""), getattr(error, "here", "")]
+    if not isinstance(result, Table):
+        return result
+    values = {field.name: getattr(result, field.name) for field in fields(Table)}
+    assert values["values"].dtype == np.float32
+    # Bits, as of -0 and NaN.
+    values["values"] = np.ascontiguousarray(values["values"]).view(np.uint32)
+    arrays = {
+        name: (v.dtype, v.tolist()) for name, v in values.items() if isinstance(v, np.ndarray)
+    }
+    return values | arrays
+
+
+@pytest.fixture
+def by_parts(monkeypatch, tmp_path):
+    """Calls a function twice: tables are read whole, then by parts; returns both outcomes."""
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+
+    def both(read, *how, piece_bytes=16):
+        whole = outcome(read, *how)
+        with monkeypatch.context() as small:
+            small.setattr(scratch, "LARGEST", 0)
+            small.setattr(large, "PIECE_BYTES", piece_bytes)
+            return whole, outcome(read, *how)
+
+    yield both
+    folder = tmp_path / "home" / scratch.FOLDER
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def how_of(case):
+    content, *more = TEXTS[case]
+    given = next((each for each in more if isinstance(each, dict)), {})
+    roles = Roles(**{n: given[n] for n in Roles.__dataclass_fields__ if n in given})
+    return content, roles, given.get("reader", PLAIN)
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_a_table_by_parts_is_the_table(by_parts, tmp_path, case):
+    content, roles, reader = how_of(case)
+    path = tmp_path / "rows.csv"
+    if isinstance(content, dict):
+        path = tmp_path / "rows.parquet"
+        pq.write_table(pa.table(content), path, row_group_size=2)
+    else:
+        content = content.encode() if isinstance(content, str) else content
+        if len(content) % 2:  # half of them
+            path = tmp_path / "rows.csv.gz"
+            content = gzip.compress(content)
+        path.write_bytes(content)
+    for size in (1, 16, 100) if len(content) < 10_000 else (len(content) // 9,):
+        whole, parts = by_parts(load_table, path, roles, reader, piece_bytes=size)
+        assert parts == whole
+    whole, parts = by_parts(describe, str(path), roles, reader, piece_bytes=size)
+    assert parts == whole
+
+
+@pytest.mark.parametrize("case", FRAMES)
+def test_a_file_and_a_folder_of_any_type_are_the_table(by_parts, tmp_path, case):
+    names = ["x", "x.y", "y", "z"]
+    frame = pa.Table.from_arrays(
+        [FRAMES[case], pa.array(range(12)), pa.array([0, 1] * 6), pa.array([*range(11), None])],
+        names,
+    )
+    for path in (tmp_path / "t.parquet", tmp_path / "t"):
+        try:
+            write(path, frame)
+        except (pa.ArrowException, NotImplementedError):
+            pytest.skip("not in Parquet")
+        for label in "yxz":
+            roles = Roles(label=label, drop_unlabelled=label == "z")
+            whole, parts = by_parts(load_table, path, roles)
+            assert parts == whole
+            if label == "y" and path.suffix:
+                single = parts
+        if isinstance(single, dict):
+            predicted = ("x.y", "x"), NO_ROLES, "", PLAIN
+            codes = [names_of(single["categories"], at) for at in (1, 0)], [*single["kinds"][1::-1]]
+            whole, parts = by_parts(read_columns_of, str(path), *predicted, *map(tuple, codes))
+            assert parts == whole
+
+
+def write(path, frame, n_files=3):
+    """Write a Parquet file, or a folder of some."""
+    if path.suffix:
+        pq.write_table(frame, path, row_group_size=5)
+        return
+    path.mkdir()
+    (path / "_SUCCESS.parquet").write_text("")
+    for number, rows in enumerate(np.array_split(np.arange(frame.num_rows), n_files)):
+        pq.write_table(frame.slice(rows[0], len(rows)), path / f"part-{number}.parquet")
