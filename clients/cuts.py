@@ -6,6 +6,7 @@ from the first tree on. Rows keep their values, and no representative leaves the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -13,12 +14,14 @@ import numpy as np
 
 from clients.handshake import Coded, Floats, Ints
 from clients.secagg import Masked, label_sums
+from fedapp.data.scratch import batches, empty, empty_table
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
 from fedapp.histograms.fixed_point import Whole, to_fixed
 from fedapp.histograms.groups import merge_sketch_bins
 from fedapp.histograms.sketch import (
+    BASE,
     LARGEST_FLOAT,
     N_DIGITS,
     Descent,
@@ -44,6 +47,7 @@ from fedapp.trees.objective import has_risk_sets, is_survival
 from fedapp.trees.predict import Nodes
 from fedapp.trees.structure import ROUTE, NodeList, Routes, first_bins, route_rows
 
+ROW_BYTES = 64  # that computing takes for a row, for each tree or column
 R = TypeVar("R", bound=Request)
 
 
@@ -65,21 +69,21 @@ class Binned:
         lower_edges = np.roll(cuts.edges, 1)
         filled = cuts.widths > 0
         lower_edges[cuts.offsets[:-1][filled]] = cuts.minima[filled]
-        return cls(*digitise(values, cuts), lower_edges, cuts.offsets)
+        return cls(*digitise(values, cuts, empty), lower_edges, cuts.offsets)
 
     @property
     def widths(self) -> Ints:
         """Number of bins of each column."""
         return np.diff(self.offsets)
 
-    def surrogates(self) -> Floats:
-        """Rows with the representative of each value's bin."""
-        return surrogates(self.codes, self.missing_code, self.representatives, self.offsets)
+    def surrogates(self, rows: slice) -> Floats:
+        """Some rows, with the representative of each value's bin."""
+        return surrogates(self.codes[rows], self.missing_code, self.representatives, self.offsets)
 
     def routed(self, nodes: Nodes, routes: Routes, sets: CategorySets) -> Nodes:
         """Nodes of the rows, (n_trees, n_rows), after some splits."""
         firsts = first_bins(*frozen(self.representatives, self.offsets, routes))
-        return route_rows(nodes, routes, self.codes, sets, firsts, self.missing_code)
+        return route_rows(nodes, routes, self.codes, sets, firsts, self.missing_code, empty)
 
     def sums(
         self, columns: Array, terms: Array, nodes: Nodes, wanted: NodeList
@@ -125,10 +129,14 @@ class Cutting:
 
     def counts(self, rows: Coded, prefixes: Array, offsets: Array, digit: int) -> Whole:
         """Weights of the training rows by a digit of their values."""
-        weights = rows.weights["train"]
+        weights, values = rows.weights["train"], rows.values["train"]
         exponent = bounds_of(rows.site.store).exponent(0, self.count_bytes)
-        whole = np.maximum(to_fixed(weights, exponent), weights > 0)  # at least 1 if above 0
-        return digit_counts(rows.values["train"], whole, prefixes, offsets, digit)
+        counts = np.zeros((len(prefixes), BASE), dtype=np.int64)
+        for some in batches(len(weights), ROW_BYTES):
+            of_rows = weights[some]
+            whole = np.maximum(to_fixed(of_rows, exponent), of_rows > 0)  # at least 1 if above 0
+            counts += digit_counts(values[some], whole, prefixes, offsets, digit)
+        return counts
 
     def cuts(self, config: SiteConfig, store: Store, asked: SharedCuts) -> Cuts:
         """The joint cuts of a request, checked."""
@@ -171,8 +179,10 @@ class Counted(Masked):
             rule = f"must be another for {self.name}, whose node config has share-risk-sums "
             raise ConfigError(f"objective {rule}false, got {self.objective}")
         if is_survival(self.objective):
-            times = np.abs(self.labels["train"])[:, None]
-            self.values = {**self.values, "train": np.append(self.values["train"], times, axis=1)}
+            values, times = self.values["train"], np.abs(self.labels["train"])
+            joined = empty_table(len(times), values.shape[1] + 1)
+            joined[:, :-1], joined[:, -1] = values, times
+            self.values = {**self.values, "train": joined}
             categories = np.append(categories, 0)
         self.cutting = Cutting(categories)
         return coded
@@ -193,15 +203,15 @@ class Counted(Masked):
         values = self.values["train"]
         weights = self.weights["train"]
         categories = self.cutting.categories
-        summary, codes, missing_code = sketch_and_code(values, weights, asked.n_bins, categories)
+        sketched = sketch_and_code(values, weights, asked.n_bins, categories, empty)
+        summary, codes, missing_code = sketched
         if least := self.config.least_bin_rows:
-            summary, values = merge_sketch_bins(summary, values, weights, least)
+            summary = merge_sketch_bins(summary, values, weights, least)
         full = summary.with_categories(categories)
         if least or categories.any():
             used = used_categories([full], categories)
-            codes, missing_code = digitise(
-                values, with_categories(sketch_cuts(full), categories, used)
-            )
+            cuts = with_categories(sketch_cuts(full), categories, used)
+            codes, missing_code = digitise(values, cuts, empty)
         self.bins = Binned(codes, missing_code, full.representatives, full.offsets)
         return {**coded, **fields_of(summary, Sketch)}
 
@@ -225,6 +235,14 @@ class Counted(Masked):
         self.cutting = self.cutting.after(self.name, request, request.digit)
         counts = self.cutting.counts(self, request.prefixes, request.offsets, request.digit)
         return Sums([counts], n_bytes=self.cutting.count_bytes, follows=True)
+
+
+def at_roots(n_trees: int, margins: Mapping[str, Floats]) -> dict[str, Nodes]:
+    """Nodes of all rows that have margins, at the roots of new trees."""
+    nodes = {subset: empty((n_trees, len(rows)), np.int32) for subset, rows in margins.items()}
+    for of_subset in nodes.values():
+        of_subset[:] = 0
+    return nodes
 
 
 def read_splits(party: str, asked: SplitRows, categories: Ints) -> tuple[Routes, CategorySets]:

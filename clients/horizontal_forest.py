@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from clients.cuts import Counted, read_splits
-from clients.handshake import Ints
+from clients.cuts import ROW_BYTES, Counted, at_roots, read_splits
+from clients.handshake import Floats, Ints
 from clients.secagg import weight_sizes
 from fedapp.data.partition import WATCHED
+from fedapp.data.scratch import batches, empty
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages.fields import Array, check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
@@ -31,6 +32,7 @@ from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
 from fedapp.trees.forest.bagged import row_counts
 from fedapp.trees.forest.summed import CellLayout, exponents, row_terms, sum_cells
+from fedapp.trees.losses import Objective
 from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes
 from fedapp.trees.structure import children_of, each_once_among, roots_of, route_rows
@@ -65,13 +67,16 @@ class Growing:
         children = children_of(trees, lefts)
         return Growing(self.draws, self.terms, nodes, children, values, self.level + 1)
 
-    def means(self, subset: str) -> Array:
-        """Predictions of a subset's rows by the trees so far, (n_rows, n_outputs)."""
-        nodes = self.nodes[subset]
-        sums = np.zeros((nodes.shape[1], self.values.shape[2]))
-        for tree_values, tree_nodes in zip(self.values, nodes, strict=True):
-            sums += tree_values[tree_nodes]
-        return sums / len(self.values)
+    def margins(self, subset: str, objective: Objective) -> Floats:
+        """Margins of a subset's rows by the trees so far, (n_rows, n_outputs)."""
+        nodes, n_outputs = self.nodes[subset], self.values.shape[2]
+        margins = np.empty((nodes.shape[1], n_outputs), np.float32)
+        for some in batches(len(margins), ROW_BYTES * n_outputs):
+            sums = np.zeros(margins[some].shape)
+            for tree_values, tree_nodes in zip(self.values, nodes[:, some], strict=True):
+                sums += tree_values[tree_nodes]
+            margins[some] = margins_of(objective, sums / len(self.values))
+        return margins
 
 
 @role
@@ -139,10 +144,7 @@ class Grower(Counted):
         draws = row_counts(request.bootstrap, seed, request.trees, len(labels))
         if request.bootstrap:
             check_draws(self.config, "horizontal-forest", draws)
-        nodes = {
-            subset: np.zeros((request.trees, len(self.labels[subset])), dtype=np.int32)
-            for subset in WATCHED
-        }
+        nodes = at_roots(request.trees, {subset: self.labels[subset] for subset in WATCHED})
         no_values = np.empty((request.trees, 0, self.n_outputs))
         return Growing(draws, terms, nodes, roots_of(request.trees), no_values)
 
@@ -155,11 +157,12 @@ class Grower(Counted):
             request,
             {
                 "train": self.bins.routed(nodes["train"], routes, sets),
-                "valid": route_rows(nodes["valid"], routes, self.values["valid"], sets),
+                "valid": route_rows(
+                    nodes["valid"], routes, self.values["valid"], sets, empty=empty
+                ),
             },
         )
-        means = {subset: self.growing.means(subset) for subset in nodes}
-        margins = {subset: margins_of(self.objective, of_rows) for subset, of_rows in means.items()}
+        margins = {subset: self.growing.margins(subset, self.objective) for subset in nodes}
         adder = adder_of(self.site.store)
         scores = self.score_fields(margins, request.score_bins, CENTER, adder=adder)
         return Sums([*scores.values()], SplitReply, follows=True)

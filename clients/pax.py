@@ -13,9 +13,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.cuts import Binned, Counted, read_splits
+from clients.cuts import ROW_BYTES, Binned, Counted, at_roots, read_splits
 from clients.handshake import Floats, Ints
 from clients.scoring import first_margins
+from fedapp.data.scratch import batches, empty
 from fedapp.errors import DivergedError, as_protocol_error
 from fedapp.histograms.build import slots_by_node
 from fedapp.histograms.groups import (
@@ -24,7 +25,7 @@ from fedapp.histograms.groups import (
     join_counts,
     merge_group_sums,
 )
-from fedapp.histograms.sketch import N_DIGITS
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.messages.cuts import SplitRows
 from fedapp.messages.fields import Array, FieldRule, Request, check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
@@ -50,10 +51,12 @@ from fedapp.site.policy import check_sample_size
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
 from fedapp.trees import model
+from fedapp.trees.custom import CUSTOM
 from fedapp.trees.objective import (
     gradients,
     has_quantile_leaves,
     has_risk_sets,
+    is_ranking,
     whole_gradients,
 )
 from fedapp.trees.predict import Nodes, add_trees
@@ -173,7 +176,8 @@ class Round:
                 parents = floor.rows_of(request.split_trees, request.split_nodes)
             floor = floor.split(request, parents, moved, bins, self.drawn)
         if len(party.values["valid"]):
-            nodes["valid"] = route_rows(nodes["valid"], routes, party.values["valid"], sets)
+            valid = party.values["valid"]
+            nodes["valid"] = route_rows(nodes["valid"], routes, valid, sets, empty=empty)
         return replace(self, nodes=nodes, floor=floor)
 
     def check_entries(self, party: str, request: SplitRows, field: str, offsets: Ints) -> None:
@@ -184,12 +188,14 @@ class Round:
 
     def add_leaves(self, margins: Mapping[str, Floats], request: Grown) -> Mapping[str, Floats]:
         """Margins by subset plus the leaves of each row, parallel trees in order."""
-        starts, sums = request.leaf_offsets[:-1, None], dict(margins)
+        starts, sums = request.leaf_offsets[:-1, None], dict[str, Floats]()
         for subset, before in margins.items():
-            steps = request.leaf_values[starts + self.nodes[subset]]
-            for of_outputs in np.split(steps, request.num_parallel_tree):
-                before = before + of_outputs.T
-            sums[subset] = before
+            nodes = self.nodes[subset]
+            sums[subset] = after = np.array(before, order="C")
+            for some in batches(len(after), ROW_BYTES * len(nodes)):
+                steps = request.leaf_values[starts + nodes[:, some]]
+                for of_outputs in np.split(steps, request.num_parallel_tree):
+                    after[some] += of_outputs.T
         return sums
 
     def sums(self, request: GrowRequest, bins: Binned) -> tuple[Array, Array]:
@@ -231,18 +237,20 @@ class Party(Counted):
         self.check_outputs(request, "base_margin")
         self.margins = first_margins(self, request.base_margin)
         by_bins = request.at_cuts or bool(self.config.least_bin_rows)
-        has_bins = by_bins and not self.cutting.n_counted
-        train = self.bins.surrogates() if has_bins else self.values["train"]
-        self._add_trees(self.read_trees(request), train)
+        self._add_trees(self.read_trees(request), by_bins and not self.cutting.n_counted)
         return InitReply()
 
-    def _add_trees(self, grown: model.Grown, train: Floats) -> None:
-        """Add whole trees to the margins; training rows reach leaves by these values."""
-        values = {**self.values, "train": train}
-        self.margins = {
-            subset: add_trees(margins, grown.trees, values[subset], grown.sets)
-            for subset, margins in self.margins.items()
-        }
+    def _add_trees(self, grown: model.Grown, by_bins: bool) -> None:
+        """Add whole trees to the margins; training rows reach leaves by their bins, or values."""
+        sums = dict[str, Floats]()
+        for subset, before in self.margins.items():
+            values, has_bins = self.values[subset], by_bins and subset == "train"
+            sums[subset] = np.empty(before.shape, np.float32)
+            for some in batches(len(values), ROW_BYTES * values.shape[1]):
+                rows = self.bins.surrogates(some) if has_bins else values[some]
+                rows = np.ascontiguousarray(rows)
+                sums[subset][some] = add_trees(before[some], grown.trees, rows, grown.sets)
+        self.margins = sums
 
     def turn(self, request: TurnRequest) -> Sums:
         """Add the last round's trees, and sum over the bins of every column at the roots."""
@@ -254,7 +262,7 @@ class Party(Counted):
         check_fields(self.name, request, ("columns", is_curve, f"must be {most} a tree at most"))
         if not self.margins:
             self.margins = first_margins(self, request.base_margin)
-        self._add_trees(grown, self.bins.surrogates())  # a threshold within a bin divides no rows
+        self._add_trees(grown, by_bins=True)  # a threshold within a bin divides no rows
         self.round = Round({})  # no splits or leaves of the last round follow
         return self.grow(request.opened(len(self.columns)))
 
@@ -305,16 +313,20 @@ class Party(Counted):
 
     def _start_round(self, request: GrowRequest) -> None:
         """Compute gradients of the drawn rows, all of which return to the roots."""
-        margins, labels = self.margins["train"], self.labels["train"]
-        if has_risk_sets(self.objective):
-            pairs = binned_pairs(margins, labels, request.hazards[self.bins.codes[:, -1]])
-        else:
-            pairs = gradients(self.objective, margins, labels, self.weights["train"], self.loss)
-        terms = drawn_terms(self, request, pairs)
+        n_rows, n_outputs = self.margins["train"].shape
+        every = self.objective == CUSTOM or is_ranking(self.objective)  # rows have gradients
+        parts = [slice(n_rows)] if every else batches(n_rows, ROW_BYTES * n_outputs)
+        pairs: Floats = empty((n_outputs, n_rows, 2), np.float32)
+        for some in parts:
+            pairs[:, some] = self._pairs(request, some).transpose(1, 0, 2)
+        pairs = drawn_terms(self, request, pairs)
+        terms: Terms = pairs
         if is_masked(self.site.store):
-            bounds = bounds_of(self.site.store)
+            bounds, terms = bounds_of(self.site.store), empty(pairs.shape, np.int64)
             try:
-                terms = whole_gradients(self.objective, terms, bounds, self.loss)
+                for some in batches(n_rows, ROW_BYTES * len(pairs)):
+                    of_rows = pairs[:, some]
+                    terms[:, some] = whole_gradients(self.objective, of_rows, bounds, self.loss)
             except ValueError as error:
                 way = "a smaller eta or pax.aggregation=plain may help"
                 raise DivergedError(f"{error}; {way}") from None
@@ -326,31 +338,34 @@ class Party(Counted):
             begun = replace(begun, floor=Floor.at_roots(least, self.bins, begun.drawn))
         self.round = begun
 
+    def _pairs(self, request: GrowRequest, rows: slice) -> Floats:
+        """Gradients and hessians of some rows, (n_rows, n_outputs, 2)."""
+        margins, labels = self.margins["train"][rows], self.labels["train"][rows]
+        if has_risk_sets(self.objective):
+            return binned_pairs(margins, labels, request.hazards[self.bins.codes[rows, -1]])
+        return gradients(self.objective, margins, labels, self.weights["train"][rows], self.loss)
+
     def fit_leaves(self, request: QuantilesRequest) -> Sums:
         """Count the rows of each leaf by a digit of their residuals, at first of all labels."""
         check_quantiles(self, request)
         n_fitted = self.round.n_fitted + 1
         self.round = replace(self.round, level=-1, n_open=0, n_fitted=n_fitted)  # it has grown
-        residuals = labels = self.labels["train"]  # of all rows in one leaf, before the first tree
+        labels = self.labels["train"]  # of all rows in one leaf, before the first tree
         nodes, drawn = np.zeros((1, len(labels)), np.int32), np.ones((1, len(labels)), np.bool_)
         if self.margins:
             self.round = self.round.routed(self, request)
             self.round.check_entries(self.name, request, "leaf_ids", request.grown_offsets)
-            residuals = labels - self.margins["train"][:, 0]
             nodes, drawn = self.round.nodes["train"], self.round.drawn
-        leaves = request.leaf_ids[request.grown_offsets[:-1, None] + nodes][drawn]
-        of_drawn = np.broadcast_to(residuals, nodes.shape)[drawn]
-        asked = request.prefixes, request.offsets, request.digit
-        counts = leaf_digit_counts(leaves, of_drawn, *asked).astype(np.int32)
+        starts, asked = request.grown_offsets[:-1, None], (request.prefixes, request.offsets)
+        counts = np.zeros((len(request.prefixes), BASE), dtype=np.int32)
+        for some in batches(len(labels), ROW_BYTES * len(nodes)):
+            residuals, is_drawn = labels[some], drawn[:, some]
+            if self.margins:
+                residuals = residuals - self.margins["train"][some, 0]
+            leaves = request.leaf_ids[starts + nodes[:, some]][is_drawn]
+            of_drawn = np.broadcast_to(residuals, is_drawn.shape)[is_drawn]
+            counts += leaf_digit_counts(leaves, of_drawn, *asked, request.digit).astype(np.int32)
         return Sums([counts], QuantilesReply, self.cutting.count_bytes, follows=True)
-
-
-def at_roots(n_trees: int, margins: Mapping[str, Floats]) -> dict[str, Nodes]:
-    """Nodes of all rows that have margins, at the roots of new trees."""
-    return {
-        subset: np.zeros((n_trees, len(of_rows)), dtype=np.int32)
-        for subset, of_rows in margins.items()
-    }
 
 
 def check_grown(party: Party, request: Grown, level: int) -> None:
@@ -403,19 +418,21 @@ def check_quantiles(party: Party, request: QuantilesRequest) -> None:
     )
 
 
-def drawn_terms(party: Party, request: GrowRequest, pairs: Array) -> Array:
+def drawn_terms(party: Party, request: GrowRequest, terms: Array) -> Array:
     """Gradients and hessians of each tree, (n_trees, n_rows, 2); 0 for rows it does not draw.
 
-    ``pairs`` has the shape (n_rows, n_outputs, 2).
+    ``terms``, shape (n_outputs, n_rows, 2), are those of all rows, and may be changed.
     """
-    terms: Array = np.ascontiguousarray(pairs.transpose(1, 0, 2))
     if request.num_parallel_tree > 1:
         terms = np.tile(terms, (request.num_parallel_tree, 1, 1))
     if request.subsample < 1:
-        weighted = np.asarray(pairs.any(axis=(1, 2)))
+        weighted = np.asarray(terms.any(axis=(0, 2)))
         # Each row with probability subsample, as in XGBoost; rows of weight 0 do not count.
         rng = party.site.random(request.seed, request.round_id, request.subsample)
-        drawn = rng.random((request.num_parallel_tree, len(weighted))) < request.subsample
+        drawn = np.empty((request.num_parallel_tree, len(weighted)), dtype=np.bool_)
+        for rows in drawn:
+            for some in batches(len(rows), ROW_BYTES):
+                rows[some] = rng.random(len(rows[some])) < request.subsample
         n_rows = int(np.sum(weighted))
         for rows in drawn:
             n_drawn = int(np.sum(weighted & rows))
@@ -431,7 +448,7 @@ def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) ->
     order = np.argsort(nodes[:, 0], kind="stable")
     counts = np.empty((len(nodes), int(starts[-1])), dtype=np.int64)
     if len(nodes):
-        ones = np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.int64)  # 1 a drawn row
+        ones = np.stack([drawn, np.zeros_like(drawn)], axis=2).astype(np.float32)  # 1 a drawn row
         trees, of_trees = nodes[order].T.astype(np.int32)
         columns = np.arange(len(binned.widths))
         histograms, missing = binned.sums(columns, ones, summed_in, (trees, of_trees))

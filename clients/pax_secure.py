@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clients.cuts import Counted
-from clients.handshake import Floats, Ints
+from clients.cuts import ROW_BYTES, Counted
+from clients.handshake import Floats
 from clients.scoring import first_margins
 from fedapp.data.partition import HELD_OUT
+from fedapp.data.scratch import batches, empty
 from fedapp.errors import ConfigError
-from fedapp.histograms.fixed_point import Bounds, Whole
+from fedapp.histograms.fixed_point import Bounds
 from fedapp.messages.fields import check_fields
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax_secure import (
@@ -31,7 +32,7 @@ from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Noise, Promised, Sums, bounds_of, check_budget
 from fedapp.trees.model import LEAF, Ensemble, Grown
 from fedapp.trees.objective import RowBounds, row_bounds, row_pairs
-from fedapp.trees.predict import find_leaves, predict_margins
+from fedapp.trees.predict import Places, find_leaves, predict_margins
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +41,12 @@ class Leaves:
 
     n: int = 0
     # (n_train, n_trees): an index into the leaves of all trees
-    places: Ints = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    places: Places = field(default_factory=lambda: np.empty((0, 0), dtype=np.int32))
 
     @classmethod
     def of(cls, grown: Grown, values: Floats) -> Leaves:
         """Leaves of some trees, which rows reach by their values."""
-        places = np.empty((len(values), len(grown.trees)), dtype=np.int64)
+        places = empty((len(values), len(grown.trees)), np.int32)
         nodes, first = np.empty(len(values), dtype=np.int32), 0
         for number, tree in enumerate(grown.trees):
             find_leaves(tree, values, nodes, grown.sets)
@@ -53,12 +54,6 @@ class Leaves:
             places[:, number] = first + np.searchsorted(leaves, nodes)
             first += len(leaves)
         return cls(first, places)
-
-    def sums(self, pairs: Whole) -> Whole:
-        """Gradients and hessians of rows, (n_train, n_trees, 2), summed by leaf."""
-        sums = np.zeros((self.n, 2), dtype=np.int64)
-        np.add.at(sums, self.places, pairs)
-        return sums
 
 
 @role
@@ -122,15 +117,20 @@ class Private(Counted):
         elif n_values:
             margins = self.margins["train"] + request.leaf_values[self.leaves.places]
             self.margins = {**self.margins, "train": margins}
-        margins, labels = self.margins["train"], self.labels["train"]
-        pairs = row_pairs(self.objective, margins, labels, self.loss)
+        margins, labels, weights = (
+            rows["train"] for rows in (self.margins, self.labels, self.weights)
+        )
         of_row, bounds = self._gradient_bounds(), bounds_of(self.site.store)
-        whole = of_row.whole(pairs, self.weights["train"], bounds)
         self.leaves = Leaves.of(grown, self.values["train"])
+        sums = np.zeros((self.leaves.n, 2), dtype=np.int64)
+        for some in batches(len(labels), ROW_BYTES * self.n_outputs):
+            pairs = row_pairs(self.objective, margins[some], labels[some], self.loss)
+            whole = of_row.whole(pairs, weights[some], bounds)
+            np.add.at(sums, self.leaves.places[some], whole)
         budget = self.site.store.get(Promised).budget
         variances = [budget.party_variance("tree", each) for each in of_row.sensitivities(bounds)]
         noise = Noise("tree", request.round_id, tuple(variances))
-        return Sums([self.leaves.sums(whole)], noise=(noise,))
+        return Sums([sums], noise=(noise,))
 
     def score(self, request: PrivateScoresRequest) -> Sums:
         """Clipped sums and score histograms of the held-back rows; then drops all rows."""

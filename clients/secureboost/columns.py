@@ -21,7 +21,6 @@ from fedapp.histograms.bins import (
     digitise,
     ragged,
     with_categories,
-    without_categories,
 )
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import check_fields
@@ -64,8 +63,7 @@ class Table:
             party.categories = joint
         train = np.asarray(party.values[: party.n_train])
         # Unweighted: only the active party knows the weights.
-        numbers = without_categories(train, counts)
-        cuts = quantile_cuts(numbers, None, max_bin) if train.shape[1] else NO_CUTS
+        cuts = quantile_cuts(train, None, max_bin, counts) if train.shape[1] else NO_CUTS
         cuts = replace(with_categories(cuts, counts, counts), categories=counts)
         return cls(cuts, category_counts(joint, train.shape[1]), *digitise(train, cuts))
 

@@ -17,10 +17,10 @@ P. Morin, "Array Layouts for Comparison-Based Searching", 2017).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,12 @@ from fedapp.kernels import kernel, n_cores
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8 | np.uint16]
+Empty = Callable[[Any, Any], npt.NDArray[Any]]  # as ``np.empty``
+T = TypeVar("T")
 
 NO_CODE = -1
 FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
+GROUP_CELLS = 2**27  # of the columns that are sketched together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,13 +110,20 @@ def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[
     return kind, int(np.iinfo(kind).max) if any_missing else NO_CODE
 
 
-def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
+def column_groups(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Neighbouring columns, of ``GROUP_CELLS`` or one column each; one group if there are none."""
+    size = max(1, GROUP_CELLS // max(1, shape[0]))
+    return (slice(first, first + size) for first in range(0, max(1, shape[1]), size))
+
+
+def digitise(values: Floats, cuts: Cuts, empty: Empty = np.empty) -> tuple[Codes, int]:
     """Replace every value by the number of its bin.
 
     Parameters
     ----------
     values : float32, shape (n_rows, n_columns); NaN is missing, and so is an unknown code of a
-        category.
+        category, and every value of a column without bins.
+    empty : makes the array of codes.
 
     Returns
     -------
@@ -122,11 +132,10 @@ def digitise(values: Floats, cuts: Cuts) -> tuple[Codes, int]:
     """
     widths = cuts.widths
     limits = np.where(cuts.by_category, widths, 0)
-    # In a numeric column without bins only rows without weight have values.
-    limits[(widths == 0) & ~cuts.by_category] = -1
+    limits[widths == 0] = -1
     is_missing = any_missing(values, limits)
     kind, missing_code = code_type(int(widths.max(initial=0)), is_missing)
-    codes: Codes = np.empty(values.shape, dtype=kind)
+    codes: Codes = empty(values.shape, kind)
     columns = [cuts.column(column_id)[:-1] for column_id in range(cuts.n_columns)]
     find_bins(values, columns, limits, missing_code, codes)
     return codes, missing_code
@@ -151,7 +160,7 @@ def find_bins(
     values : float32, shape (n_rows, n_columns).
     columns : upper edges of each column's bins but the last.
     limits : int64, shape (n_columns,): number of codes of a column of categories (any other value
-        is missing); 0 for a numeric column, -1 for one without bins.
+        is missing); 0 for a numeric column, -1 for one without bins, where all are.
     codes : unsigned, shape (n_rows, n_columns), written.
     """
     trees = [search_tree(edges) for edges in columns]
@@ -170,15 +179,14 @@ def n_threads(shape: tuple[int, ...]) -> int:
     return n_cores() if shape[0] * shape[1] >= FEWEST_CELLS else 1
 
 
-def in_parts(shape: tuple[int, ...], work: Callable[[int, int], None]) -> None:
+def in_parts(shape: tuple[int, ...], work: Callable[[int, int], T]) -> list[T]:
     """Call ``work(first, last)`` on ranges of rows, one thread per core if the table is large."""
-    n_rows, n_parts = shape[0], n_threads(shape)
+    n_rows, n_parts = shape[0], min(n_threads(shape), max(1, shape[0]))
     if n_parts == 1:
-        work(0, n_rows)
-        return
+        return [work(0, n_rows)]
     ends = np.linspace(0, n_rows, n_parts + 1).astype(int).tolist()
     with ThreadPoolExecutor(n_parts) as threads:
-        list(threads.map(work, ends[:-1], ends[1:]))
+        return list(threads.map(work, ends[:-1], ends[1:]))
 
 
 @kernel
@@ -186,7 +194,7 @@ def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, co
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             value, limit = values[row, column], limits[column]
-            if value != value or (limit > 0 and (value < 0 or value >= limit)):
+            if value != value or (limit != 0 and (value < 0 or value >= limit)):
                 codes[row, column] = missing_code
                 continue
             first = ends[column]
@@ -194,7 +202,7 @@ def _find(values: Any, trees: Any, ends: Any, limits: Any, missing_code: int, co
             node = 0
             while node < n_edges:
                 node = 2 * node + 1 + (trees[first + node] <= value)
-            codes[row, column] = node - n_edges if limit >= 0 else -1
+            codes[row, column] = node - n_edges
 
 
 @kernel
@@ -203,7 +211,7 @@ def any_missing(values: Any, limits: Any) -> bool:
     for row in range(values.shape[0]):
         for column in range(values.shape[1]):
             value, limit = values[row, column], limits[column]
-            if value != value or (limit > 0 and (value < 0 or value >= limit)):
+            if value != value or (limit != 0 and (value < 0 or value >= limit)):
                 return True
     return False
 

@@ -13,11 +13,12 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Ints
+from fedapp.histograms.bins import Codes, Ints, in_parts
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen, kernel
 
 Histogram = npt.NDArray[np.float64]
+HistogramSums = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]  # see ``build_histograms``
 Places = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 Sum = TypeVar("Sum", np.float64, np.int64)
@@ -35,8 +36,11 @@ def build_histograms(
     gradients: npt.NDArray[Any],
     nodes: npt.NDArray[np.int32],
     wanted: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    so_far: HistogramSums | None = None,
+) -> HistogramSums:
     """Sum the gradients of the rows of some nodes of one tree.
+
+    Each thread sums other columns, so the terms of a bin are always added in the order of the rows.
 
     Parameters
     ----------
@@ -47,6 +51,7 @@ def build_histograms(
     gradients : float32 or int64, shape (n_rows, 2): gradient and hessian; (0, 0) excludes a row.
     nodes : int32, shape (n_rows,): the node of each row.
     wanted : int32, shape (n_wanted,): the nodes to sum for.
+    so_far : sums of the rows before these, which are continued.
 
     Returns
     -------
@@ -54,15 +59,25 @@ def build_histograms(
         one after the other.
     missing : int32, shape (n_wanted, n_drawn): number of rows without a value.
     """
-    starts = np.cumsum(widths) - widths
     kind = np.int64 if gradients.dtype == np.int64 else np.float64
-    histograms = np.zeros((len(wanted), int(widths.sum()), 2), dtype=kind)
-    missing = np.zeros((len(wanted), len(columns)), dtype=np.int32)
+    ends = np.append(0, np.cumsum(widths))
     codes, columns, gradients = frozen(codes, columns, gradients)
-    rows, ends = inside_of(nodes, gradients, wanted)
-    starts, flat = starts.astype(np.uint64), histograms.reshape(len(wanted), -1)
-    _accumulate(codes, missing_code, columns, starts, gradients, rows, ends, flat, missing)
-    return histograms, missing
+    rows, row_ends = inside_of(nodes, gradients, wanted)
+
+    def add(first: int, last: int) -> HistogramSums:
+        starts = (ends[first:last] - ends[first]).astype(np.uint64)
+        if so_far is None:
+            histograms = np.zeros((len(wanted), int(ends[last] - ends[first]), 2), dtype=kind)
+            missing = np.zeros((len(wanted), last - first), dtype=np.int32)
+        else:
+            histograms = so_far[0][:, ends[first] : ends[last]].copy()
+            missing = so_far[1][:, first:last].copy()
+        some, flat = columns[first:last], histograms.reshape(len(wanted), -1)
+        _accumulate(codes, missing_code, some, starts, gradients, rows, row_ends, flat, missing)
+        return histograms, missing
+
+    blocks = in_parts((len(columns), len(rows)), add)
+    return blocks[0] if len(blocks) == 1 else _joined(blocks, axis=1)
 
 
 def build_all_histograms(
@@ -74,7 +89,8 @@ def build_all_histograms(
     nodes: npt.NDArray[np.int32],
     wanted_trees: npt.NDArray[np.int32],
     wanted_nodes: npt.NDArray[np.int32],
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
+    so_far: HistogramSums | None = None,
+) -> HistogramSums:
     """``build_histograms`` for nodes of several trees, in the order of the wanted nodes.
 
     Parameters
@@ -85,13 +101,16 @@ def build_all_histograms(
     """
     by_tree = []
     for tree in np.unique(wanted_trees):
-        of_tree, wanted = gradients[tree], wanted_nodes[wanted_trees == tree]
-        by_tree.append(
-            build_histograms(codes, missing_code, columns, widths, of_tree, nodes[tree], wanted)
-        )
-    if len(by_tree) == 1:
-        return by_tree[0]
-    return np.concatenate([h for h, _ in by_tree]), np.concatenate([m for _, m in by_tree])
+        is_of_tree = wanted_trees == tree
+        before = so_far and (so_far[0][is_of_tree], so_far[1][is_of_tree])
+        rows = gradients[tree], nodes[tree], wanted_nodes[is_of_tree]
+        by_tree.append(build_histograms(codes, missing_code, columns, widths, *rows, before))
+    return by_tree[0] if len(by_tree) == 1 else _joined(by_tree)
+
+
+def _joined(parts: Sequence[HistogramSums], axis: int = 0) -> HistogramSums:
+    histograms, missing = (np.concatenate(some, axis) for some in zip(*parts, strict=True))
+    return histograms, missing
 
 
 def build_vector_histograms(

@@ -115,25 +115,20 @@ def merge_group_sums(
             first += width
 
 
-def merge_sketch_bins(
-    summary: Sketch, values: Floats, weights: Floats, least: int
-) -> tuple[Sketch, Floats]:
+def merge_sketch_bins(summary: Sketch, values: Floats, weights: Floats, least: int) -> Sketch:
     """Merge the bins of a sketch to at least ``least`` rows; hide the extreme values.
+
+    A column with fewer than ``least`` values has no bins.
 
     Parameters
     ----------
     summary : without bins of columns of categories, whose maxima stay.
     values : float32, shape (n_rows, n_columns); NaN is missing.
     weights : float32, shape (n_rows,); rows without weight do not count.
-
-    Returns
-    -------
-    The sketch, and the values, all missing in columns with fewer than ``least`` values.
     """
     points = []
     masses = []
     maxima = summary.maxima.copy()
-    disclosed = values.copy()
     for column in range(values.shape[1]):
         lowest, mass = summary.column(column)
         present = np.sort(values[(weights > 0) & ~np.isnan(values[:, column]), column])
@@ -141,7 +136,6 @@ def merge_sketch_bins(
             lowest = lowest[:0]
             mass = mass[:0]
             maxima[column] = np.nan
-            disclosed[:, column] = np.nan
         elif len(lowest):
             below = np.append(np.searchsorted(present, lowest[1:]), len(present))
             counts = np.diff(np.concatenate(([0], below)))
@@ -157,4 +151,4 @@ def merge_sketch_bins(
         points.append(lowest)
         masses.append(mass.astype(np.float32))
     flat, offsets = ragged(points)
-    return Sketch(flat, ragged(masses)[0], offsets, maxima), disclosed
+    return Sketch(flat, ragged(masses)[0], offsets, maxima)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +27,7 @@ from fedapp.trees.objective import (
     check_objective,
     exact_predictions,
     has_risk_sets,
+    is_of_rows,
     is_ranking,
     is_regression,
     is_survival,
@@ -36,6 +39,7 @@ Rows: TypeAlias = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 N_BASE_SUMS = 5  # of two classes and of numbers; of times ``survival.N_SUMS``
+PART_ROWS = 2**22  # whose sums are added up together
 N_RANKED_SUMS = 3  # of ranked rows: weight, queries, and sum of their NDCG
 # Largest cell or sum: products of two, summed over all bins, stay within float64.
 MAX_WEIGHT = 1e100
@@ -94,8 +98,11 @@ def statistics(
     adder: Adder = DOUBLES,
     before: Rows | None = None,
     cells: survival.Cells | None = None,
+    totals: _Totals | None = None,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``, in the numbers of ``adder``.
+
+    Of many rows, those of parts are added up, unless a score needs all rows at once.
 
     Parameters
     ----------
@@ -110,15 +117,44 @@ def statistics(
     extra : names of additional metrics, as in ``eval-metric``.
     before : margins before a calibration, if those above are calibrated.
     cells : of times: where the table of all parties is divided; by default by these rows.
+    totals : rows of all parts by bin, where these are a part.
 
     Raises
     ------
     ValueError : an argument breaks its rule. The text never contains a label.
     """
+    if len(margins) > PART_ROWS and is_of_rows(objective) and not any(map(is_custom, extra)):
+
+        def of_part(first: int, adder: Adder, totals: _Totals) -> Statistics:
+            some = slice(first, first + PART_ROWS)
+            return statistics(
+                objective,
+                margins[some],
+                labels[some],
+                weights[some],
+                n_bins,
+                residual_range,
+                center,
+                fewest,
+                extra,
+                adder,
+                None if before is None else before[some],
+                cells,
+                totals,
+            )
+
+        parts, totals = range(0, len(margins), PART_ROWS), _Totals()
+        for first in parts if fewest else ():
+            of_part(first, deepcopy(adder), totals.of_part())
+        totals.is_whole = True
+        # An adder notes what it adds up, once.
+        adders = [adder, *(deepcopy(adder) for _ in parts[1:])]
+        pairs = zip(parts, adders, strict=True)
+        return reduce(add, (of_part(first, one, totals.of_part()) for first, one in pairs))
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
-    rows = _Weighted(weights64, n_bins, fewest, adder)
+    rows = _Weighted(weights64, n_bins, fewest, adder, totals)
     if objective == "multi:softprob":
         return _multi_statistics(margins64, labels64, rows)
     predictions = only = margins64[:, 0]
@@ -149,6 +185,7 @@ class _Weighted:
     n_bins: int
     fewest: int  # rows of a bin, see ``statistics``
     adder: Adder
+    totals: _Totals | None = None
 
     def total(self, size: str, terms: NDArray[Any]) -> Any:
         """Weighted sum of terms; ``size`` as of an ``Adder``."""
@@ -163,6 +200,8 @@ class _Weighted:
     def merged(self, bins: Ints) -> Ints:
         """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
         n_rows = np.bincount(bins[self.weights > 0]) if self.fewest else np.empty(0, np.int64)
+        if self.totals and self.fewest:
+            n_rows = self.totals.of(n_rows)
         if not n_rows.any():
             return bins
         from fedapp.histograms.groups import group  # compiled
@@ -174,6 +213,29 @@ class _Weighted:
         means //= np.maximum(totals, 1)
         merged: Ints = means[ends[np.minimum(bins, len(ends) - 1)]].astype(np.int64)
         return merged
+
+
+class _Totals:
+    """Rows by bin, for each time that bins are merged: of every part in turn, then of all."""
+
+    def __init__(self) -> None:
+        self.counts, self.place, self.is_whole = list[Ints](), 0, False
+
+    def of_part(self) -> _Totals:
+        """To be called before each part."""
+        self.place = 0
+        return self
+
+    def of(self, n_rows: Ints) -> Ints:
+        """Rows of all parts so far, among them those of this one."""
+        self.place += 1
+        if not self.is_whole:
+            before = self.counts[self.place - 1 : self.place] or [n_rows[:0]]
+            total = np.zeros(max(len(before[0]), len(n_rows)), np.int64)
+            for part in (*before, n_rows):
+                total[: len(part)] += part
+            self.counts[self.place - 1 : self.place] = [total]
+        return self.counts[self.place - 1]
 
 
 def checked_rows(

@@ -5,11 +5,13 @@
     entry   magic, sizes and checksum, header, arrays; a multiple of 8 bytes
     header  JSON: {"facts": ..., "values": {name: [tree, numbers]}, "dropped": [name], "mark": ...,
             "kept": [name] | null, "arrays": [[number, dtype, shape], ...]}
-    arrays  raw C-order bytes, each padded to 8 bytes: numba compiles again for unaligned arrays
+    arrays  raw C-order bytes, each padded to 8 bytes: numba compiles again for unaligned arrays;
+            a large one in Fortran order as transposed, and with a fourth entry, true
 
 A value is a tree (``records.codec``) and the numbers of its arrays. An array is written once, in
 the entry whose value first has it, and named by its number from then on: what refers to an array
-never changes it in place. So a step costs the bytes of what it has assigned.
+never changes it in place. So a step costs the bytes of what it has assigned. A large array is
+mapped from the file once it is there, so that the system may use its memory for others.
 
 ``mark`` in an entry keeps the state before it as that of a checkpoint; an entry with ``kept``
 begins from that state again, except for the values named there. A file of which most is no longer
@@ -49,6 +51,7 @@ JOINED = 2**16  # bytes; smaller parts are written together
 # A file is replaced once it has this multiple of what it had when it was last replaced, and more:
 TIMES, SPARE = 2, 2**21  # bytes
 MANY = 32  # arrays that are no longer used
+LARGE = 2**24  # bytes of an array that is mapped from the file, in the order that it has
 ABSENT = object()
 
 
@@ -170,13 +173,9 @@ class Journal:
         if zlib.crc32(memoryview(data)[body:end], header_size) != checksum:
             return start
         header = json.loads(data[body : body + header_size])
-        offset = _aligned(body + header_size)
-        for number, form, shape in header["arrays"]:
-            dtype = np.dtype(form if isinstance(form, str) else [(*field,) for field in form])
-            array = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
+        for number, array in _arrays(data, header, body + header_size):
             self._note(number, array)
             self._filed.add(number)
-            offset = _aligned(offset + array.nbytes)
         if header["mark"] is not None:
             self.base, self.mark = self.now, header["mark"]
         before = self.now if header["kept"] is None else self.since_base(header["kept"])
@@ -187,6 +186,27 @@ class Journal:
             values[name] = Stored(tree=tree, arrays=arrays, numbers=numbers)
         self.now = State(header["facts"], values)
         return end
+
+    def _map(self, start: int) -> None:
+        """Map large arrays from the entries that have just been written, from a place on."""
+        large = set[int]()
+        with open(self.path, "rb") as file:
+            data = mmap(file.fileno(), 0, access=ACCESS_READ)
+        while start < self._size:
+            _, _, header_size, size = PREFIX.unpack_from(data, start)
+            body = start + PREFIX.size
+            header = json.loads(data[body : body + header_size])
+            for number, array in _arrays(data, header, body + header_size):
+                if array.nbytes > LARGE and number in self._arrays:
+                    self._numbers.pop(id(self._arrays[number]), None)
+                    self._note(number, array)
+                    large.add(number)
+            start += size
+        for state in (self.now, self.base or State()):
+            for stored in state.values.values():
+                if large.intersection(stored.numbers):
+                    stored.arrays = [self._arrays[number] for number in stored.numbers]
+                    stored.value = ABSENT
 
     def since_base(self, kept: Iterable[str]) -> State:
         """The state of the checkpoint, with some values as they are now."""
@@ -269,8 +289,10 @@ class Journal:
         if is_new and self.lasting:
             sync_folder(self.path.parent)
         self._filed |= filed
-        self._size = self._size + size
+        start, self._size = self._size, self._size + size
         self._written = self.now
+        if size > LARGE:
+            self._map(start)
         self._drop_unused()
         if self._size > TIMES * self._least + SPARE:
             with suppress(OSError):  # tried again with the next entry
@@ -299,13 +321,19 @@ class Journal:
             "mark": mark,
             "kept": kept,
             "arrays": [
-                [number, array.dtype.descr if array.dtype.names else array.dtype.str, array.shape]
+                [
+                    number,
+                    array.dtype.descr if array.dtype.names else array.dtype.str,
+                    (array if array.flags.c_contiguous else array.T).shape,
+                    *([] if array.flags.c_contiguous else [True]),
+                ]
                 for number, array in new.items()
             ],
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         parts: list[bytes | memoryview] = [text, bytes(-(PREFIX.size + len(text)) % ALIGNMENT)]
         for array in new.values():
+            array = array if array.flags.c_contiguous else array.T
             raw = array.reshape(-1).view(np.uint8).data if array.size else b""
             parts += [raw, bytes(-array.nbytes % ALIGNMENT)]
         size, checksum = PREFIX.size, len(text)  # begun with what it does not cover
@@ -323,7 +351,9 @@ class Journal:
         for array in stored.arrays:
             if (number := self._numbers.get(id(array))) is None:
                 assert not array.dtype.hasobject
-                whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                flags = array.flags
+                stays = flags.c_contiguous or (flags.f_contiguous and array.nbytes > LARGE)
+                whole = array if stays else np.ascontiguousarray(array)
                 if whole is not array:  # what is read next shall be in C order
                     stored.value = ABSENT
                 whole.flags.writeable = False
@@ -347,10 +377,22 @@ class Journal:
         self._filed, self._inode, self._size, self._least = filed, inode, size, size
         self._written = self.now
         self.base = self.base if keeps_base else None
+        if size > LARGE:
+            self._map(0)
         self._most = 0
         self._drop_unused()
         if self.lasting:
             sync_folder(self.path.parent)
+
+
+def _arrays(data: mmap, header: dict[str, Any], offset: int) -> Iterator[tuple[int, Array]]:
+    """Numbers and arrays of an entry, which follow its header."""
+    for number, form, shape, *transposed in header["arrays"]:
+        dtype = np.dtype(form if isinstance(form, str) else [(*field,) for field in form])
+        offset = _aligned(offset)
+        array = np.frombuffer(data, dtype, math.prod(shape), offset).reshape(shape)
+        yield number, array.T if transposed else array
+        offset += array.nbytes
 
 
 def _write_all(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.histograms.bins import Empty, in_parts
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import NO_SETS, CategorySets
 from fedapp.trees.predict import Places, goes_left, kernel_sets
@@ -154,8 +155,9 @@ def route_rows(
     sets: CategorySets = NO_SETS,
     firsts: npt.NDArray[Any] | None = None,
     missing: int | np.float32 = NAN,
+    empty: Empty = np.empty,
 ) -> npt.NDArray[np.int32]:
-    """Node of each row after the splits; int32, shape (n_trees, n_rows).
+    """Node of each row after the splits; int32, shape (n_trees, n_rows), in an array of ``empty``.
 
     Parameters
     ----------
@@ -168,8 +170,13 @@ def route_rows(
     """
     firsts = np.ascontiguousarray(routes["threshold"] if firsts is None else firsts)
     by_set = kernel_sets(routes["set"], sets)
-    nodes, routes, firsts, cells = frozen(nodes, routes, firsts, cells)
-    moved: npt.NDArray[np.int32] = _moved(nodes, routes, firsts, cells, missing, by_set)
+    routes, firsts, cells = frozen(routes, firsts, cells)
+    moved: npt.NDArray[np.int32] = empty(nodes.shape, np.int32)
+    moved[:] = nodes
+    in_parts(
+        (nodes.shape[1], nodes.shape[0]),
+        lambda first, last: _move(moved, routes, firsts, cells, missing, by_set, first, last),
+    )
     return moved
 
 
@@ -204,28 +211,35 @@ def node_keys(nodes: NodeList) -> npt.NDArray[np.int64]:
 
 
 @kernel
-def _moved(nodes: Any, routes: Any, firsts: Any, cells: Any, missing: Any, sets: Any) -> Any:
-    """Nodes of the rows of all trees; a cell goes left if it is below its split's first."""
-    moved = nodes.copy()
+def _move(
+    nodes: Any,
+    routes: Any,
+    firsts: Any,
+    cells: Any,
+    missing: Any,
+    sets: Any,
+    first: int,
+    last: int,
+) -> None:
+    """Move some rows of all trees; a cell goes left if it is below its split's first."""
     widths, starts, bits = sets
     for tree in range(nodes.shape[0]):
         highest = 0
-        for row in range(nodes.shape[1]):
+        for row in range(first, last):
             highest = max(highest, nodes[tree, row])
         # Index of each node's route, -1 for nodes that were not split.
         split_at = np.full(highest + 1, -1, dtype=np.int64)
         for split in range(len(routes)):
             if routes[split].tree == tree and routes[split].node <= highest:
                 split_at[routes[split].node] = split
-        for row in range(nodes.shape[1]):
+        for row in range(first, last):
             split = split_at[nodes[tree, row]]
             if split < 0:
                 continue
             route = routes[split]
             cell, side = cells[row, route.column], route.default_left
             is_left = goes_left(cell, missing, firsts[split], side, split, widths, starts, bits)
-            moved[tree, row] = route.left + (0 if is_left else 1)
-    return moved
+            nodes[tree, row] = route.left + (0 if is_left else 1)
 
 
 @kernel

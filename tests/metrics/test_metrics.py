@@ -16,8 +16,10 @@ from sklearn import metrics as sk
 
 from fedapp import metrics
 from fedapp.data.partition import Holdout
+from fedapp.histograms.fixed_point import Bounds
+from fedapp.metrics.adders import WholeNumbers
 from fedapp.metrics.intervals import paired, row_intervals, wilson
-from fedapp.metrics.names import default_metric
+from fedapp.metrics.names import UNCALIBRATED, default_metric
 from fedapp.metrics.scores import best_margin
 from fedapp.metrics.sums import _margin_bins, margin_edges
 from fedapp.runs.local import run_local
@@ -98,6 +100,24 @@ def test_no_bin_has_fewer_rows_than_it_must(objective, n_rows, seed, fewest):
         assert np.array_equal(cells.sum(axis=1), before.sum(axis=1))
         held = cells.sum(axis=0)
         assert (held[held > 0] >= min(fewest, counted.sum())).all()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("fewest", [0, 9])
+def test_rows_in_parts_have_the_sums_of_all_rows(objective, fewest, monkeypatch):
+    arrays, bounds = rows(objective, 300, 4), Bounds(300, 2, 4)
+    extra = {BINARY: ("error@0.4", UNCALIBRATED), REGRESSION: ("mae",)}.get(objective, ())
+    before = arrays[0] / 2 if objective == BINARY else None
+
+    def found():
+        adder = WholeNumbers(bounds)
+        more = {"fewest": fewest, "extra": extra, "adder": adder, "before": before}
+        sums = metrics.statistics(objective, *arrays, N_BINS, **more)
+        return sums.sums.tolist(), sums.histogram.tolist(), adder.exponents
+
+    expected = found()
+    monkeypatch.setattr("fedapp.metrics.sums.PART_ROWS", 70)
+    assert found() == expected
 
 
 def test_many_bins_have_small_bounds_and_the_exact_auc():

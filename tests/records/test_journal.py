@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedapp.errors import DataError
 from fedapp.records.codec import Array, codec_of
-from fedapp.records.journal import MANY, PREFIX, SPARE, Journal, State, Stored
+from fedapp.records.journal import LARGE, MANY, PREFIX, SPARE, Journal, State, Stored
 from tests.disk import full_disk
 
 ARRAYS = codec_of(Mapping[str, Array])
@@ -22,7 +22,7 @@ NAMES = "abc"
 
 def content_of(state):
     return {
-        name: {key: tuple(one.tolist()) for key, one in stored.read(ARRAYS).items()}
+        name: {key: tuple(one.ravel().tolist()) for key, one in stored.read(ARRAYS).items()}
         for name, stored in state.values.items()
     }
 
@@ -63,9 +63,9 @@ class Journals(RuleBasedStateMachine):
             return values, after
         is_shared = shares and name in values
         old = values[name].read(ARRAYS) if is_shared else {}
-        new, key = np.full(self.n % 5, self.n, dtype=np.int32), str(self.n % 3)
+        new, key = np.full((self.n % 5, 2), self.n, dtype=np.int32, order="F"), str(self.n % 3)
         values[name] = Stored(ARRAYS, {**old, key: new})
-        after[name] = {**(before[name] if is_shared else {}), key: tuple(new.tolist())}
+        after[name] = {**(before[name] if is_shared else {}), key: tuple(new.ravel().tolist())}
         return values, after
 
     @rule(
@@ -138,8 +138,10 @@ class Journals(RuleBasedStateMachine):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_journal_has_what_was_appended(tmp_path, monkeypatch):
+@pytest.mark.parametrize("large", [16, LARGE], ids=["mapped", "in memory"])
+def test_a_journal_has_what_was_appended(tmp_path, monkeypatch, large):
     monkeypatch.setenv("JOURNALS", str(tmp_path))
+    monkeypatch.setattr("fedapp.records.journal.LARGE", large)
     case = Journals.TestCase
     case.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
     case().runTest()
@@ -155,6 +157,17 @@ def test_arrays_are_aligned_and_read_only(tmp_path):
             assert array.ctypes.data % 8 == 0
             assert not array.flags.writeable
             assert np.array_equal(array, value[name])
+
+
+def test_a_large_array_is_in_the_file_and_has_the_order_that_it_had(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapp.records.journal.LARGE", 100)
+    written, value = Journal(tmp_path / "state"), np.asfortranarray(np.arange(60.0).reshape(6, 10))
+    step(written, 1, a=value)
+    for state in (written.now, opened(tmp_path).now):
+        array = state.values["a"].read(ARRAYS)["a"]
+        assert array is not value
+        assert array.flags.f_contiguous
+        assert np.array_equal(array, value)
 
 
 def test_an_array_that_did_not_change_is_not_written_again(tmp_path):
