@@ -52,9 +52,10 @@ from fedapp.messages.wire import from_bytes, from_content, to_bytes, to_content
 from fedapp.metrics import check_metrics
 from fedapp.process import FALL_BACKS, versions
 from fedapp.records.codec import IN_FILE
+from fedapp.site.account import account_of
 from fedapp.site.answer import Handlers, Site
 from fedapp.site.mail import note_greeting
-from fedapp.site.policy import check_delta, check_subsets
+from fedapp.site.policy import check_delta, check_memory, check_subsets
 from fedapp.site.roles import Order, Role, handlers, role
 from fedapp.site.settings import SiteConfig
 from fedapp.site.store import KEEP_DAYS, drop_abandoned
@@ -194,6 +195,9 @@ class Opening(Coded):
             current = fingerprint(subsets, site_key(self.name))
             return replace(opened, fingerprint=current, since=self.site.store.answered)
         reply, subsets = look(self.config, request)
+        n_rows = sum(table.n_rows for table in subsets.values())
+        method = account_of(self.site.store).method
+        check_memory(self.config, method, request, n_rows, len(reply.columns))
         self.values = {name: table.values for name, table in subsets.items()}
         self.weights = {name: weights_of(table) for name, table in subsets.items()}
         margins = {name: table.base_margins for name, table in subsets.items()}

@@ -174,7 +174,7 @@ class Scored(Coded):
                 )
             scores |= {f"{subset}_sums": statistics.sums, f"{subset}_scores": statistics.histogram}
             if subset == "test" and "test" in self.values and not self.config.simulated:
-                values = np.concatenate([batch[0] for batch in self._batches("train")])
+                values = self.values["train"][:, : len(self.columns)]
                 train = values, self.labels["train"], self.weights["train"]
                 test = self.values["test"], labels, weights
                 warn_if_worse(self.objective, of_rows, train, test, self.categories, self.loss)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ctypes import c_ulong, py_object, pythonapi
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -167,6 +168,29 @@ def raise_file_limit(n_files: int) -> None:
     most = n_files if hard == resource.RLIM_INFINITY else min(n_files, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still use: of the machine, and of its control groups."""
+    import psutil
+
+    free = [int(psutil.virtual_memory().available)]
+    of_process = Path("/proc/self/cgroup")  # of Linux only
+    for line in of_process.read_text("utf-8").splitlines() if of_process.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        # Files of version 2, which has no controllers here, and of version 1.
+        names = ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
+        folder = groups / controllers / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            with suppress(OSError, ValueError):  # absent; or "max", which is no limit
+                limit, used = (int((group / f"memory.{name}").read_text()) for name in names)
+                # Pages that can be read again, of all groups below.
+                kind = rf"^{'total_' if controllers else ''}(?:in)?active_file (\d+)"
+                cached = re.findall(kind, (group / "memory.stat").read_text(), re.MULTILINE)
+                free.append(limit - used + sum(map(int, cached)))
+    return max(0, min(free))
 
 
 def listening_socket(host: str, port: int, way: str) -> socket.socket:

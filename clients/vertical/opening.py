@@ -60,7 +60,7 @@ from fedapp.site.mail import (
     run_key,
     store_peers,
 )
-from fedapp.site.policy import check_subsets
+from fedapp.site.policy import check_memory, check_subsets
 from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
 from fedapp.site.rows_to_predict import (
@@ -143,7 +143,8 @@ class Opening(Aligned):
 
     def _introduce(self, request: VerticalHelloRequest) -> VerticalHelloReply:
         store = self.site.store
-        method = method_of(account_of(store).method)
+        name = account_of(store).method
+        method = method_of(name)
         fits = method is not None and bool(request.model) == method.uses_model
         rule = "must name a model to predict, and none to train"
         check_fields(self.name, request, ("model", fits, rule))
@@ -152,6 +153,7 @@ class Opening(Aligned):
             raise ConfigError(f"standing-address {rule} answers, as HOST:PORT")
         reply, table, ids = look(self.config, request)
         n_rows = len(ids)
+        check_memory(self.config, name, request, n_rows, len(table.columns))
         if request.refreshes:
             rows = new_rows(self.name, ids)
             reply, table, ids = replace(reply, n_table=len(rows)), table.take(rows), ids[rows]

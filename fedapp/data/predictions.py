@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fedapp.trees.categories import Categories
 
 Array = npt.NDArray[Any]
 MOST_HEADER = 1 << 20  # characters of a first line
+GROUP_ROWS = 1 << 20  # written at once: a row group of pyarrow
 FORMULA = re.compile(r"\s*[-=+@\uff0d\uff1d\uff0b\uff20]")  # also at full width
 NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?", re.ASCII)
 
@@ -157,24 +159,33 @@ def unmatched_note(n_unmatched: int, n_asked: int) -> str:
     return f"{n_unmatched:,} of {n_asked:,} rows were not matched"
 
 
-def write_predictions(output: Path, id_name: str, ids: Array, columns: Mapping[str, Array]) -> None:
-    """Write one row per prediction to a file that `check_output` allows.
+def write_predictions(
+    output: Path, id_name: str, ids: Array | None, columns: Mapping[str, Array]
+) -> None:
+    """Write one row per prediction to a file that `check_output` allows, some rows at a time.
 
-    Texts of a CSV file are made `harmless`, those of a Parquet file are exact.
+    Without ``ids`` rows are numbered from 0. Texts of a CSV file are made `harmless`, those of a
+    Parquet file are exact.
     """
     import pyarrow
     from pyarrow import csv as arrow_csv
     from pyarrow import parquet
 
-    names = [id_name, *columns]
-    arrays = [ids, *columns.values()]
-    write = parquet.write_table
-    if output.suffix == ".csv":
+    is_csv = output.suffix == ".csv"
+    names, n_rows = [id_name, *columns], len(next(iter(columns.values())))
+    if is_csv:
         names = list(map(harmless, names))
-        write = arrow_csv.write_csv
-        arrays[0] = np.array(list(map(harmless, ids.tolist())))
-    with replacing(output) as file:
-        write(pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), names), file)
+    kind, writer = arrow_csv.CSVWriter if is_csv else parquet.ParquetWriter, None
+    with replacing(output) as file, ExitStack() as stack:
+        for start in range(0, max(1, n_rows), GROUP_ROWS):
+            rows = slice(start, min(start + GROUP_ROWS, n_rows))
+            named = np.arange(start, rows.stop).astype(str) if ids is None else ids[rows]
+            if is_csv:
+                named = np.array(list(map(harmless, named.tolist())))
+            arrays = [named, *(column[rows] for column in columns.values())]
+            part = pyarrow.Table.from_arrays(list(map(pyarrow.array, arrays)), names)
+            writer = writer or stack.enter_context(kind(file, part.schema))
+            writer.write_table(part)
 
 
 def _has_columns_of_predictions(path: Path) -> bool:

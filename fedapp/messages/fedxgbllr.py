@@ -48,10 +48,12 @@ from fedapp.messages.fields import (
     message,
     request,
 )
-from fedapp.messages.methods import Method
+from fedapp.messages.methods import Memory, Method
 from fedapp.messages.scoring import GETS, EvaluateReply, RatedTrees, RoundSums, Trees
 
-GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch")}
+# Of XGBoost's matrix; and of the trees' outputs, on which the head is trained.
+MEMORY = Memory(value=5, tree=4)
+GROUPS = {"fedxgbllr": Method("horizontal", GETS, package="torch", memory=MEMORY)}
 
 Weights = Annotated[Array, Form("float32", "n_weights")]
 

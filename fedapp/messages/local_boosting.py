@@ -34,7 +34,7 @@ In full: no row, label or gradient of a row leaves a party, and nothing is encry
 from __future__ import annotations
 
 from fedapp.messages.fields import EACH_ROUND, Request, message, request
-from fedapp.messages.methods import Method
+from fedapp.messages.methods import Memory, Method
 from fedapp.messages.scoring import GETS, BoostOrder, BoostReport
 
 
@@ -58,11 +58,13 @@ class TurnReply(BoostReport):
     """The party's new trees; empty if it is not its turn."""
 
 
+MEMORY = Memory(value=5)  # of XGBoost's matrix
 GROUPS = {
     "bagging": Method(
         "horizontal",
         GETS,
         takes_margins=True,
+        memory=MEMORY,
         title="Every party boosts from the same margins; the model moves by the mean of "
         "their steps",
     ),
@@ -70,6 +72,7 @@ GROUPS = {
         "horizontal",
         GETS,
         takes_margins=True,
+        memory=MEMORY,
         title="The parties take turns, in the order of their names, to boost the one model",
     ),
 }

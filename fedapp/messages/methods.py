@@ -20,6 +20,19 @@ Family = Literal["horizontal", "vertical", "inference"]
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of memory that a party needs, beside the table, for all of its rows at once."""
+
+    value: int  # for each value
+    tree: int = 0  # for each row and tree of all parties
+    row: int = 0  # for each row
+
+    def of(self, n_rows: int, n_columns: int, n_trees: int = 0) -> int:
+        """Bytes for a table."""
+        return n_rows * (self.value * n_columns + self.tree * n_trees + self.row)
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A way to train, to predict, or to describe tables.
 
@@ -39,6 +52,8 @@ class Method:
     sums_ciphertexts : whether a passive party sums what the label holder encrypts every round.
     fits_leaves : whether leaves may be quantiles of residuals, which are those of single rows.
     describes : whether its runs describe tables, and train nothing.
+    memory : what it needs to copy a table; None if it reads one that is larger than memory by
+        parts.
     """
 
     family: Family
@@ -55,6 +70,7 @@ class Method:
     sums_ciphertexts: bool = False
     fits_leaves: bool = False
     describes: bool = False
+    memory: Memory | None = None
 
     def gets_with(self, settings: set[str]) -> str:
         """What the coordinator gets where these settings are in force."""

@@ -22,7 +22,7 @@ from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
 from fedapp.messages.fields import parameters_of
-from fedapp.messages.methods import all_methods
+from fedapp.messages.methods import Memory, all_methods
 from fedapp.messages.vertical import INNER
 from fedapp.process import raise_interrupt
 from fedapp.run_files import GAIN, TOTAL_GAIN
@@ -34,6 +34,7 @@ from fedapp.runs.tables import (
     stacked_tables,
 )
 from fedapp.settings import Settings
+from fedapp.site.policy import lacking_memory
 from fedapp.site.rows_to_predict import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import (
@@ -66,6 +67,7 @@ from strategies.scoring import FINAL_BINS, half_range, scores_of
 log = logging.getLogger("fedapp")
 Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
+MEMORY = Memory(value=16)  # rows of a subset as values, and as matrices of XGBoost
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"
 # Relative; and absolute for leaves near 0, where gradients cancel and only the last bit of the two
 # libraries' float32 sigmoids is left.
@@ -247,6 +249,13 @@ class Trained:
             kind: {self.rows.columns[c]: float(gains[c]) for c in orders[kind] if gains[c] > 0}
             for kind, gains in by_kind.items()
         }
+
+
+def lacking_memory_of(settings: Settings) -> str:
+    """Why the baselines cannot be trained: they need a table as a whole; empty if they can be."""
+    rows = baseline_rows(resolve_objective(settings))[0]
+    rule = lacking_memory(MEMORY, *rows.values.shape)
+    return rule and f"the baselines were left out: memory {rule}"
 
 
 def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def table_facts(settings: Settings, run_dir: Path) -> dict[str, Any]:
         table, parts = stacked_tables(settings)
         test = np.concatenate([part["test"] for part in parts.values()])
         rows = pooled_of(settings, table, Split(test[:0], test[:0], test))
-    shares = np.isnan(rows.values).mean(axis=0)
+    shares = np.array([np.isnan(column).mean() for column in rows.values.T])
     order = [c for c in np.argsort(-shares, kind="stable") if shares[c]]
     missing = {rows.columns[c]: float(shares[c]) for c in order}
     return {"missing": missing, "contributions": _contributions(settings, run_dir, rows)}

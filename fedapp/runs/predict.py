@@ -30,6 +30,7 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.data.schema import Roles, composed
+from fedapp.data.scratch import batches
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.home import check_output, display_path, home
@@ -91,7 +92,7 @@ def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path)
     """
     model, table, predictions = rows.model, rows.table, rows.predictions
     named = named_predictions(model.classes, model.n_outputs, predictions)
-    write_predictions(output, id_column or "row", rows.names, named)
+    write_predictions(output, id_column or "row", table.ids, named)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
         threshold = threshold_of(run_dir)
@@ -190,14 +191,19 @@ def _notes_on_range(model: Model, values: Floats) -> list[str]:
     for column_id, points in thresholds(model).items():
         low = points[0]
         high = points[-1]
-        column = values[:, column_id].astype(np.float64)
         spread, share = (high - low, 0.05) if len(points) >= 5 else (10 * max(-low, high), 0.5)
-        away = np.nan_to_num(np.maximum(low - column, column - high))
-        n_far, n_known = int((away > 10 * spread).sum()), int((~np.isnan(column)).sum())
-        if spread and (n_far > share * n_known or away.max(initial=0) > 1000 * spread):
+        n_far, n_known, most, farthest = 0, 0, 0.0, np.float64(0)
+        for rows in batches(len(values), 8):
+            column = values[rows, column_id].astype(np.float64)
+            away = np.nan_to_num(np.maximum(low - column, column - high))
+            n_far += int((away > 10 * spread).sum())
+            n_known += int((~np.isnan(column)).sum())
+            if (largest := away.max()) > most:
+                most, farthest = largest, column[away.argmax()]
+        if spread and (n_far > share * n_known or most > 1000 * spread):
             rule = f"column {model.columns[column_id]!r}: {n_far:,} of {n_known:,} values are far"
             rule += f" outside of the range that the model knows ({low:g} to {high:g}), as "
-            texts.append(as_plain(f"{rule}{column[away.argmax()]:g}; see that units are the same"))
+            texts.append(as_plain(f"{rule}{farthest:g}; see that units are the same"))
     return texts
 
 
@@ -271,9 +277,24 @@ def model_of_text(text: str) -> Model:
 
 def predict(model: Model, values: Floats, base_margins: Floats | None = None) -> Any:
     """Probabilities, or numbers, of rows with NaN for missing; shape (n_rows, n_outputs)."""
+    parts = [
+        _predicted(model, values[rows], None if base_margins is None else base_margins[rows])
+        for rows in _slices(model, values)
+    ]
+    return np.concatenate(parts)
+
+
+def _slices(model: Model, values: Floats) -> Iterable[slice]:
+    """Rows to predict at once; last digits of the first models depend on batches of their own."""
+    if isinstance(model, StackedModel | LinearModel) or not len(values):
+        return [slice(None)]
+    return batches(len(values), 4 * (values.shape[1] + len(model.trees)))
+
+
+def _predicted(model: Model, values: Floats, base_margins: Floats | None) -> Any:
     match model:
         case BaggedForest():
-            return model.predictions(model.leaves(values))
+            return model.predictions(model.leaves(np.ascontiguousarray(values)))
         case Ensemble():
             margins = model.calibrated(predict_margins(model, values, base_margins))
         case StackedModel():

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
 from fedapp.data.predictions import by_class, write_predictions
+from fedapp.data.scratch import batches, empty_table
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, as_plain, check_package, did_you_mean_path
 from fedapp.home import RUNS, check_output_folder, display_path, home
@@ -556,13 +557,16 @@ def write_explanation(
     if absent := set(ids) - set(names.tolist()):
         rule = "must name rows of the table"
         raise ConfigError(f"--explain {rule}, got {len(absent):,} others: {min(absent)!r}")
-    chosen = np.isin(names, list(ids)) if ids else np.ones(table.n_rows, dtype=bool)
+    chosen = np.flatnonzero(np.isin(names, list(ids))) if ids else np.arange(table.n_rows)
     columns = [*table.columns, "bias"]
-    shap = run._contributions(table)[chosen].reshape(chosen.sum(), -1)
-    if shap.shape[1] > len(columns):
+    if rows.model.n_outputs > 1:
         columns = [f"{label} {column}" for label in run.classes for column in columns]
-    values = dict(zip(columns, shap.T, strict=True))
-    write_predictions(file, id_column or "row", names[chosen], values)
+    shap = empty_table(len(chosen), len(columns))
+    for some in batches(len(chosen), 4 * len(columns)):
+        shap[some] = run._contributions(table.take(chosen[some])).reshape(-1, len(columns))
+    write_predictions(
+        file, id_column or "row", names[chosen], dict(zip(columns, shap.T, strict=True))
+    )
     return len(shap)
 
 

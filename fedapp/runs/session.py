@@ -148,17 +148,7 @@ class Training:
     def _add(self, folder: RunFolder, settings: Settings) -> None:
         """Add baselines and contributions to the summary, which need all rows on this machine."""
         if self.baselines:
-            from fedapp.runs.baselines import run_baselines
-            from fedapp.runs.differences import differences
-
-            self.watcher.begin("training the baselines")
-            scores = run_baselines(settings, folder.path)
-            summary = folder.summary
-            resolved = settings.model_copy(update={"objective": summary["objective"]})
-            margins = scores.pop("test_margins")
-            scores["differences"] = differences(resolved, folder.path, margins)
-            warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
-            folder.add_to_summary({"baselines": scores, "warnings": warnings})
+            self._add_baselines(folder, settings)
         if self.with_page and self.engine in SIMULATED and not self.describes:
             from fedapp.runs.differences import table_facts
 
@@ -172,6 +162,22 @@ class Training:
             folder.add_to_summary(self.facts(folder))
         if drop_frames(folder.path):
             folder.add_to_summary({"data": named_frames(settings.data, folder.path)})
+
+    def _add_baselines(self, folder: RunFolder, settings: Settings) -> None:
+        from fedapp.runs.baselines import lacking_memory_of, run_baselines
+        from fedapp.runs.differences import differences
+
+        summary = folder.summary
+        if note := lacking_memory_of(settings):
+            folder.add_to_summary({"warnings": [*summary["warnings"], note]})
+            return
+        self.watcher.begin("training the baselines")
+        scores = run_baselines(settings, folder.path)
+        resolved = settings.model_copy(update={"objective": summary["objective"]})
+        margins = scores.pop("test_margins")
+        scores["differences"] = differences(resolved, folder.path, margins)
+        warnings = [*summary["warnings"], *worse_than_alone(summary, scores["alone"])]
+        folder.add_to_summary({"baselines": scores, "warnings": warnings})
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import SUBSETS, Split, split_numbered, split_queries
 from fedapp.data.read import column_names
+from fedapp.data.scratch import empty_table
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
@@ -290,11 +291,14 @@ def _stack(tables: Sequence[Table]) -> Table:
     margins = [table.base_margins for table in tables if table.base_margins is not None]
     if len({values.dtype.kind for values in labels}) > 1:  # texts in one table, numbers in another
         labels = [label_texts(values) for values in labels]
+    values = empty_table(sum(table.n_rows for table in tables), len(tables[0].columns))
+    end = 0
+    for table in tables:
+        start, end = end, end + table.n_rows
+        values[start:end] = recoded(table.values, table.categories, joint, table.columns)[0]
     return Table(
         tables[0].columns,
-        np.concatenate(
-            [recoded(table.values, table.categories, joint, table.columns)[0] for table in tables]
-        ),
+        values,
         labels=cast(Labels, join(labels)) if labels else None,
         is_ranked=is_ranked,
         weights=np.concatenate(weights) if weights else None,

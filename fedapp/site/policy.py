@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data import scratch
 from fedapp.errors import ConfigError, DataError, check_rules
 from fedapp.messages.fields import OWN_OR_SUMS, Message, Request
 from fedapp.messages.handshake import Plan
-from fedapp.messages.methods import method_of, senders_of
+from fedapp.messages.methods import Memory, all_methods, method_of, senders_of
+from fedapp.process import free_memory
 from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
 from fedapp.trees.objective import (
     OF_TIMES,
@@ -205,6 +207,30 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
         if count < fewest and (count or subset == "train"):
             way = "" if subset == "train" else f"; {subset}-fraction=0 holds none back"
             raise DataError(rule.format(fewest, SUBSET_NAMES[subset], count) + way)
+
+
+def lacking_memory(needed: Memory | None, n_rows: int, n_columns: int, n_trees: int = 0) -> str:
+    """Rule that free memory breaks where a table that is larger than memory is copied; else ""."""
+    if needed is None or 4 * n_rows * n_columns <= scratch.LARGEST:
+        return ""
+    n_bytes = needed.of(n_rows, n_columns, n_trees)
+    if n_bytes <= (free := free_memory()):
+        return ""
+    gib, of_free = (f"{size / 2**30:.1f} GiB" for size in (n_bytes, free))
+    return f"must have {gib} free for {n_rows:,} rows x {n_columns:,} columns, got {of_free}"
+
+
+def check_memory(config: SiteConfig, method: str, plan: Plan, n_rows: int, n_columns: int) -> None:
+    """Check that the method reads tables by parts, or memory has room for a copy of this one."""
+    declared, n_trees = method_of(method), plan.trees * len(plan.parties)
+    if declared and (rule := lacking_memory(declared.memory, n_rows, n_columns, n_trees)):
+        others = [
+            name
+            for name, other in all_methods().items()
+            if other.trains and other.family == declared.family and not other.memory
+        ]
+        way = f": {', '.join(others)} read a table by parts" if others else ""
+        raise ConfigError(f"memory of {config.name} {rule}, as {method} copies them{way}")
 
 
 def check_delta(config: SiteConfig, delta: float, n_train: int) -> None:

@@ -19,7 +19,7 @@ default-credit is detected from 100 rows on. Tables whose columns are all distri
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce
 from pathlib import Path
@@ -34,6 +34,7 @@ from fedapp.data.datasets import NAME, dataset_names, read_source
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import column_names, file_version
 from fedapp.data.schema import PLAIN, Reader, Roles, with_names
+from fedapp.data.scratch import batches, empty_table
 from fedapp.data.table import Table, ids_of
 from fedapp.errors import ConfigError, DataError, check_package
 from fedapp.home import home
@@ -328,11 +329,13 @@ def read_joined(
     }
     # Columns of a party come in the order of the model, so each is taken when its turn comes.
     at = {party: iter(table.values.T) for party, table in taken.items()}
-    values = np.column_stack([next(at[party]) for party, _ in owners])
+    values = empty_table(len(wanted), len(owners))
+    for column, (party, _) in enumerate(owners):
+        values[:, column] = next(at[party])
     joined = replace(
         taken[labels_at],
         columns=tuple(columns),
-        values=np.ascontiguousarray(values),
+        values=values,
         weights=taken[weights_at].weights,
         base_margins=taken[first].base_margins,
         categories=categories,
@@ -345,8 +348,8 @@ def taken_by_id(table: Table, ids: npt.NDArray[np.str_], wanted: npt.NDArray[np.
     order = np.argsort(ids, kind="stable")
     positions = np.searchsorted(ids[order], wanted) % len(ids)
     taken = table.take(order[positions])
-    is_absent = ids[order[positions]] != wanted
-    return replace(taken, values=np.where(is_absent[:, None], np.float32(np.nan), taken.values))
+    taken.values[ids[order[positions]] != wanted] = np.nan
+    return taken
 
 
 def _column_names(source: str, reader: Reader) -> set[str]:
@@ -390,7 +393,8 @@ def quantiles(values: Values) -> Values:
 
 def unlike_columns(trained: Values, values: Values) -> list[int]:
     """Columns with another distribution than in training, if they are half of all; else none."""
-    beyond = 2 * _outside(trained, values).sum(axis=0) > len(values)
+    n_beyond = sum(outside.sum(axis=0) for outside in _outside(trained, values))
+    beyond = 2 * n_beyond > len(values)
     far = [
         column_id
         for column_id, (points, column) in enumerate(zip(trained, values.T, strict=True))
@@ -402,8 +406,8 @@ def unlike_columns(trained: Values, values: Values) -> list[int]:
 def check_range(trained: Values, values: Values) -> None:
     """Check that most rows are in the training range; raises DataError."""
     n_ranged = int((trained[:, 0] < trained[:, -1]).sum())
-    n_outside = _outside(trained, values).sum(axis=1)
-    n_rows = int(((2 * n_outside > n_ranged) & (n_outside >= FEWEST_OUTSIDE)).sum())
+    by_row = (outside.sum(axis=1) for outside in _outside(trained, values))
+    n_rows = sum(int(((2 * n > n_ranged) & (n >= FEWEST_OUTSIDE)).sum()) for n in by_row)
     if 2 * n_rows > len(values):
         rule = "table must have values in the range that the model was trained on"
         raise DataError(
@@ -412,12 +416,13 @@ def check_range(trained: Values, values: Values) -> None:
         )
 
 
-def _outside(trained: Values, values: Values) -> npt.NDArray[np.bool_]:
-    """Values outside their column's training range; none of a constant column."""
+def _outside(trained: Values, values: Values) -> Iterator[npt.NDArray[np.bool_]]:
+    """Values outside their column's training range, by batches; none of a constant column."""
     lows, highs = trained[:, 0], trained[:, -1]
     margins = MARGIN * (highs - lows)
-    beyond = (values < lows - margins) | (values > highs + margins)
-    return np.asarray(beyond & (lows < highs))
+    for rows in batches(len(values), 4 * values.shape[1]):
+        beyond = (values[rows] < lows - margins) | (values[rows] > highs + margins)
+        yield np.asarray(beyond & (lows < highs))
 
 
 def _is_far(points: Values, column: Values) -> bool:

@@ -31,7 +31,7 @@ def open_cells(nesting: Nesting, lookup: Lookup, values: npt.NDArray[np.float32]
     cells = np.zeros((2 * lookup.n_records, -(-len(values) // 8)), dtype=np.uint8)
     cuts = frozen(lookup.columns, lookup.thresholds, lookup.defaults)
     sets = kernel_sets(lookup.numbers, lookup.sets)
-    _open(*(*frozen(np.ascontiguousarray(values), nesting.under), *cuts, sets, cells))
+    _open(*(*frozen(np.asarray(values, order="A"), nesting.under), *cuts, sets, cells))
     return cells
 
 

@@ -19,6 +19,8 @@ Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree
 Ints = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.bool_]  # rows of one node, ascending; True goes left
 
+BATCH_ROWS = 2**16  # copied at once of a table that is in the order of its columns
+
 
 def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, Any, Any]:
     """Arrays that ``goes_left`` reads: of each node or split the number of categories, 0 for a
@@ -154,8 +156,13 @@ def add_outputs(
     outputs : float32, shape (n_rows, n_outputs): changed in place.
     """
     nodes, offsets = stack_trees(trees)
-    read = frozen(leaf_rows(nodes), offsets, places, values)
-    _add_outputs(*(_walked(nodes, sets), *read, outputs))
+    walked, of_trees = _walked(nodes, sets), frozen(leaf_rows(nodes), offsets, places)
+    # A walk reads rows, and kernels are compiled for these.
+    size = max(1, len(values)) if values.flags.c_contiguous else BATCH_ROWS
+    for start in range(0, len(values), size):
+        rows = slice(start, start + size)
+        read = (*of_trees, *frozen(np.ascontiguousarray(values[rows])))
+        _add_outputs(*(walked, *read, outputs[rows]))
 
 
 def add_trees(
