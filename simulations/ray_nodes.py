@@ -1,8 +1,11 @@
 """Ray's nodes on this machine."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +16,10 @@ ATTEMPTS, START_SECONDS = 4, 90
 
 
 @contextmanager
-def started(n_nodes=2):
-    """The address of a cluster of nodes with a CPU each, and their processes, the head first."""
+def started(
+    n_nodes: int = 2, n_cpus: int = 1
+) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """The address of a cluster of nodes, and their processes, the head first."""
     # Outside the ports of Ray's workers.
     (port,) = [one for one in free_ports(9) if not 10_000 <= one < 20_000][:1]
     address = f"127.0.0.1:{port}"
@@ -24,11 +29,11 @@ def started(n_nodes=2):
         TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
         ExitStack() as ends,
     ):
-        nodes = []
+        nodes = list[subprocess.Popen[bytes]]()
         for number in range(n_nodes):
-            words = ["--address", address]
+            words = ["--num-cpus", str(n_cpus), "--address", address]
             if not number:
-                words = ["--head", "--port", str(port), "--temp-dir", folder]
+                words[2:] = ["--head", "--port", str(port), "--temp-dir", folder]
                 words += ["--include-dashboard", "false"]
             node = _started(words, Path(folder) / f"{number}.log")
             ends.callback(node.wait)
@@ -37,8 +42,8 @@ def started(n_nodes=2):
         yield address, nodes
 
 
-def _started(words, log):
-    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
+def _started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    ray = [str(Path(sys.executable).parent / "ray"), "start", "--block"]
     command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
     command += ["--object-store-memory", str(200 << 20)]
     for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
