@@ -11,6 +11,7 @@ import functools
 import importlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -39,6 +40,12 @@ RETRIES = 3  # of work whose process or node has died
 # Ray is asked this often for results; the head may be silent for the last.
 PROBE_SECONDS, TASK_SECONDS, WAIT_SECONDS, SILENT_SECONDS = 0.02, 0.2, 0.02, 10.0
 PIECE_BYTES = 4 << 20
+# Variables of a process that uses a cluster: Ray does not end it if the cluster is away for a
+# minute, and does not take another one then.
+DRIVER = {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6),
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
 TASKS_PER_WORKER = 2  # one waits at its node while the other runs
 PACKAGES = ("fedapp", "flwr", "gmpy2", "numba", "numpy", "ray", "xgboost")
 
@@ -57,11 +64,18 @@ def variables() -> dict[str, str]:
 
 def connect(address: str, name: str) -> Any:
     """``ray``, connected to the cluster that a setting names; "local": to a new one, here."""
+    os.environ.update({} if address == "local" else DRIVER)
     import ray
 
     paths = os.pathsep.join(str(Path(path or ".").resolve()) for path in sys.path)
+    setting, was_connected, handler = (
+        address,
+        ray.is_initialized(),
+        signal.getsignal(signal.SIGTERM),
+    )
     try:
-        check_answers(address)
+        if address != "local":
+            address = _speaking(address)
         # About GPUs in later versions.
         with catch_warnings(action="ignore", category=FutureWarning):
             ray.init(
@@ -71,18 +85,42 @@ def connect(address: str, name: str) -> Any:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
+        with suppress(ValueError):  # in another thread Ray installs no handler of its own
+            signal.signal(signal.SIGTERM, handler)
     except (OSError, RuntimeError, ValueError) as error:
-        ray.shutdown()
+        if not was_connected:
+            ray.shutdown()
         rule = f"{name} must be a Ray cluster of which this machine is a node"
         rule += ", or ray://HOST:10001" if name == "workers" else ""
         way = "ray start --head, and at other machines ray start --address=HEAD:6379"
-        got = f"{address}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        raise ConfigError(f"{rule}, got {got}; {way}") from None
+        raise ConfigError(f"{rule}, got {setting}: {_first_line(error)}; {way}") from None
     return ray
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _speaking(address: str) -> str:
+    """The address of a cluster, also of "auto"; an OSError if nothing there speaks as Ray here,
+    for which ``ray.init`` would wait for minutes."""
+    grpc: Any = importlib.import_module("grpc")
+    utils: Any = importlib.import_module("ray._private.grpc_utils")
+    services: Any = importlib.import_module("ray._private.services")
+    if address == "auto":
+        address = services.canonicalize_bootstrap_address("auto")
+    check_answers(address)
+    with utils.init_grpc_channel(address.removeprefix("ray://")) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(CONNECT_SECONDS)
+        except grpc.FutureTimeoutError:
+            rule = "RAY_USE_TLS must be the same here and there"
+            raise ConnectionError(f"no Ray answers within {CONNECT_SECONDS} s; {rule}") from None
+    return address
+
+
 def check_answers(address: str) -> None:
-    """Raise an OSError if nothing listens at HOST:PORT; ``ray.init`` would wait for minutes."""
+    """Raise an OSError if nothing listens at HOST:PORT."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and "/" not in host:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -164,24 +202,28 @@ class RayWorkers(Workers):
     def __init__(self, address: str) -> None:
         super().__init__(1)
         self.address = address
-        self.is_local = True  # whether all nodes are on this machine
+        self.is_private = True  # whether all nodes are on this machine, or use TLS
         self._connecting = threading.Lock()
         self._ray: Any = None
-        self._head = ""
+        self._head, self._n_running = "", 0
         self._sent: dict[int, dict[Any, Any]] = {}  # by array that owns memory: references by part
 
     def connected(self) -> Any:
         """``ray``, connected; ConfigError if the cluster or a node is not as it must be."""
         with self._connecting:
             if self._ray is not None:
-                with suppress(OSError):
+                try:
                     check_answers(self._head)
                     return self._ray
-                self.close()
-            # Else Ray ends a process whose cluster is away for a minute.
-            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(10**6))
+                except OSError:
+                    if self._n_running:  # which notices it too
+                        return self._ray
+                    self.close()
             ray: Any = importlib.import_module("ray")
-            is_ours = not ray.is_initialized()  # else this is an actor or a task of a simulation
+            # Else this is an actor of a simulation on the cluster.
+            is_ours = not (
+                ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+            )
             if is_ours:
                 connect(self.address, "workers")
             try:
@@ -189,8 +231,9 @@ class RayWorkers(Workers):
                 is_client = self.address.startswith("ray://") and is_ours
                 self._head = self.address if is_client else ray.get_runtime_context().gcs_address
                 self._n_workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
-                here = ray.util.get_node_ip_address()
-                self.is_local = {node["NodeManagerAddress"] for node in ray.nodes()} <= {here}
+                hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+                has_tls = os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true")
+                self.is_private = has_tls or hosts <= {ray.util.get_node_ip_address(), "127.0.0.1"}
             except BaseException:
                 if is_ours:
                     ray.shutdown()
@@ -222,8 +265,6 @@ class RayWorkers(Workers):
                 self._lend(shared)
         finally:
             shared.is_over.set()
-            for task in shared.lent:
-                self._ray.cancel(task)
         if shared.error is not None:
             raise shared.error
         return [shared.results[index] for index in range(len(calls))]
@@ -233,18 +274,36 @@ class RayWorkers(Workers):
     def _lend(self, shared: _Queue) -> None:
         """Have tasks do what this process has not done yet; return when all is done."""
         ray = self.connected()
+        self._n_running += 1
+        try:
+            self._have_done(ray, shared)
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+            rule = "workers must be a Ray cluster whose nodes and processes stay alive"
+            raise ConfigError(f"{rule}, got {_first_line(error)}") from None
+        finally:
+            with suppress(Exception):  # of a cluster that is gone
+                for task in shared.lent:
+                    ray.cancel(task)
+            # A call that has not ended here must not drop them after Ray's end.
+            shared.lent.clear()
+            self._n_running -= 1
+
+    def _have_done(self, ray: Any, shared: _Queue) -> None:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
         most = TASKS_PER_WORKER * self._n_workers
         answered = time.monotonic()
         while not shared.is_over.is_set():
             while len(shared.lent) < most and (indices := shared.take(most)):
                 shared.lent[task.remote(*self._packed(shared, indices))] = indices
-            done, _ = ray.wait([*shared.lent], timeout=WAIT_SECONDS) if shared.lent else ([], [])
+            if not shared.lent:
+                shared.is_over.wait(WAIT_SECONDS)
+                continue
+            done, _ = ray.wait([*shared.lent], timeout=WAIT_SECONDS)
             for one in done:
                 try:
                     shared.add(shared.lent.pop(one), ray.get(one))
                 except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
+                    shared.fail(error.cause)
             if done:
                 answered = time.monotonic()
             elif time.monotonic() > answered + 1:
@@ -326,6 +385,11 @@ class _Queue:
         if len(self.results) == len(self.calls):
             self.is_over.set()
 
+    def fail(self, error: BaseException) -> None:
+        """Want nothing more, because of an error of a call."""
+        self.error = error
+        self.is_over.set()
+
     def work(self) -> None:
         """Do calls here: those that are left, then those of tasks that have not ended, the last
         ones first, so that none waits for a task that does not start."""
@@ -334,8 +398,7 @@ class _Queue:
                 self.add([index], [self.function(*arguments(self.calls[index]))])
                 self._n_here += 1
         except BaseException as error:
-            self.error = error
-            self.is_over.set()
+            self.fail(error)
 
     def _next(self) -> int | None:
         if self.is_over.is_set():

@@ -31,9 +31,12 @@ def started(
     ):
         nodes = list[subprocess.Popen[bytes]]()
         for number in range(n_nodes):
-            words = ["--num-cpus", str(n_cpus), "--address", address]
-            if not number:
-                words[2:] = ["--head", "--port", str(port), "--temp-dir", folder]
+            # Beside the head's, an address as that of another machine.
+            words = ["--num-cpus", str(n_cpus), "--node-ip-address", f"127.0.0.{number + 1}"]
+            if number:
+                words += ["--address", address]
+            else:
+                words += ["--head", "--port", str(port), "--temp-dir", folder]
                 words += ["--include-dashboard", "false"]
             node = _started(words, Path(folder) / f"{number}.log")
             ends.callback(node.wait)
@@ -44,7 +47,7 @@ def started(
 
 def _started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--block"]
-    command = [*ray, "--node-ip-address", "127.0.0.1", "--disable-usage-stats", *words]
+    command = [*ray, "--disable-usage-stats", *words]
     command += ["--object-store-memory", str(200 << 20)]
     for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
         with log.open("wb") as output:

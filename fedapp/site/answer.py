@@ -386,10 +386,10 @@ def _handled(site: Site, asked: Asked) -> Content:
     mail: list[Mail] = []
     check_leaves(site.name, store, request)
     workers = workers_at(config.workers) if config.workers else None
+    if workers:
+        workers.connected()  # or refused before anything is read
     try:
         if isinstance(request, Plan):
-            if workers:
-                workers.connected()  # or refused before anything is read
             open_account(config, store, request)
         leaves = disclosed(store, request)
         if request.carries_letters:

@@ -10,6 +10,7 @@ from stat import S_IMODE
 
 import numpy as np
 
+from fedapp.cluster import workers_at
 from fedapp.crypto.packing import grouped_layouts, readable_rows
 from fedapp.data.partition import SUBSETS, Holdout
 from fedapp.data.table import Table
@@ -29,7 +30,7 @@ from fedapp.site.settings import (
     SiteConfig,
 )
 from fedapp.site.store import PART_FILE
-from fedapp.site.table import notes_on_classes, read_columns, row_ids, split_table
+from fedapp.site.table import notes_on_classes, notes_on_workers, read_columns, row_ids, split_table
 from fedapp.trees.cells import open_cells, share_open
 
 SHARED = frozenset(("share-column-names", "allow-export", "least-bin-rows", "label-epsilon"))
@@ -71,6 +72,8 @@ def check_site(
     DataError if the table or the policy is invalid.
     """
     check_allowed(config, methods)
+    if config.workers:
+        workers_at(config.workers).connected()
     table = read_columns(config, seed=0)
     holdout = Holdout(*fractions, seed=0)
     # Without labels the site is a passive party, for which another one splits the matched rows.
@@ -98,7 +101,7 @@ def check_site(
         for name, method in possible.items()
         if shares and method.shows_label_figures
     }
-    every = (*table.notes, *notes_on_classes(config, table.labels))
+    every = (*table.notes, *notes_on_classes(config, table.labels), *notes_on_workers(config))
     notes = tuple(note.text(shares_names=True) for note in every)
     shown = _shown(config) if table.labels is None else {}
     figures = (readable, disclosed, labels, shown, notes)

@@ -22,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.cluster import workers_at
 from fedapp.data.columns import RULE_WAY
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import Labels, is_few, numbers_of
@@ -109,12 +110,20 @@ def notes_on_classes(config: SiteConfig, labels: Labels | None) -> list[Note]:
     return [Note(f"{rule} (share-categories), and names of classes leave the site all the same")]
 
 
+def notes_on_workers(config: SiteConfig) -> list[Note]:
+    """Note what the site's own cluster would show to its network."""
+    if config.simulated or not config.workers or workers_at(config.workers).is_private:
+        return []
+    rule = "keys and gradients go to the site's Ray cluster in clear (workers)"
+    return [Note(f"{rule}: RAY_USE_TLS=1 and certificates at all of its nodes encrypt them")]
+
+
 def texts_for_others(
     config: SiteConfig, notes: Iterable[Note], shares_names: bool = True
 ) -> dict[str, Any]:
     """Texts of warnings (``notes``) and ``facts``, without what the site withholds."""
     texts: dict[str, list[str]] = {"notes": [], "facts": []}
-    for note in notes:
+    for note in (*notes, *notes_on_workers(config)):
         shares = config.shares_categories is True or not note.quotes_values
         texts["facts" if note.is_fact else "notes"].append(note.text(shares_names and shares))
     return {field: tuple(lines) for field, lines in texts.items()}

@@ -270,7 +270,7 @@ def site_rows(
     1,000. A line for each stage: its seconds, and the largest memory of the process. It needs what
     is anonymous; pages of files leave memory when something else needs it.
 
-    With ``--like 100000000`` files have the arrays that they would have at so many rows: those that
+    With ``--like 100000000`` files have the arrays that they have at 100,000,000 rows: those that
     are larger than 1 GiB there, not here. The last lines are then an estimate for 100,000,000 rows:
     the straight line through the two largest numbers of rows.
     """
@@ -278,7 +278,7 @@ def site_rows(
     needed, free = VALUE_BYTES * n_values, shutil.disk_usage(place).free
     print(f"{needed:,} bytes of {free:,} in {place}, {4 * n_values:,} a table", file=sys.stderr)
     if needed > free:
-        rule = f"rows must be so few that TMPDIR ({place}) has room for their bytes"
+        rule = f"rows must be few enough for the disk of TMPDIR ({place})"
         raise ConfigError(f"{rule}, got {max(rows)} of {needed:,} bytes, and {free:,} free")
     lines, sizes = list[Row](), {"columns": columns, "trees": trees, "like": like}
     for n_rows in sorted(rows):

@@ -1,12 +1,14 @@
 """A Ray cluster: two of Ray's nodes on this machine."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedapp import cluster
-from fedapp.errors import ConfigError
+from fedapp.crypto import paillier, sums
+from fedapp.errors import ConfigError, FedappError
 from fedapp.home import home
 from fedapp.run_folder import QUIET
 from fedapp.runs import session
@@ -16,6 +18,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
 from tests.federated import model_bytes
+from tests.ray_nodes import number_and_process
 
 
 @pytest.mark.slow
@@ -74,9 +77,59 @@ def test_an_address_where_no_cluster_answers_is_refused(monkeypatch):
         pass
 
 
-def test_secureboost_on_two_nodes_is_secureboost_here(vertical, monkeypatch, two_nodes):
-    given = {"data": "breast-cancer", "max_depth": 3}
+@pytest.fixture
+def workers(two_nodes, monkeypatch):
+    """The workers of a cluster, to which every call goes that is not done at once."""
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(cluster, "TASK_SECONDS", 0.01)
+    workers = cluster.workers_at(two_nodes)
+    yield workers
+    workers.close()
+
+
+def test_calls_are_shared_with_two_nodes_in_order_with_errors_and_dead_processes(workers, tmp_path):
+    mark = tmp_path / "killed"
+
+    def processes(*numbers):
+        calls = [(number, os.getpid(), mark) for number in numbers]
+        shared = workers.run(number_and_process, calls)
+        assert tuple(number for number, _ in shared) == numbers
+        return {process for _, process in shared}
+
+    assert any(len(processes(*range(0, -24, -1))) == 3 for _ in range(60))
+    with pytest.raises(ValueError, match=r"^number must not be 1, got 1$"):
+        processes(*range(-12, 2))
+    assert any(processes(0, 0, 0, 2) and mark.exists() for _ in range(60))
+    assert processes() == set()
+
+
+def test_secureboost_on_two_nodes_is_secureboost_here(vertical, monkeypatch, two_nodes, workers):
+    given = {"data": "breast-cancer", "max_depth": 2, "num_boost_round": 1}
     expected = model_bytes(run_local(vertical(**given)))
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    lent, packed = set(), workers._packed
+
+    def noted(shared, indices):
+        lent.add(shared.function)
+        return packed(shared, indices)
+
+    monkeypatch.setattr(workers, "_packed", noted)
+    monkeypatch.setattr(sums, "FEWEST_ROWS", 32)
     assert model_bytes(run_local(vertical(**given))) == expected
+    assert lent >= {paillier._encrypt, paillier._decrypt, sums._sum_rows_of, sums._pack}
+
+
+def test_a_site_is_warned_of_a_network_that_could_read_its_keys(settings, three, workers):
+    """The second node has the address of another machine."""
+    folder = run_local(settings(num_boost_round=1), three(bank={"workers": workers.address}))
+    warnings = [text for text in folder.summary["warnings"] if "RAY_USE_TLS=1" in text]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("bank: keys and gradients go to the site's Ray cluster in clear")
+
+
+def test_a_site_without_its_cluster_takes_part_in_nothing(settings, three):
+    (port,) = free_ports(1)
+    rule = "must be a Ray cluster of which this machine is a node, or ray://HOST:10001"
+    for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        with pytest.raises(FedappError, match=f"^bank.*: workers {rule}, got {address}: .*refused"):
+            run_local(settings(), three(bank={"workers": address}))

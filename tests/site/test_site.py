@@ -287,6 +287,10 @@ REFUSED = [
         ("app", text, f"must be hashes of 64 hex digits {HASHES}, got '{text}'")
         for text in ("latest", "a" * 63, f"{'a' * 64},{'G' * 64}")
     ),
+    *(
+        ("workers", text, f"must be auto, HOST:PORT or ray://HOST:PORT, got '{text}'")
+        for text in ("4", "ray://", "local", "http://head:6379", "head")
+    ),
     ("release-keys", "abc", f"must be public keys of 64 hex digits {SIGN}, got 'abc'"),
 ]
 

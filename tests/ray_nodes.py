@@ -1,0 +1,16 @@
+"""What Ray's tasks do in tests."""
+
+import os
+import signal
+import time
+
+
+def number_and_process(number, caller, mark):
+    """A call that is slow, so that others have their share; 1 is refused, 2 kills another once."""
+    time.sleep(0.05)
+    if number == 1:
+        raise ValueError("number must not be 1, got 1")
+    if number == 2 and os.getpid() != caller and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number, os.getpid()
