@@ -7,14 +7,15 @@ from the first tree on. Rows keep their values, and no representative leaves the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from clients.handshake import Coded, Floats, Ints
 from clients.secagg import Masked, label_sums
-from fedapp.data.scratch import batches, empty, empty_table
+from clients.shards import Shards, shards_of
+from fedapp.data.scratch import batches, empty, side_by_side
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories
 from fedapp.histograms.build import build_all_histograms
@@ -43,6 +44,7 @@ from fedapp.site.settings import SiteConfig
 from fedapp.site.store import Store
 from fedapp.site.sums import Sums, bounds_of
 from fedapp.trees.categories import CategorySets, set_numbers
+from fedapp.trees.forest.summed import CellLayout, sum_cells
 from fedapp.trees.objective import has_risk_sets, is_survival
 from fedapp.trees.predict import Nodes
 from fedapp.trees.structure import ROUTE, NodeList, Routes, first_bins, route_rows
@@ -59,6 +61,7 @@ class Binned:
     missing_code: int
     representatives: Floats  # (n_bins,): a value of each bin
     offsets: Ints  # (n_columns + 1,): the bins of each column
+    _shards: list[Shards] = field(default_factory=list, init=False, repr=False)
 
     @classmethod
     def between(cls, values: Floats, cuts: Cuts) -> Binned:
@@ -83,6 +86,8 @@ class Binned:
     def routed(self, nodes: Nodes, routes: Routes, sets: CategorySets) -> Nodes:
         """Nodes of the rows, (n_trees, n_rows), after some splits."""
         firsts = first_bins(*frozen(self.representatives, self.offsets, routes))
+        if shards := self._at_cluster():
+            return shards.routed(nodes, routes, sets, firsts)
         return route_rows(nodes, routes, self.codes, sets, firsts, self.missing_code, empty)
 
     def sums(
@@ -90,9 +95,27 @@ class Binned:
     ) -> tuple[Array, Array]:
         """Histograms of the wanted nodes, and how many values are missing in each."""
         widths = self.widths[columns]
+        if shards := self._at_cluster():
+            return shards.sums(columns, widths, terms, nodes, wanted)
         return build_all_histograms(
             self.codes, self.missing_code, columns, widths, terms, nodes, *wanted
         )
+
+    def cells(
+        self, layout: CellLayout, terms: Whole, draws: Array, nodes: Nodes, wanted: NodeList
+    ) -> Whole:
+        """Sums of rows by cell, see ``summed``."""
+        if shards := self._at_cluster():
+            return shards.cells(layout, terms, draws, nodes, wanted)
+        return sum_cells(self.codes, self.missing_code, layout, terms, draws, nodes, wanted)
+
+    def _at_cluster(self) -> Shards | None:
+        """The shards, if the site has a cluster and many rows; they are made once."""
+        before = self._shards[-1] if self._shards else None
+        shards = shards_of(self.codes, self.missing_code, before)
+        if shards and not before:
+            self._shards.append(shards)
+        return shards
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,10 +202,9 @@ class Counted(Masked):
             rule = f"must be another for {self.name}, whose node config has share-risk-sums "
             raise ConfigError(f"objective {rule}false, got {self.objective}")
         if is_survival(self.objective):
-            values, times = self.values["train"], np.abs(self.labels["train"])
-            joined = empty_table(len(times), values.shape[1] + 1)
-            joined[:, :-1], joined[:, -1] = values, times
-            self.values = {**self.values, "train": joined}
+            times, train = np.abs(self.labels["train"]), self.values["train"]
+            train = side_by_side([*train.T, times], (len(train), train.shape[1] + 1))
+            self.values = {**self.values, "train": train}
             categories = np.append(categories, 0)
         self.cutting = Cutting(categories)
         return coded

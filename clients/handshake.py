@@ -29,6 +29,7 @@ from fedapp.data.labels import (
 )
 from fedapp.data.partition import Holdout
 from fedapp.data.schema import listed
+from fedapp.data.scratch import copied
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError, as_plain, as_protocol_error, without_folders
 from fedapp.histograms.fixed_point import power_above
@@ -170,7 +171,7 @@ class Coded(Role):
                     raise ValueError("categories must be those that the site's schema gives")
             values = {}
             for subset, before in self.values.items():
-                values[subset], n_unseen = recoded(before, local, joint, self.columns)
+                values[subset], n_unseen = recoded(before, local, joint, self.columns, copied)
                 unseen += n_unseen[: len(unseen)]
         self.values = values
         self.categories = joint

@@ -31,7 +31,7 @@ from fedapp.site.policy import check_draws
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import Sums, adder_of, bounds_of
 from fedapp.trees.forest.bagged import row_counts
-from fedapp.trees.forest.summed import CellLayout, exponents, row_terms, sum_cells
+from fedapp.trees.forest.summed import CellLayout, exponents, row_terms
 from fedapp.trees.losses import Objective
 from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes
@@ -120,10 +120,9 @@ class Grower(Counted):
             ("wanted_nodes", is_asked, rule),
         )
         layout, nodes = CellLayout(request.columns, bins.widths), growing.nodes["train"]
-        rows = bins.codes, bins.missing_code, layout, growing.terms, growing.draws
         # All are parts of the sums of the first request.
         follows = not (self.follows(OpenRequest) or self.follows(CountRequest))
-        sums = sum_cells(*rows, nodes, wanted)
+        sums = bins.cells(layout, growing.terms, growing.draws, nodes, wanted)
         return Sums([sums], CellsReply.of, request.sum_bytes, follows=follows)
 
     def _begun(self, request: CellsRequest) -> Growing:

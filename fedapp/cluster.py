@@ -307,9 +307,9 @@ class RayWorkers(Workers):
             if done:
                 answered = time.monotonic()
             elif time.monotonic() > answered + 1:
-                answered = self._last_answer(answered)
+                answered = self.last_answer(answered)
 
-    def _last_answer(self, answered: float) -> float:
+    def last_answer(self, answered: float) -> float:
         """When the head answered last; a ConfigError if it is silent too long."""
         try:
             check_answers(self._head)
@@ -332,7 +332,7 @@ class RayWorkers(Workers):
             for piece, chosen in zip(pieces, Rows(pieces, argument.rows).split(), strict=True):
                 if len(chosen) or (piece is pieces[-1] and not places):
                     places.append(len(references))
-                    references.append(self._reference(piece))
+                    references.append(self.reference(piece))
                     rows.append(chosen + n_rows)
                     n_rows += len(piece)
             return Rows(places, np.concatenate(rows))
@@ -340,7 +340,7 @@ class RayWorkers(Workers):
         calls = [tuple(map(of, shared.calls[index])) for index in indices]
         return shared.function, calls, *references
 
-    def _reference(self, array: Any) -> Any:
+    def reference(self, array: Any) -> Any:
         """Where the cluster has an array, as long as the memory that it is part of is used."""
         owner = array
         while isinstance(owner.base, np.ndarray):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.vertical.party import Aligned, Bytes, Ints, numbered
+from fedapp.data.scratch import copied
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.histograms.bins import (
     Codes,
@@ -59,7 +60,7 @@ class Table:
         """Give a party's training categories the lowest codes, and cut all columns."""
         joint, counts = trained_first(party.categories, party.values[: party.n_train])
         if joint != party.categories:
-            party.values = recoded(party.values, party.categories, joint)[0]
+            party.values = recoded(party.values, party.categories, joint, copied=copied)[0]
             party.categories = joint
         train = np.asarray(party.values[: party.n_train])
         # Unweighted: only the active party knows the weights.

@@ -27,6 +27,7 @@ from fedapp.data.partition import (
     split_numbered,
     split_queries,
 )
+from fedapp.data.scratch import taken
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import WITHHELD, ConfigError, DataError, ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array, check_fields, fields_of
@@ -374,7 +375,8 @@ class Opening(Aligned):
         rows = np.concatenate(list(subsets.values()))
         is_absent = rows == ABSENT
         self.places, self.ids = rows, np.where(is_absent, "", self.ids[rows])
-        self.values = np.where(is_absent[:, None], np.float32(np.nan), self.values[rows])
+        self.values = taken(self.values, rows)
+        self.values[is_absent] = np.nan
         if self.labels is not None:
             self.labels, self.weights = self.labels[rows], self.weights[rows]
         if self.base_margins is not None:

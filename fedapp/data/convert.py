@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from fedapp.data.csv_errors import THOUSANDS_WAY, WITH_THOUSANDS, is_finite, is_number, way_of_marks
 from fedapp.data.schema import MISSING, WHOLE_DECIMAL, Declared, Reader
+from fedapp.data.scratch import batches
 from fedapp.errors import DataError
 from fedapp.trees.categories import MOST_CATEGORIES, RARE
 
@@ -546,6 +547,14 @@ def as_numbers(column: Any) -> npt.NDArray[np.float64]:
     numbers = np.empty(len(column), np.float64)
     fill(numbers, column)
     return numbers
+
+
+def as_text_array(column: Any) -> npt.NDArray[np.str_]:
+    """A column of texts as a numpy array, by slices, as Python's objects are large."""
+    texts = np.empty(len(column), f"U{pc.max(pc.utf8_length(column)).as_py() or 1}")
+    for rows in batches(len(texts), texts.itemsize):
+        texts[rows] = column.slice(rows.start, rows.stop - rows.start).to_numpy()
+    return texts
 
 
 def _tests(decimal: str) -> dict[str, Callable[[str], bool]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedapp.data.columns import Groups
@@ -182,7 +183,8 @@ def notes_on_labels(name: str, labels: npt.NDArray[Any] | None, reader: Reader) 
     """Note class names that may mean "missing"."""
     if labels is None or labels.dtype.kind != "U" or reader.of_feature(name).type == "category":
         return []
-    return notes_on_missing_words({name: set(labels.tolist())}, "label column {} has")
+    names = pc.unique(pa.array(labels)).to_pylist()
+    return notes_on_missing_words({name: names}, "label column {} has")
 
 
 def is_plain(text: str) -> bool:
@@ -277,7 +279,8 @@ def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, read: Converted | 
             f"zeros before the number in {n_padded:,} of {len(read.numbers):,} rows: 007 is "
             "another id than 7, so see that all parties write them"
         )
-    n_repeated = sum(count for count in Counter(ids.tolist()).values() if count > 1)
+    counts = pc.value_counts(pa.array(ids)).field("counts")
+    n_repeated = pc.sum(counts.filter(pc.greater(counts, 1))).as_py()
     if n_repeated:
         rules.append(f"{n_repeated:,} of {len(ids):,} rows that share their id with another")
     return [*notes, *(Note(f"{start} {what}", column) for what in rules)]

@@ -86,6 +86,12 @@ def side_by_side(columns: Iterable[npt.NDArray[Any]], shape: tuple[int, int]) ->
     return out
 
 
+def copied(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A table's values, which may be changed."""
+    shape = len(values), values.shape[1]
+    return values.copy() if values.nbytes <= LARGEST else side_by_side(values.T, shape)
+
+
 def batches(n_rows: int, row_bytes: int) -> Iterator[slice]:
     """Slices of all rows, of ``BATCH_BYTES`` or one row each."""
     size = max(1, BATCH_BYTES // max(1, row_bytes))

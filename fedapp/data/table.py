@@ -30,6 +30,7 @@ from fedapp.data.convert import (
     Converted,
     as_dates,
     as_numbers,
+    as_text_array,
     fill,
     holds_numbers,
 )
@@ -377,7 +378,7 @@ def _checked(role: str, read: Converted, text: TextFile | None) -> Any:
     way = UNLABELLED if role == "label" else ""
     _refuse(f"{rule} have no missing values", name, is_missing(column), text, way)
     if not holds_numbers(column.type):
-        return np.asarray(column.to_numpy(), dtype=np.str_)
+        return as_text_array(column)
     labels = as_numbers(column)
     _refuse(f"{rule} be finite", name, np.isinf(labels), text)
     return labels

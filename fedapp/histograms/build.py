@@ -77,7 +77,7 @@ def build_histograms(
         return histograms, missing
 
     blocks = in_parts((len(columns), len(rows)), add)
-    return blocks[0] if len(blocks) == 1 else _joined(blocks, axis=1)
+    return blocks[0] if len(blocks) == 1 else joined(blocks, axis=1)
 
 
 def build_all_histograms(
@@ -105,10 +105,11 @@ def build_all_histograms(
         before = so_far and (so_far[0][is_of_tree], so_far[1][is_of_tree])
         rows = gradients[tree], nodes[tree], wanted_nodes[is_of_tree]
         by_tree.append(build_histograms(codes, missing_code, columns, widths, *rows, before))
-    return by_tree[0] if len(by_tree) == 1 else _joined(by_tree)
+    return by_tree[0] if len(by_tree) == 1 else joined(by_tree)
 
 
-def _joined(parts: Sequence[HistogramSums], axis: int = 0) -> HistogramSums:
+def joined(parts: Sequence[HistogramSums], axis: int = 0) -> HistogramSums:
+    """Sums of several lists of nodes, or of columns with axis 1."""
     histograms, missing = (np.concatenate(some, axis) for some in zip(*parts, strict=True))
     return histograms, missing
 

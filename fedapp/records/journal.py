@@ -290,6 +290,7 @@ class Journal:
             sync_folder(self.path.parent)
         self._filed |= filed
         start, self._size = self._size, self._size + size
+        self._least = self._least or size  # all of a new file is used
         self._written = self.now
         if size > LARGE:
             self._map(start)

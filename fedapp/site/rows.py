@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.data.scratch import batches
 from fedapp.data.table import Table
 from fedapp.trees.categories import entries_of
 
@@ -61,7 +62,8 @@ def hash_rows(table: Table, key: bytes) -> RowHashes:
     present = {role: values for role, values in roles.items() if values is not None}
     sums = np.concatenate([np.empty(0, np.uint64), *_sums_of_features(table, key)])
     for role, values in present.items():
-        sums += _mixed(_words(values, key) + _number(key, "role", role))
+        for rows in batches(len(values), values.itemsize):
+            sums[rows] += _mixed(_words(values[rows], key) + _number(key, "role", role))
     names = json.dumps([sorted(table.columns), sorted(present)])
     ids = np.empty(0, np.uint64) if table.ids is None else _words_of_texts(table.ids, key)
     columns = hashlib.blake2b(names.encode(), digest_size=DIGEST_BYTES).hexdigest()
@@ -141,10 +143,12 @@ def _words_of_texts(texts: npt.NDArray[np.str_], key: bytes) -> Hashes:
 def _distinct(hashes: Hashes) -> Hashes:
     """Sort hashes, and give each repetition of a hash another one."""
     hashes = np.sort(hashes)
-    is_first = np.concatenate([[True], hashes[1:] != hashes[:-1]])[: len(hashes)]
-    positions = np.arange(len(hashes), dtype=np.uint64)
-    first = np.maximum.accumulate(np.where(is_first, positions, 0))
-    return np.unique(_mixed(hashes + (positions - first) * np.uint64(ODD)))
+    repeats = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    seconds = np.maximum.accumulate(np.where(np.diff(repeats, prepend=-1) > 1, repeats, 0))
+    hashes[repeats] += (repeats - seconds + 1).astype(np.uint64) * np.uint64(ODD)
+    for some in batches(len(hashes), WORD_BYTES):
+        hashes[some] = _mixed(hashes[some])
+    return np.unique(hashes)
 
 
 def _mixed(words: Hashes) -> Hashes:

@@ -21,6 +21,8 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedapp.cluster import workers_at
 from fedapp.data.columns import RULE_WAY
@@ -41,7 +43,7 @@ from fedapp.data.partition import (
 )
 from fedapp.data.read import column_names, file_version, table_of_frame
 from fedapp.data.schema import listed
-from fedapp.data.scratch import batches
+from fedapp.data.scratch import batches, copied
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import Method
@@ -84,9 +86,8 @@ def _exportable(table: Table, config: SiteConfig) -> Table:
         shared = without_rare(table.categories, [table.values], config.fewest_named, agreed)
     except ValueError as error:
         raise DataError(str(error)) from error
-    return replace(
-        table, values=recoded(table.values, table.categories, shared)[0], categories=shared
-    )
+    values = recoded(table.values, table.categories, shared, copied=copied)[0]
+    return replace(table, values=values, categories=shared)
 
 
 def check_given(config: SiteConfig, table: Table, categories: Categories) -> None:
@@ -131,7 +132,7 @@ def texts_for_others(
 
 def _shuffled(table: Table, seed: int) -> Table:
     """Put category codes into an order that other parties cannot compute."""
-    values, categories = in_secret_order(table.values, table.categories, seed)
+    values, categories = in_secret_order(table.values, table.categories, seed, copied)
     return replace(table, values=values, categories=categories)
 
 
@@ -315,7 +316,7 @@ def drawn_subsets(table: Table, holdout: Holdout, is_whole: bool) -> npt.NDArray
 
 def has_repeated_ids(table: Table) -> bool:
     """Whether some rows share their id."""
-    return table.ids is not None and len(set(table.ids.tolist())) < table.n_rows
+    return table.ids is not None and len(pc.unique(pa.array(table.ids))) < table.n_rows
 
 
 def together(config: SiteConfig, table: Table) -> str:

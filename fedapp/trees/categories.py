@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ from fedapp.errors import DataError
 Categories = tuple[tuple[str, ...] | None, ...]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
+Copy = Callable[[Floats], Floats]
 Members = npt.NDArray[np.bool_]  # shape (n_categories,): by code; True goes right
 
 NO_SET = -1  # of a leaf, and of a split that has a threshold
@@ -65,7 +66,9 @@ def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64
     return as_categories(names_of(categories, int(column)) for column in columns)
 
 
-def in_secret_order(values: Floats, categories: Categories, seed: int) -> tuple[Floats, Categories]:
+def in_secret_order(
+    values: Floats, categories: Categories, seed: int, copied: Copy = np.ndarray.copy
+) -> tuple[Floats, Categories]:
     """Reorder the codes of each categorical column so that they reveal nothing about the names.
 
     A keyed digest of the column determines its order: only a party that has the rows can compute
@@ -76,12 +79,13 @@ def in_secret_order(values: Floats, categories: Categories, seed: int) -> tuple[
     ordered: list[tuple[str, ...] | None] = []
     for column, names in enumerate(categories):
         if names is not None:
-            digest = hashlib.blake2b(values[:, column].tobytes(), key=seed.to_bytes(8, "little"))
+            codes = np.ascontiguousarray(values[:, column]).view(np.uint8).data
+            digest = hashlib.blake2b(codes, key=seed.to_bytes(8, "little"))
             digest.update(json.dumps(names).encode())
             keyed = partial(hashlib.blake2b, key=digest.digest())
             names = tuple(sorted(names, key=lambda name: keyed(name.encode()).digest()))
         ordered.append(names)
-    return recoded(values, categories, tuple(ordered))[0], tuple(ordered)
+    return recoded(values, categories, tuple(ordered), copied=copied)[0], tuple(ordered)
 
 
 def side_by_side(parts: Iterable[tuple[Categories, int]]) -> Categories:
@@ -126,20 +130,24 @@ def without_rare(
 
 
 def recoded(
-    values: Floats, current: Categories, joint: Categories, columns: Sequence[str] = ()
+    values: Floats,
+    current: Categories,
+    joint: Categories,
+    columns: Sequence[str] = (),
+    copied: Copy = np.ndarray.copy,
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Convert values, shape (n_rows, n_columns), from the codes of `current` to those of `joint`.
 
     A name that is not in `joint` becomes ``RARE`` if that is in `joint`, else NaN. Returns the
     values, and the number of such NaN of each column. If nothing changes, the values are the input
-    itself. Raises DataError for a column with values that is numeric in one and categorical in the
-    other.
+    itself, else a changed copy, which `copied` makes. Raises DataError for a column with values
+    that is numeric in one and categorical in the other.
     """
     n_columns = values.shape[1]
     unseen = np.zeros(n_columns, np.int64)
     if current == joint:
         return values, unseen
-    out = values.copy()
+    out = copied(values)
     for column in range(n_columns):
         names, joint_names = names_of(current, column), names_of(joint, column)
         if names is None or joint_names is None:

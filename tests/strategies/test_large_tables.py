@@ -1,11 +1,8 @@
 """Tables larger than memory: a run computes what it computes of the same rows in memory."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from clients import handshake
 from fedapp.data import scratch
 from fedapp.histograms import bins
 from fedapp.records import journal
@@ -30,12 +27,6 @@ OTHERS = {
 @pytest.fixture
 def as_large(monkeypatch):
     """``as_large()``: from now on every table is larger than memory, and has threads and groups."""
-    subsets_of = handshake._subsets
-
-    def mapped(table):
-        values = scratch.empty_table(*table.values.shape)
-        values[:] = table.values
-        return replace(table, values=values)
 
     def begin():
         for name, value in {"LARGEST": 0, "BATCH_BYTES": 2**11}.items():
@@ -43,11 +34,6 @@ def as_large(monkeypatch):
         for name, value in {"FEWEST_CELLS": 1, "GROUP_CELLS": 1, "n_cores": lambda: 3}.items():
             monkeypatch.setattr(bins, name, value)
         monkeypatch.setattr(journal, "LARGE", 0)
-        monkeypatch.setattr(
-            handshake,
-            "_subsets",
-            lambda *given: {name: mapped(table) for name, table in subsets_of(*given).items()},
-        )
 
     return begin
 
