@@ -314,7 +314,7 @@ def prediction_scores(
     or None if none was chosen.
     """
     objective, classes = model.objective, model.classes
-    if classes and (others := set(np.unique(label_texts(labels)).tolist()) - set(classes)):
+    if classes and (others := set(label_texts(np.unique(labels)).tolist()) - set(classes)):
         return {}, f"no scores: the label has {len(others)} values that are no class of the model"
     if not classes and numbers_of(labels) is None:
         return {}, "no scores: the label must be numbers for a regression"

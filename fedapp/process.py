@@ -174,22 +174,18 @@ def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still use: of the machine, and of its control groups."""
     import psutil
 
-    free = [int(psutil.virtual_memory().available)]
-    of_process = Path("/proc/self/cgroup")  # of Linux only
+    free, of_process = [int(psutil.virtual_memory().available)], Path("/proc/self/cgroup")
     for line in of_process.read_text("utf-8").splitlines() if of_process.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        # Files of version 2, which has no controllers here, and of version 1.
-        names = ("max", "current") if not controllers else ("limit_in_bytes", "usage_in_bytes")
-        folder = groups / controllers / path.lstrip("/")
+        _, version_1, path = line.split(":", 2)  # its controllers; none in version 2
+        names = ("limit_in_bytes", "usage_in_bytes") if version_1 else ("max", "current")
+        # Pages that can be read again, of all groups below.
+        cached = rf"^{'total_' if version_1 else ''}(?:in)?active_file (\d+)"
+        folder = groups / version_1 / path.lstrip("/")
         for group in (folder, *folder.parents):
             with suppress(OSError, ValueError):  # absent; or "max", which is no limit
                 limit, used = (int((group / f"memory.{name}").read_text()) for name in names)
-                # Pages that can be read again, of all groups below.
-                kind = rf"^{'total_' if controllers else ''}(?:in)?active_file (\d+)"
-                cached = re.findall(kind, (group / "memory.stat").read_text(), re.MULTILINE)
-                free.append(limit - used + sum(map(int, cached)))
+                pages = re.findall(cached, (group / "memory.stat").read_text(), re.MULTILINE)
+                free.append(limit - used + sum(map(int, pages)))
     return max(0, min(free))
 
 

@@ -4,7 +4,9 @@ import numpy as np
 from pyarrow import csv
 from pyarrow import table as arrow_table
 
+from fedapp.data import scratch
 from fedapp.data.datasets import read_source
+from fedapp.trees import predict
 
 
 def write_rows(path, columns):
@@ -27,6 +29,13 @@ def made_columns(objective, n_rows=400, seed=3):
         "reg:squarederror": signal.round(3),
     }[objective]
     return {**dict(zip("abcdef", values.T, strict=True)), "y": labels}
+
+
+def by_parts(monkeypatch):
+    """From now on, tables are larger than memory, and read some rows at a time."""
+    monkeypatch.setattr(scratch, "LARGEST", 64)
+    monkeypatch.setattr(scratch, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(predict, "BATCH_ROWS", 7)
 
 
 def trial(path, n_rows=500, seed=5):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from clients.vertical.party import Aligned, Bytes, Floats, Ints
+from fedapp.data.scratch import batches
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array
 from fedapp.messages.handshake import pack_categories
@@ -126,7 +127,9 @@ def split_table(party: Aligned, lookup: Lookup, shared: bool = True) -> dict[str
     lookup = lookup if shared else NO_SPLITS
     cuts = cuts_by_column(lookup.columns, lookup.thresholds, len(party.columns))
     least = planned(party.site.store)["least_rows_per_name"]
-    few = few_rows([party.values], cuts, party.categories, least) if shared else not_counted()
+    values, slices = party.values, batches(len(party.values), 4 * len(party.columns))
+    some = (np.ascontiguousarray(values[rows]) for rows in slices)
+    few = few_rows(some, cuts, party.categories, least) if shared else not_counted()
     return {
         **{name: getattr(lookup, name) for name in Lookup.__slots__},
         "names": party.columns if shared else (),

@@ -30,7 +30,7 @@ from pyarrow import parquet
 
 from fedapp.data.convert import TYPE_WAY, decoded
 from fedapp.data.csv_errors import TextFile, opened
-from fedapp.data.read import FILE_OR_FOLDER, load_table, parquet_files, read_frame, text_file
+from fedapp.data.read import FILE_OR_FOLDER, has_table, load_table, read_frame, text_file
 from fedapp.data.schema import (
     BUILT_IN,
     NO_ROLES,
@@ -111,9 +111,9 @@ def source_frame(
 
 
 def _check_file(data: str) -> None:
-    if os.path.isdir(data) and not parquet_files(Path(data)):
+    if os.path.isdir(data) and not has_table(Path(data)):
         raise ConfigError(f"data must be {FILE_OR_FOLDER}, got the folder '{data}'")
-    if not os.path.exists(data):
+    if not has_table(Path(data)):
         rule = "data must be a built-in name, a registry name or an existing file"
         raise ConfigError(f"{rule}, got '{data}'{did_you_mean(data, dataset_names())}")
 
@@ -256,7 +256,7 @@ def files_in(data: str) -> list[str]:
 def absolute_paths(data: str) -> str:
     """The setting ``data`` or ``schema`` with absolute paths of its files."""
     return ",".join(
-        (f"{name}=" if name else "") + (os.path.abspath(path) if os.path.exists(path) else path)
+        (f"{name}=" if name else "") + (os.path.abspath(path) if has_table(Path(path)) else path)
         for name, path in _names_and_sources(data)
     )
 

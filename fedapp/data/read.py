@@ -230,6 +230,11 @@ def parquet_files(path: Path) -> list[Path]:
     return sorted(file for file in files if not file.name.startswith((".", "_")))
 
 
+def has_table(path: Path) -> bool:
+    """Whether a path is a file, or a folder with Parquet files."""
+    return any(file.is_file() for file in parquet_files(path))
+
+
 def file_version(path: Path) -> tuple[int | str, ...]:
     """Time of the last change and size of a table's file, or of each in a folder, with its name."""
     try:

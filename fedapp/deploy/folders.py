@@ -21,6 +21,7 @@ import psutil
 import tomli_w
 
 from fedapp.data.datasets import NAME, NAME_RULE
+from fedapp.data.read import FILE_OR_FOLDER, has_table
 from fedapp.deploy import targets
 from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, TARGETS, Federation, Machine, Site, Texts
 from fedapp.errors import ConfigError
@@ -207,7 +208,7 @@ def write_site(
     _check(ONE_TARGET, target, ", ".join(TARGETS), "target")
     if not is_address(superlink):
         raise ConfigError(f"superlink must be HOST:PORT, got {superlink}")
-    data = _existing(site.data)
+    data = _existing(site.data, has_table, FILE_OR_FOLDER)
     ca = _existing(ca) if ca else ""
     if target == "compose":
         port = INSIDE_PORT
@@ -302,10 +303,12 @@ def _check(rule: re.Pattern[str], text: str, words: str, what: str) -> None:
         raise ConfigError(f"{what} must be {words}, got {text!r}")
 
 
-def _existing(path: str) -> str:
+def _existing(
+    path: str, is_there: Callable[[Path], bool] = Path.is_file, what: str = "a file"
+) -> str:
     resolved = Path(path).expanduser().resolve()
-    if not resolved.is_file():
-        raise ConfigError(f"{path} must be a file")
+    if not is_there(resolved):
+        raise ConfigError(f"{path} must be {what}")
     _check(PLAIN, str(resolved), "letters, digits and _/.+,@-", "path")
     return str(resolved)
 

@@ -115,7 +115,7 @@ from fedapp.messages.fields import (
     part,
     request,
 )
-from fedapp.messages.methods import Method
+from fedapp.messages.methods import Memory, Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, RoundScores, SplitTable
 from fedapp.trees.forest.cart import MOST_BITS
 
@@ -129,6 +129,8 @@ GROUPS = {
         codes_labels=True,
         baseline="forest",
         hides_labels=True,
+        # Of codes; and of draws and nodes in 100 trees, or of ciphertexts.
+        memory=Memory(value=2, row=1000),
     ),
 }
 

@@ -29,7 +29,8 @@ only what it was asked before (``fedapp.site.account``).
 
 [family=horizontal] ``hello`` opens every horizontal run.
 
-- The server learns each party's name, its numbers of rows, and the versions of its packages.
+- The server learns each party's name, its numbers of rows, and the versions of its packages. Where
+  a method copies a table that memory has no room for, it learns how much the site has free.
 - The server learns the column names in order, and which columns hold numbers, only the numbers 0
   and 1 (not where only sums may leave a site), yes or no, dates, times, durations,
   categories or no value; of an ordinal also a digest of its names.

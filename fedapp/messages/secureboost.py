@@ -157,7 +157,7 @@ from fedapp.messages.handshake import Few
 # Letters of this method too, where rows walk down an initial model.
 from fedapp.messages.inference import Answers as Answers
 from fedapp.messages.inference import Questions as Questions
-from fedapp.messages.methods import Method
+from fedapp.messages.methods import Memory, Method
 from fedapp.messages.vertical import FinalScores, LevelSplits, SplitTable
 from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES
@@ -172,6 +172,8 @@ GROUPS = {
         sums_ciphertexts=True,
         hides_labels=True,
         fits_leaves=True,
+        # Of codes; and of letters of ciphertexts at 2048 bits, measured.
+        memory=Memory(value=1, row=2500),
     ),
 }
 LONGEST_CONSTRAINTS = 2**20  # characters

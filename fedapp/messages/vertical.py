@@ -26,7 +26,8 @@ and no hashes of ids leave a party.
 By the opening:
 
 - The server learns each party's name, its numbers of rows and columns, and the versions of its
-  packages.
+  packages. Where a method copies a table that memory has no room for, it learns how much the site
+  has free.
 - The server learns whether a party has the labels and, where the run leaves the objective open,
   which one they suggest.
 - The server learns a fingerprint of the table that only the party itself can interpret.

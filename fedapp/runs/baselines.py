@@ -252,10 +252,10 @@ class Trained:
 
 
 def lacking_memory_of(settings: Settings) -> str:
-    """Why the baselines cannot be trained: they need a table as a whole; empty if they can be."""
+    """Why the baselines, which copy all rows, cannot be trained; empty if they can be."""
     rows = baseline_rows(resolve_objective(settings))[0]
     rule = lacking_memory(MEMORY, *rows.values.shape)
-    return rule and f"the baselines were left out: memory {rule}"
+    return rule and f"memory {rule}, as baselines copy them"
 
 
 def run_baselines(settings: Settings, folder: Path | None = None) -> dict[str, Any]:

@@ -277,18 +277,15 @@ def model_of_text(text: str) -> Model:
 
 def predict(model: Model, values: Floats, base_margins: Floats | None = None) -> Any:
     """Probabilities, or numbers, of rows with NaN for missing; shape (n_rows, n_outputs)."""
-    parts = [
-        _predicted(model, values[rows], None if base_margins is None else base_margins[rows])
-        for rows in _slices(model, values)
-    ]
+    slices: Iterable[slice] = [slice(None)]
+    # The last digits of others depend on batches of their own.
+    if isinstance(model, Ensemble | BaggedForest) and len(values):
+        slices = batches(len(values), 4 * (values.shape[1] + len(model.trees)))
+    parts = []
+    for rows in slices:
+        margins = None if base_margins is None else base_margins[rows]
+        parts.append(_predicted(model, values[rows], margins))
     return np.concatenate(parts)
-
-
-def _slices(model: Model, values: Floats) -> Iterable[slice]:
-    """Rows to predict at once; last digits of the first models depend on batches of their own."""
-    if isinstance(model, StackedModel | LinearModel) or not len(values):
-        return [slice(None)]
-    return batches(len(values), 4 * (values.shape[1] + len(model.trees)))
 
 
 def _predicted(model: Model, values: Floats, base_margins: Floats | None) -> Any:

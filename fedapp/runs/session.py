@@ -169,7 +169,8 @@ class Training:
 
         summary = folder.summary
         if note := lacking_memory_of(settings):
-            folder.add_to_summary({"warnings": [*summary["warnings"], note]})
+            warnings = [*summary["warnings"], f"the baselines were left out: {note}"]
+            folder.add_to_summary({"warnings": warnings})
             return
         self.watcher.begin("training the baselines")
         scores = run_baselines(settings, folder.path)

@@ -26,8 +26,8 @@ from fedapp.data.labels import (
     number_labels,
 )
 from fedapp.data.partition import SUBSETS, Split, split_numbered, split_queries
-from fedapp.data.read import column_names
-from fedapp.data.scratch import empty_table
+from fedapp.data.read import column_names, has_table, parquet_files
+from fedapp.data.scratch import copied, empty_table
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, did_you_mean
 from fedapp.messages.fields import Introduction
@@ -142,7 +142,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
         if value != defaults()[name]:
             rule = f"{name} must be omitted where every party has a table of its own"
             raise ConfigError(f"{rule}, got {value!r}")
-    files = {Path(config.data): config.reader for config in configs if Path(config.data).is_file()}
+    files = {Path(config.data): config.reader for config in configs if has_table(Path(config.data))}
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     of_one = ("label", "weight", "event", "qid", "group")
     roles = {role: [getattr(settings, role)] for role in of_one}
@@ -225,7 +225,8 @@ def table_files(settings: Settings) -> list[Path]:
     """Files that ``data``, ``schema`` and ``without`` name; none for a data set's name."""
     sources = party_sources(settings.data, settings.parties).values() or [settings.data]
     names = (*sources, *by_party(settings.schema_file).values(), *settings.without.split(","))
-    return [Path(name).resolve() for name in names if Path(name).is_file()]
+    files = (file for name in names for file in parquet_files(Path(name).resolve()))
+    return [file for file in files if file.is_file()]
 
 
 def party_configs(settings: Settings) -> list[SiteConfig]:
@@ -295,7 +296,8 @@ def _stack(tables: Sequence[Table]) -> Table:
     end = 0
     for table in tables:
         start, end = end, end + table.n_rows
-        values[start:end] = recoded(table.values, table.categories, joint, table.columns)[0]
+        coded = recoded(table.values, table.categories, joint, table.columns, copied)[0]
+        values[start:end] = coded
     return Table(
         tables[0].columns,
         values,

@@ -211,10 +211,8 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
 
 def lacking_memory(needed: Memory | None, n_rows: int, n_columns: int, n_trees: int = 0) -> str:
     """Rule that free memory breaks where a table that is larger than memory is copied; else ""."""
-    if needed is None or 4 * n_rows * n_columns <= scratch.LARGEST:
-        return ""
-    n_bytes = needed.of(n_rows, n_columns, n_trees)
-    if n_bytes <= (free := free_memory()):
+    n_bytes = needed.of(n_rows, n_columns, n_trees) if needed else 0
+    if 4 * n_rows * n_columns <= scratch.LARGEST or n_bytes <= (free := free_memory()):
         return ""
     gib, of_free = (f"{size / 2**30:.1f} GiB" for size in (n_bytes, free))
     return f"must have {gib} free for {n_rows:,} rows x {n_columns:,} columns, got {of_free}"

@@ -34,7 +34,7 @@ from fedapp.data.datasets import NAME, dataset_names, read_source
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import column_names, file_version
 from fedapp.data.schema import PLAIN, Reader, Roles, with_names
-from fedapp.data.scratch import batches, empty_table
+from fedapp.data.scratch import batches, side_by_side
 from fedapp.data.table import Table, ids_of
 from fedapp.errors import ConfigError, DataError, check_package
 from fedapp.home import home
@@ -329,9 +329,8 @@ def read_joined(
     }
     # Columns of a party come in the order of the model, so each is taken when its turn comes.
     at = {party: iter(table.values.T) for party, table in taken.items()}
-    values = empty_table(len(wanted), len(owners))
-    for column, (party, _) in enumerate(owners):
-        values[:, column] = next(at[party])
+    every = (next(at[party]) for party, _ in owners)
+    values = side_by_side(every, (len(wanted), len(owners)))
     joined = replace(
         taken[labels_at],
         columns=tuple(columns),

@@ -41,7 +41,7 @@ from fedapp.data.partition import (
     split_queries,
     value_names,
 )
-from fedapp.data.read import column_names, file_version, table_of_frame
+from fedapp.data.read import column_names, file_version, has_table, table_of_frame
 from fedapp.data.schema import listed
 from fedapp.data.scratch import batches, copied
 from fedapp.data.table import Table, notes_on_leaks
@@ -232,7 +232,7 @@ def _without_lone_columns(table: Table, config: SiteConfig) -> Table:
 def _with_present_roles(config: SiteConfig) -> SiteConfig:
     """Remove roles and dropped columns that the file does not have."""
     path = Path(config.data)
-    names = set(column_names(path, config.reader)) if path.exists() else set()
+    names = set(column_names(path, config.reader)) if has_table(path) else set()
     if config.frame is not None:
         names = set(config.frame().column_names)
     roles = ("label", "weight", "base_margin", "event", "qid")

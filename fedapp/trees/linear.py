@@ -60,7 +60,7 @@ def input_names(columns: Sequence[str], categories: Categories) -> tuple[str, ..
 
 def expanded(values: Floats, categories: Categories) -> Floats:
     """Inputs before standardisation, (n_rows, n_inputs): categories one-hot encoded."""
-    values = np.ascontiguousarray(values)  # in whose order sums are added
+    values = np.ascontiguousarray(values)  # sums depend on the order in memory
     if not categories:
         return values
     parts = [

@@ -11,10 +11,10 @@ import pytest
 from fedapp.data import large, scratch
 from fedapp.data.describe import describe
 from fedapp.data.predictions import read_columns_of
-from fedapp.data.read import load_table
+from fedapp.data.read import file_version, load_table, read_frame
 from fedapp.data.schema import NO_ROLES, PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Table
-from fedapp.errors import FedappError
+from fedapp.errors import DataError, FedappError
 from fedapp.trees.categories import names_of
 from tests.data import test_doors, test_tables
 
@@ -163,3 +163,74 @@ def write(path, frame, n_files=3):
     (path / "_SUCCESS.parquet").write_text("")
     for number, rows in enumerate(np.array_split(np.arange(frame.num_rows), n_files)):
         pq.write_table(frame.slice(rows[0], len(rows)), path / f"part-{number}.parquet")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "t", pa.table({"x": [*range(30)], "y": [0.5, 1.5] * 15}))
+    return tmp_path / "t"
+
+
+def replace_part(path):
+    pq.write_table(pa.table({"x": [7] * 10, "y": [0.25] * 10}), path)
+
+
+def test_a_folder_is_one_table_in_the_order_of_its_files_names(folder):
+    (folder / "part-0.parquet").rename(folder / "z.parquet")
+    values = load_table(folder, Roles(label="y")).values
+    assert values.ravel().tolist() == [*range(10, 30), *range(10)]
+
+
+@pytest.mark.parametrize("columns", [{"x": [1]}, {"x": [1.5], "y": [0.5]}])
+def test_files_of_other_columns_or_types_are_refused(by_parts, folder, columns):
+    pq.write_table(pa.table(columns), folder / "part-1.parquet")
+    whole, parts = by_parts(load_table, folder)
+    assert parts == whole
+    assert f"data folder '{folder}' must have files of the same columns and types" in whole[1]
+    assert "others in 'part-1.parquet'" in whole[1]
+
+
+def test_a_damaged_file_is_refused(by_parts, folder):
+    content = bytearray((folder / "part-1.parquet").read_bytes())
+    content[4:40] = bytes(36)
+    (folder / "part-1.parquet").write_bytes(content)
+    whole, parts = by_parts(load_table, folder)
+    assert parts == whole
+    assert f"data file '{folder}' must be a well-formed parquet file" in whole[1]
+
+
+def test_a_table_that_changes_while_it_is_read_is_refused(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDAPP_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(scratch, "LARGEST", 0)
+    frame = read_frame(folder, NO_ROLES)
+    frame.column(0)
+    replace_part(folder / "part-1.parquet")
+    with pytest.raises(DataError, match="must stay as it is while it is read"):
+        frame.column(1)
+
+
+def test_a_folders_version_is_that_of_all_its_files(folder):
+    changes = [
+        lambda: replace_part(folder / "part-1.parquet"),
+        lambda: (folder / "part-1.parquet").rename(folder / "part-3.parquet"),
+        lambda: (folder / "part-2.parquet").unlink(),
+        lambda: replace_part(folder / "part-7.parquet"),
+    ]
+    versions = [file_version(folder)]
+    for change in changes:
+        change()
+        versions.append(file_version(folder))
+    assert len({*versions}) == 5
+    (folder / "_SUCCESS").write_text("")
+    assert file_version(folder) == versions[-1]
+    assert (file_version(folder / "none"), file_version(folder.parent)) == ((), ())
+
+
+def test_rows_without_some_ids_are_those_of_the_table(by_parts, folder):
+    roles = Roles(id_column="x", label="y", without=("3", "17"))
+    frame = pa.table({"x": [*range(30)], "y": [0, 1] * 15, "a": np.arange(30) / 2})
+    for number in range(3):
+        pq.write_table(frame.slice(10 * number, 10), folder / f"part-{number}.parquet")
+    whole, parts = by_parts(load_table, folder, roles)
+    assert parts == whole
+    assert len(whole["values"][1]) == 28

@@ -94,6 +94,9 @@ def test_pages_about_methods_name_all_of_them():
         module = module_of_group(name.replace("-", "_")).__name__.rpartition(".")[2]
         assert f"`{name}`" in texts[0] or not method.trains, name
         assert f"messages/{module}.py" in texts[1], name
+    (line,) = re.findall(r"^- A table larger than memory: (.*) read it by parts", texts[0], re.M)
+    by_parts = {name for name, of in all_methods().items() if of.trains and not of.memory}
+    assert {*re.findall(r"`([\w-]+)`", line)} == by_parts
 
 
 # Commands

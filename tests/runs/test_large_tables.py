@@ -8,56 +8,45 @@ import pytest
 from pyarrow import parquet, table
 
 import fedapp
-from fedapp.data import predictions, scratch
+from fedapp.data import predictions
 from fedapp.errors import FedappError
 from fedapp.process import free_memory
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predict_table, predicted_rows
 from fedapp.runs.run import Run, write_explanation
 from fedapp.site import policy
-from fedapp.trees import predict
 from tests.random_tables import random_case
-from tests.tables import made_columns, write_rows
+from tests.tables import by_parts, made_columns, write_rows
 
 VERSION_1 = "limit_in_bytes", "usage_in_bytes", "total_"
-METHODS_OF_ROWS = {"pax": True, "bagging": False}
 LACKING = r"must have 0\.0 GiB free for {} rows x \d columns, got 0\.0 GiB"
-WAY = "as bagging copies them: fedavg-linear, horizontal-forest, pax read a table by parts"
-
-
-@pytest.fixture
-def by_parts(monkeypatch):
-    """``by_parts()``: from now on, tables are larger than memory, and read some rows at a time."""
-
-    def begin():
-        monkeypatch.setattr(scratch, "LARGEST", 64)
-        monkeypatch.setattr(scratch, "BATCH_BYTES", 2000)
-        monkeypatch.setattr(predict, "BATCH_ROWS", 7)
-
-    return begin
+REFUSED = [
+    ("bagging", 200, ": fedavg-linear, horizontal-forest, pax read a table by parts"),
+    ("secureboost", 400, "$"),
+]
 
 
 @pytest.mark.by_default("1", "210")
 @pytest.mark.parametrize("seed", [0, 1, 2, 8, 150, 210, 240])
 def test_predictions_and_explanations_of_a_large_table_are_the_same_bytes(
-    settings, tmp_path, monkeypatch, by_parts, seed
+    settings, tmp_path, monkeypatch, seed
 ):
     case = random_case(tmp_path / "random.csv", seed, "pax")
     run = Run(run_local(settings(strategy="pax", **case)).path)
 
-    def written(name):
+    def written(name, group_rows):
         shap = tmp_path / f"{name}-shap.csv"
         write_explanation(run, predicted_rows(run.path, case["data"]), "", [], shap)
         files = [tmp_path / f"{name}{suffix}" for suffix in (".parquet", ".csv")]
         for file in files:
             assert predict_table(run.path, case["data"], "", file).n_rows
-            monkeypatch.setattr(predictions, "GROUP_ROWS", 11)  # but of Parquet
+            monkeypatch.setattr(predictions, "GROUP_ROWS", group_rows)  # but of Parquet
         monkeypatch.setattr(predictions, "GROUP_ROWS", 2**20)
         return [file.read_bytes() for file in (*files, shap)]
 
-    whole = written("whole")
-    by_parts()
-    assert written("parts") == whole
+    whole = written("whole", 2**20)
+    by_parts(monkeypatch)
+    assert written("parts", 11) == whole
 
 
 def test_row_groups_are_those_of_pyarrow(tmp_path):
@@ -79,18 +68,25 @@ def test_memory_that_is_free_is_that_of_the_smallest_control_group(tmp_path):
     assert free_memory() > 2**20
 
 
-@pytest.mark.parametrize(("strategy", "is_read_by_parts"), METHODS_OF_ROWS.items())
-def test_what_copies_a_table_that_memory_has_no_room_for_says_so_and_does_not_start(
-    settings, tmp_path, monkeypatch, by_parts, strategy, is_read_by_parts
-):
+@pytest.fixture
+def without_memory(tmp_path, monkeypatch):
+    """``without_memory(strategy)``: train where memory has no room for a table, nor a copy."""
     data = write_rows(tmp_path / "rows.csv", made_columns("binary:logistic"))
     given = {"data": str(data), "label": "y", "parties": 2, "num_boost_round": 1}
     monkeypatch.setattr(policy, "free_memory", lambda: 2**10)
-    by_parts()
-    train = partial(fedapp.run, strategy, **given, baselines=True, progress=False)
-    if is_read_by_parts:
-        (note,) = (one for one in train().summary["warnings"] if "left out" in one)
-        assert re.search(LACKING.format(400), note)
-        return
-    with pytest.raises(FedappError, match=f"memory of party-1 {LACKING.format(200)}.*{WAY}"):
-        train()
+    by_parts(monkeypatch)
+    return partial(fedapp.run, **given, progress=False)
+
+
+@pytest.mark.parametrize(("strategy", "n_rows", "way"), REFUSED)
+def test_a_method_that_copies_a_table_needs_memory_for_it(without_memory, strategy, n_rows, way):
+    rule = f"memory of party-1 {LACKING.format(n_rows)}, as {strategy} copies them{way}"
+    with pytest.raises(FedappError, match=rule):
+        without_memory(strategy)
+
+
+def test_a_run_is_without_the_baselines_that_memory_has_no_room_for(without_memory):
+    run = without_memory("pax", baselines=True)
+    rule = f"the baselines were left out: memory {LACKING.format(400)}, as baselines copy them"
+    assert any(re.match(rule, warning) for warning in run.summary["warnings"])
+    assert "baselines" not in run.summary
