@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet
 from flwr.app import Context, Message
 
+from clients import shards
 from clients.cuts import Binned
 from fedapp.client_app import SiteApp
 from fedapp.cluster import RayWorkers
@@ -77,6 +78,7 @@ SHARED_COLUMNS, ESTIMATED_NODES = 20, (4, 16, 64)
 SPREAD: list[tuple[Any, str]]
 SPREAD = [(kind, name) for kind in (Workers, RayWorkers) for name in ("run", "run_here")]
 SPREAD += [(Binned, "sums"), (Binned, "routed")]
+FEWEST_CODES = 1 << 20  # of a table at a cluster's nodes; a site keeps smaller ones than 2^26
 
 
 @contextmanager
@@ -108,7 +110,11 @@ def spread() -> Iterator[Callable[[], float]]:
 
 def train_shared(config: Row) -> Row:
     """Seconds of a run in this process, the part that a cluster would share, and digests."""
-    with spread() as spread_seconds, temporary_run(load_settings(config)) as run:
+    with (
+        patch.object(shards, "FEWEST_CODES", FEWEST_CODES),
+        spread() as spread_seconds,
+        temporary_run(load_settings(config)) as run,
+    ):
         seconds = run.summary["seconds"]["train"]
         digests = digests_of(run.path)
         return {"seconds": seconds, "spread": spread_seconds() / seconds, "digests": digests}
