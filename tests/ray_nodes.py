@@ -4,6 +4,16 @@ import os
 import signal
 import time
 
+import psutil
+
+
+def end(node):
+    """Kill a node and its processes, as a machine that is switched off."""
+    family = psutil.Process(node.pid).children(recursive=True)
+    for process in (*family, node):
+        process.kill()
+    node.wait()
+
 
 def number_and_process(number, caller, mark):
     """A call that is slow, so that others have their share; 1 is refused, 2 kills another once."""

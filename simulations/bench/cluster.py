@@ -204,7 +204,7 @@ def site_cluster(
 # site_rows
 
 GROUP_ROWS, SMALL_ROWS = 500_000, 1000
-VALUE_BYTES = 10  # in the table, while it is read, and as codes; 4 of them in the table
+VALUE_BYTES = 16  # in the table, and while a site reads and trains
 STAGES = {"query.hello": "read", "train.pax_sketch": "sketch", "train.pax_grow": "rounds"}
 ESTIMATED_ROWS, LOOK_SECONDS = 10**8, 0.02
 

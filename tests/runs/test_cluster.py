@@ -17,8 +17,9 @@ from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
+from simulations.ray_nodes import started
 from tests.federated import model_bytes
-from tests.ray_nodes import number_and_process
+from tests.ray_nodes import end, number_and_process
 
 
 @pytest.mark.slow
@@ -117,6 +118,28 @@ def test_secureboost_on_two_nodes_is_secureboost_here(vertical, monkeypatch, two
     monkeypatch.setattr(sums, "FEWEST_ROWS", 32)
     assert model_bytes(run_local(vertical(**given))) == expected
     assert lent >= {paillier._encrypt, paillier._decrypt, sums._sum_rows_of, sums._pack}
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_the_middle_of_a_tree_changes_nothing(vertical, monkeypatch):
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(sums, "FEWEST_ROWS", 32)
+    expected = model_bytes(run_local(vertical(data="breast-cancer")))
+    with started() as (address, (_, node)):
+        workers = cluster.workers_at(address)
+        packed = workers._packed
+
+        def noted(shared, indices):
+            sent = packed(shared, indices)
+            if shared.function is sums._sum_rows_of and node.poll() is None:
+                end(node)
+            return sent
+
+        monkeypatch.setattr(workers, "_packed", noted)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert model_bytes(run_local(vertical(data="breast-cancer"))) == expected
+        assert node.poll() is not None
+        workers.close()
 
 
 def test_a_site_is_warned_of_a_network_that_could_read_its_keys(settings, three, workers):
