@@ -86,7 +86,7 @@ class Binned:
     def routed(self, nodes: Nodes, routes: Routes, sets: CategorySets) -> Nodes:
         """Nodes of the rows, (n_trees, n_rows), after some splits."""
         firsts = first_bins(*frozen(self.representatives, self.offsets, routes))
-        if shards := self._at_cluster():
+        if shards := shards_of(self.codes, self.missing_code, self._shards):
             return shards.routed(nodes, routes, sets, firsts)
         return route_rows(nodes, routes, self.codes, sets, firsts, self.missing_code, empty)
 
@@ -95,8 +95,8 @@ class Binned:
     ) -> tuple[Array, Array]:
         """Histograms of the wanted nodes, and how many values are missing in each."""
         widths = self.widths[columns]
-        if shards := self._at_cluster():
-            return shards.sums(columns, widths, terms, nodes, wanted)
+        if shards := shards_of(self.codes, self.missing_code, self._shards):
+            return shards.sums(columns, widths, wanted, terms, nodes)
         return build_all_histograms(
             self.codes, self.missing_code, columns, widths, terms, nodes, *wanted
         )
@@ -105,17 +105,9 @@ class Binned:
         self, layout: CellLayout, terms: Whole, draws: Array, nodes: Nodes, wanted: NodeList
     ) -> Whole:
         """Sums of rows by cell, see ``summed``."""
-        if shards := self._at_cluster():
-            return shards.cells(layout, terms, draws, nodes, wanted)
+        if shards := shards_of(self.codes, self.missing_code, self._shards):
+            return shards.cells(layout, wanted, terms, draws, nodes)
         return sum_cells(self.codes, self.missing_code, layout, terms, draws, nodes, wanted)
-
-    def _at_cluster(self) -> Shards | None:
-        """The shards, if the site has a cluster and many rows; they are made once."""
-        before = self._shards[-1] if self._shards else None
-        shards = shards_of(self.codes, self.missing_code, before)
-        if shards and not before:
-            self._shards.append(shards)
-        return shards
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,6 +36,7 @@ from fedapp.trees.structure import NodeList, Routes, route_rows
 FEWEST_CODES = 2**26  # a smaller table stays in this process
 BLOCKS = 2  # of columns, for each shard
 WAIT_SECONDS = 1.0  # for results, before the cluster is asked whether it is there
+Put = Callable[[Array], Any]  # gives the cluster an array
 
 
 class Shard:
@@ -49,28 +50,19 @@ class Shard:
         """Write the codes of rows from one on."""
         self.codes[first : first + len(codes)] = codes
 
-    def routed(self, nodes: Nodes, routes: Routes, sets: CategorySets, firsts: Ints) -> Nodes:
-        """As ``Binned.routed``."""
+    def routed(self, routes: Routes, sets: CategorySets, firsts: Ints, nodes: Nodes) -> Nodes:
+        """Nodes of these rows after some splits."""
         return route_rows(nodes, routes, self.codes, sets, firsts, self.missing_code)
 
-    def sums(
-        self,
-        so_far: HistogramSums | None,
-        columns: Ints,
-        widths: Ints,
-        wanted: NodeList,
-        terms: Array,
-        nodes: Nodes,
-    ) -> HistogramSums:
-        """As ``Binned.sums``: those of the shards before, continued."""
-        asked = columns, widths, terms, nodes, *wanted
-        return build_all_histograms(self.codes, self.missing_code, *asked, so_far=so_far)
+    def sums(self, so_far: HistogramSums | None, wanted: NodeList, *asked: Any) -> HistogramSums:
+        """Histograms of the rows up to these, which continue those of the rows before."""
+        every: Any = *asked, *wanted, so_far
+        return build_all_histograms(self.codes, self.missing_code, *every)
 
-    def cells(
-        self, layout: CellLayout, wanted: NodeList, terms: Whole, draws: Array, nodes: Nodes
-    ) -> Whole:
-        """As ``Binned.cells``, of these rows."""
-        return sum_cells(self.codes, self.missing_code, layout, terms, draws, nodes, wanted)
+    def cells(self, layout: CellLayout, wanted: NodeList, terms: Whole, *rows: Any) -> Whole:
+        """Sums of these rows by cell; ``rows`` are draws and nodes, and terms a row a sum."""
+        every: Any = layout, np.ascontiguousarray(terms.T), *rows, wanted
+        return sum_cells(self.codes, self.missing_code, *every)
 
 
 class Shards:
@@ -81,54 +73,43 @@ class Shards:
         self._job, self._actors = "", list[tuple[slice, Any]]()
 
     def routed(self, nodes: Nodes, *how: Any) -> Nodes:
-        """As ``Binned.routed``; ``how`` as for a shard."""
-
-        def begin(put: Callable[[Array], Any]) -> list[Any]:
-            return [actor.routed.remote(put(nodes[:, rows]), *how) for rows, actor in self._actors]
-
+        """As a shard's, of all rows."""
         moved: Nodes = empty(nodes.shape, np.int32)
-        for (rows, _), part in zip(self._actors, self._done(begin), strict=True):
-            moved[:, rows] = part
-        return moved
+        return np.concatenate(self._each("routed", how, nodes), axis=1, out=moved)
+
+    def cells(self, layout: CellLayout, wanted: NodeList, terms: Whole, *rows: Any) -> Whole:
+        """As a shard's, of all rows, but for ``terms``, shape (n_rows, n_sums)."""
+        sums: Whole = np.sum(self._each("cells", (layout, wanted), terms.T, *rows), axis=0)
+        return sums
 
     def sums(
-        self, columns: Ints, widths: Ints, terms: Array, nodes: Nodes, wanted: NodeList
+        self, columns: Ints, widths: Ints, wanted: NodeList, terms: Array, nodes: Nodes
     ) -> HistogramSums:
-        """As ``Binned.sums``."""
+        """As a shard's, of all rows."""
 
-        def begin(put: Callable[[Array], Any]) -> list[Any]:
+        def begin(put: Put) -> list[Any]:
             n_blocks = min(len(columns), BLOCKS * len(self._actors))
-            parts = [
-                (actor, put(terms[:, rows]), put(nodes[:, rows])) for rows, actor in self._actors
-            ]
+            rows = [(put(terms[:, some]), put(nodes[:, some])) for some, _ in self._actors]
             last = list[Any]()
             for block in np.array_split(np.arange(len(columns)), n_blocks):
-                so_far = None
-                for actor, *of_rows in parts:
-                    asked = columns[block], widths[block], wanted
-                    so_far = actor.sums.remote(so_far, *asked, *of_rows)
+                so_far, asked = None, (wanted, columns[block], widths[block])
+                for (_, actor), of_shard in zip(self._actors, rows, strict=True):
+                    so_far = actor.sums.remote(so_far, *asked, *of_shard)
                 last.append(so_far)
             return last
 
         return joined(self._done(begin), axis=1)
 
-    def cells(
-        self, layout: CellLayout, terms: Whole, draws: Array, nodes: Nodes, wanted: NodeList
-    ) -> Whole:
-        """As ``Binned.cells``."""
-
-        def begin(put: Callable[[Array], Any]) -> list[Any]:
-            return [
-                actor.cells.remote(
-                    layout, wanted, put(terms[rows]), put(draws[:, rows]), put(nodes[:, rows])
-                )
+    def _each(self, name: str, how: tuple[Any, ...], *arrays: Array) -> list[Any]:
+        """What every shard answers; arrays have a column a row."""
+        return self._done(
+            lambda put: [
+                getattr(actor, name).remote(*how, *(put(array[:, rows]) for array in arrays))
                 for rows, actor in self._actors
             ]
+        )
 
-        sums: Whole = np.sum(self._done(begin), axis=0)
-        return sums
-
-    def _done(self, begin: Callable[[Callable[[Array], Any]], list[Any]]) -> list[Any]:
+    def _done(self, begin: Callable[[Put], list[Any]]) -> list[Any]:
         """Results of calls; what began them begins them again if a process or node has died."""
         ray: Any = self._workers.connected()
         job, last = ray.get_runtime_context().get_job_id(), ""
@@ -138,11 +119,11 @@ class Shards:
                     self._make(ray)
                     self._job = job
                 return self._results(ray, begin(self._workers.reference))
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", error)
-                if not isinstance(cause, ray.exceptions.RayError):
+            except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+                cause = getattr(error, "cause", None)
+                if cause and not isinstance(cause, ray.exceptions.RayError):
                     raise cause from None
-                last = type(cause).__name__
+                last = type(cause or error).__name__
         rule = "workers must be a Ray cluster whose nodes and processes stay alive"
         raise ConfigError(f"{rule}, got {last} {RETRIES + 1} times")
 
@@ -150,18 +131,14 @@ class Shards:
         """One shard at each node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = [
-            node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
-        ]
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         ends = np.linspace(0, len(self._codes), len(nodes) + 1).astype(int).tolist()
-        shape, kind = self._codes.shape, self._codes.dtype.str
         self._actors = []
         for node, first, last in zip(nodes, ends, ends[1:], strict=False):
-            there = NodeAffinitySchedulingStrategy(node, soft=True)
+            codes, there = self._codes[first:last], NodeAffinitySchedulingStrategy(node, soft=True)
             shard = ray.remote(num_cpus=0, scheduling_strategy=there)(Shard)
-            actor = shard.remote((last - first, *shape[1:]), kind, self._missing_code)
-            codes = self._codes[first:last]
-            for some in batches(len(codes), codes.itemsize * max(1, shape[1])):
+            actor = shard.remote(codes.shape, codes.dtype.str, self._missing_code)
+            for some in batches(len(codes), codes.itemsize * codes.shape[1]):
                 self._results(ray, [actor.fill.remote(some.start, codes[some])])
             self._actors.append((slice(first, last), actor))
 
@@ -174,9 +151,11 @@ class Shards:
         return results
 
 
-def shards_of(codes: Codes, missing_code: int, before: Shards | None) -> Shards | None:
-    """The shards of codes, or those made before; None where they stay in this process."""
+def shards_of(codes: Codes, missing_code: int, made: list[Shards]) -> Shards | None:
+    """The shards of codes, made once; None where these stay in this process."""
     workers = shared_workers()
     if not isinstance(workers, RayWorkers) or codes.size < FEWEST_CODES:
         return None
-    return before or Shards(workers, codes, missing_code)
+    if not made:
+        made.append(Shards(workers, codes, missing_code))
+    return made[0]

@@ -7,7 +7,7 @@ follow XGBoost 3.2's documentation, in float64 here and float32 there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
@@ -98,7 +98,7 @@ def statistics(
     adder: Adder = DOUBLES,
     before: Rows | None = None,
     cells: survival.Cells | None = None,
-    totals: _Totals | None = None,
+    totals: list[Ints] | Iterator[Ints] | None = None,
 ) -> Statistics:
     """Sums of one party's rows, for ``scores``, in the numbers of ``adder``.
 
@@ -117,40 +117,30 @@ def statistics(
     extra : names of additional metrics, as in ``eval-metric``.
     before : margins before a calibration, if those above are calibrated.
     cells : of times: where the table of all parties is divided; by default by these rows.
-    totals : rows of all parts by bin, where these are a part.
+    totals : where these rows are a part, rows by bin each time that bins are merged: a list gets
+        those of this part, an iterator has those of all parts.
 
     Raises
     ------
     ValueError : an argument breaks its rule. The text never contains a label.
     """
     if len(margins) > PART_ROWS and is_of_rows(objective) and not any(map(is_custom, extra)):
+        parts = [slice(i, i + PART_ROWS) for i in range(0, len(margins), PART_ROWS)]
 
-        def of_part(first: int, adder: Adder, totals: _Totals) -> Statistics:
-            some = slice(first, first + PART_ROWS)
-            return statistics(
-                objective,
-                margins[some],
-                labels[some],
-                weights[some],
-                n_bins,
-                residual_range,
-                center,
-                fewest,
-                extra,
-                adder,
-                None if before is None else before[some],
-                cells,
-                totals,
-            )
+        def of_part(some: slice, adder: Adder, totals: list[Ints] | Iterator[Ints]) -> Statistics:
+            rows = margins[some], labels[some], weights[some]
+            earlier = None if before is None else before[some]
+            more: Any = residual_range, center, fewest, extra, adder, earlier, cells, totals
+            return statistics(objective, *rows, n_bins, *more)
 
-        parts, totals = range(0, len(margins), PART_ROWS), _Totals()
-        for first in parts if fewest else ():
-            of_part(first, deepcopy(adder), totals.of_part())
-        totals.is_whole = True
+        counts = [list[Ints]() for _ in parts]
+        for some, n_rows in zip(parts, counts, strict=True) if fewest else ():
+            of_part(some, deepcopy(adder), n_rows)
+        sums_of_bins = [np.sum(n_rows, axis=0) for n_rows in zip(*counts, strict=True)]
         # An adder notes what it adds up, once.
         adders = [adder, *(deepcopy(adder) for _ in parts[1:])]
         pairs = zip(parts, adders, strict=True)
-        return reduce(add, (of_part(first, one, totals.of_part()) for first, one in pairs))
+        return reduce(add, (of_part(some, one, iter(sums_of_bins)) for some, one in pairs))
     margins64, labels64, weights64 = checked_rows(objective, margins, labels, weights)
     if n_bins < 2:
         raise ValueError(f"n_bins must be >= 2, got {n_bins}")
@@ -185,7 +175,7 @@ class _Weighted:
     n_bins: int
     fewest: int  # rows of a bin, see ``statistics``
     adder: Adder
-    totals: _Totals | None = None
+    totals: list[Ints] | Iterator[Ints] | None = None
 
     def total(self, size: str, terms: NDArray[Any]) -> Any:
         """Weighted sum of terms; ``size`` as of an ``Adder``."""
@@ -199,9 +189,13 @@ class _Weighted:
 
     def merged(self, bins: Ints) -> Ints:
         """Bins of rows, merged until each has at least ``fewest`` rows with weight."""
-        n_rows = np.bincount(bins[self.weights > 0]) if self.fewest else np.empty(0, np.int64)
-        if self.totals and self.fewest:
-            n_rows = self.totals.of(n_rows)
+        n_rows, most = np.empty(0, np.int64), max(self.n_bins, _FEWEST_CLASS_BINS)
+        if self.fewest:
+            n_rows = np.bincount(bins[self.weights > 0], minlength=most)
+        if isinstance(self.totals, list):
+            self.totals.append(n_rows)
+        elif self.totals and self.fewest:
+            n_rows = next(self.totals)
         if not n_rows.any():
             return bins
         from fedapp.histograms.groups import group  # compiled
@@ -213,29 +207,6 @@ class _Weighted:
         means //= np.maximum(totals, 1)
         merged: Ints = means[ends[np.minimum(bins, len(ends) - 1)]].astype(np.int64)
         return merged
-
-
-class _Totals:
-    """Rows by bin, for each time that bins are merged: of every part in turn, then of all."""
-
-    def __init__(self) -> None:
-        self.counts, self.place, self.is_whole = list[Ints](), 0, False
-
-    def of_part(self) -> _Totals:
-        """To be called before each part."""
-        self.place = 0
-        return self
-
-    def of(self, n_rows: Ints) -> Ints:
-        """Rows of all parts so far, among them those of this one."""
-        self.place += 1
-        if not self.is_whole:
-            before = self.counts[self.place - 1 : self.place] or [n_rows[:0]]
-            total = np.zeros(max(len(before[0]), len(n_rows)), np.int64)
-            for part in (*before, n_rows):
-                total[: len(part)] += part
-            self.counts[self.place - 1 : self.place] = [total]
-        return self.counts[self.place - 1]
 
 
 def checked_rows(

@@ -46,7 +46,14 @@ from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.data.partition import Holdout
 from fedapp.data.read import file_version
-from fedapp.errors import ConfigError, FedappError, ProtocolError, WaitingError, as_protocol_error
+from fedapp.errors import (
+    ConfigError,
+    DataError,
+    FedappError,
+    ProtocolError,
+    WaitingError,
+    as_protocol_error,
+)
 from fedapp.home import home, write_atomically
 from fedapp.messages.fields import Request
 from fedapp.messages.handshake import Plan
@@ -73,6 +80,7 @@ from fedapp.site.trust import IDENTITY, UNUSED, signing_key, trusted_keys
 
 IDS_A_ROW = 20  # default of align-ids-per-day, a row of the site's table
 KEPT_SECONDS = KEEP_DAYS * SECONDS_A_DAY
+MOST_ROWS = 125_000_000  # hashes of 8 bytes in a value of SQLite, of 10^9 bytes
 ASKS = "approve is ask in the node config"
 
 
@@ -376,7 +384,7 @@ def _write(register: sqlite3.Connection, run: AskedRun, rows: RowHashes | None) 
     placeholders = ", ".join(f":{column}" for column in COLUMNS)
     register.execute(f"REPLACE INTO runs ({names}) VALUES ({placeholders})", values)
     for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
-        values = {"digest": digest_of(hashes), "words": hashes.astype("<u8").tobytes()}
+        values = {"digest": digest_of(hashes), "words": hashes.astype("<u8", copy=False).data}
         register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
 
 
@@ -469,11 +477,15 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
         if before and before[0].version == version and before[0].contents:
             return _recorded_rows(register, before[0]), version
     try:
-        if model := request.read("model"):
-            return hash_rows(read_to_predict(config, model)[1], key), version
-        return hash_rows(read_table(config), key), version
+        model = request.read("model")
+        table = read_to_predict(config, model)[1] if model else read_table(config)
+        rows = hash_rows(table, key)
     except FedappError:
         return None, version  # the handler reads the table again, and knows what to withhold
+    if rows.n_rows > MOST_ROWS:
+        rule = f"table must have at most {MOST_ROWS:,} rows, whose hashes the register can store"
+        raise DataError(f"{rule}, got {rows.n_rows:,}", config.name)
+    return rows, version
 
 
 def _with_rows(run: AskedRun, rows: RowHashes | None, version: str = "") -> AskedRun:

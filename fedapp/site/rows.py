@@ -89,14 +89,17 @@ def n_common(first: Hashes, second: Hashes) -> int:
     """Number of hashes in both arrays; each is sorted and without repetition."""
     if not len(first) or not len(second):
         return 0
-    positions = np.searchsorted(second, first)
-    return int((second[np.minimum(positions, len(second) - 1)] == first).sum())
+    total = 0
+    for some in batches(len(first), WORD_BYTES):
+        positions = np.minimum(np.searchsorted(second, first[some]), len(second) - 1)
+        total += int((second[positions] == first[some]).sum())
+    return total
 
 
 def digest_of(hashes: Hashes) -> str:
     """Digest of an array of hashes; empty if it is empty."""
-    blob = hashes.astype("<u8").tobytes()
-    return hashlib.blake2b(blob, digest_size=DIGEST_BYTES).hexdigest() if blob else ""
+    blob = hashes.astype("<u8", copy=False).view(np.uint8).data
+    return hashlib.blake2b(blob, digest_size=DIGEST_BYTES).hexdigest() if len(blob) else ""
 
 
 def _sums_of_features(table: Table, key: bytes) -> Iterator[Hashes]:

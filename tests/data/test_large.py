@@ -1,6 +1,7 @@
 """A table that is read by parts is the same as one that is read whole, or refused in its words."""
 
 import gzip
+import io
 from dataclasses import fields
 
 import numpy as np
@@ -15,7 +16,9 @@ from fedapp.data.read import file_version, load_table, read_frame
 from fedapp.data.schema import NO_ROLES, PLAIN, Declared, Reader, Roles
 from fedapp.data.table import Table
 from fedapp.errors import DataError, FedappError
-from fedapp.trees.categories import names_of
+from fedapp.site.rows import hash_rows
+from fedapp.site.table import fingerprint
+from fedapp.trees.categories import in_secret_order, names_of
 from tests.data import test_doors, test_tables
 
 BY_ID = Reader(declared=(Declared("a", aggregate="sum"), Declared("b", aggregate="last")))
@@ -77,6 +80,12 @@ def outcome(read, *how):
         return result
     values = {field.name: getattr(result, field.name) for field in fields(Table)}
     assert values["values"].dtype == np.float32
+    if result.columns:
+        values["hashes"] = hash_rows(result, b"key").contents
+        values["digest"] = fingerprint({"": result}, b"key")
+        values["order"] = in_secret_order(result.values, result.categories, 0, scratch.copied)[0]
+        values["order"] = values["order"].tobytes()
+        values["turned"] = result.in_order(result.columns[::-1]).values.tobytes()
     # Bits, as of -0 and NaN.
     values["values"] = np.ascontiguousarray(values["values"]).view(np.uint32)
     arrays = {
@@ -94,6 +103,7 @@ def by_parts(monkeypatch, tmp_path):
         whole = outcome(read, *how)
         with monkeypatch.context() as small:
             small.setattr(scratch, "LARGEST", 0)
+            small.setattr(scratch, "BATCH_BYTES", 24)
             small.setattr(large, "PIECE_BYTES", piece_bytes)
             return whole, outcome(read, *how)
 
@@ -234,3 +244,16 @@ def test_rows_without_some_ids_are_those_of_the_table(by_parts, folder):
     whole, parts = by_parts(load_table, folder, roles)
     assert parts == whole
     assert len(whole["values"][1]) == 28
+
+
+@pytest.mark.parametrize(
+    "text", ['a,b\n1,"x\ny"\n2,"\n"\n' * 5, 'a\r"\r"\r1\r2\r', "a\n1\n2", "a", ""]
+)
+def test_pieces_are_whole_lines_and_end_outside_quotes(text, monkeypatch):
+    for size in (1, 3, 16):
+        monkeypatch.setattr(large, "PIECE_BYTES", size)
+        pieces = [*large.pieces_of(io.BytesIO(text.encode()), 2)]
+        assert b"".join(pieces) == text.encode()
+        assert all(piece.endswith((b"\n", b"\r")) for piece in pieces[:-1])
+        assert not any(piece.count(b'"') % 2 for piece in pieces)
+    assert len(pieces) > 1 or len(text) < 20

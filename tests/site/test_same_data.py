@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import csv, parquet
 
 from fedapp.crypto.noise import budget_for
+from fedapp.data import scratch
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, WaitingError
 from fedapp.home import home
@@ -128,12 +130,22 @@ def test_a_run_that_only_predicts_or_was_refused_is_not_compared(write_table):
     ask(site(july(path, lambda lines: [*lines, "0.5,0.5,1"])), 3)
 
 
+def in_folder(path):
+    """The same rows as Parquet files."""
+    frame, folder = csv.read_csv(path), path.with_name("july")
+    folder.mkdir()
+    for number in range(2):
+        parquet.write_table(frame.slice(20 * number, 20), folder / f"{number}.parquet")
+    return folder
+
+
 NEW_ROWS = ["9,9,oslo,0", "8,8,bonn,1"] * 9
 COPIES = {
     "copied": partial(july, change=list),
     # A new first category: the codes of all others change.
     "with a category": partial(july, change=lambda lines: [*lines, "0.5,0.5,athens,1"]),
     "with two old rows": partial(july, change=lambda lines: [*lines[:3], *NEW_ROWS]),
+    "in a folder": in_folder,
 }
 
 
@@ -144,7 +156,9 @@ def towns(write_table):
     return write_table("june", y=None, town=towns, label=labels)
 
 
-@pytest.mark.parametrize(("copy", "name"), [*zip(COPIES, ["bank", "shop", "bank"], strict=True)])
+@pytest.mark.parametrize(
+    ("copy", "name"), [*zip(COPIES, ["bank", "shop", "bank", "bank"], strict=True)]
+)
 def test_a_copy_of_the_table_has_no_budget_of_its_own(towns, copy, name):
     node = {"label": "label", "run_epsilon": 1}
     begin_private(site(towns, **node), 1)
@@ -185,6 +199,14 @@ def test_sites_of_one_home_that_are_charged_at_once_share_a_budget(write_table):
 
     with ThreadPoolExecutor(6) as pool:
         assert [*pool.map(is_charged, range(6))].count(True) == 1
+
+
+def test_a_table_with_more_rows_than_the_register_can_compare_is_refused(write_table, monkeypatch):
+    monkeypatch.setattr(register, "MOST_ROWS", 39)
+    with pytest.raises(DataError, match=r"at most 39 rows, whose hashes .*, got 40$"):
+        ask(site(write_table("bank")), 1)
+    assert runs() == []
+    ask(site(write_table("lab", n_rows=39)), 2)
 
 
 def test_hashes_of_a_table_go_with_its_runs(write_table, monkeypatch):
@@ -380,8 +402,9 @@ def test_a_text_longer_than_all_changes_no_hash_of_another():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shared_rows_are_counted_as_by_hand(seed):
+def test_shared_rows_are_counted_as_by_hand(seed, monkeypatch):
     """Of tables with few distinct rows, so that most are there several times."""
+    monkeypatch.setattr(scratch, "BATCH_BYTES", 8 * seed)
     rng = np.random.default_rng(seed)
     drawn = [rng.integers(0, 3, size=(rng.integers(1, 60), 2)) for _ in range(2)]
     tables = [Table(("a", "b"), rows.astype(np.float32)) for rows in drawn]

@@ -8,7 +8,7 @@ import pytest
 from fedapp.errors import ProtocolError
 from fedapp.messages.fedavg_linear import MomentsReply, check_moments
 from fedapp.runs.local import run_local
-from fedapp.trees.linear import LinearModel, Moments, merge_moments
+from fedapp.trees.linear import LinearModel, Moments, merge_moments, moments
 from tests.contract.methods import train_rows
 from tests.federated import model_of
 from tests.tables import made_columns
@@ -76,3 +76,14 @@ def test_moments_of_a_party_without_a_value_leave_those_of_the_others():
     np.testing.assert_array_equal(merged.means, [3, -1])
     # 0.5 + 4 and 2 * 1.5^2 + 6 * 0.5^2 between the parties
     np.testing.assert_array_equal(merged.squares, [10.5, 6])
+
+
+@pytest.mark.parametrize("categories", [(), (None, ("a", "b"), None)])
+def test_moments_do_not_depend_on_the_order_in_memory(categories):
+    rows = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    weights = np.ones(500, np.float32)
+    by_rows, by_columns = (
+        moments(values, weights, categories) for values in (rows, np.asfortranarray(rows))
+    )
+    for name in ("counts", "means", "squares"):
+        np.testing.assert_array_equal(getattr(by_rows, name), getattr(by_columns, name))

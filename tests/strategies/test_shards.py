@@ -42,9 +42,9 @@ def test_a_shard_continues_the_sums_of_the_one_before():
         shard.fill(0, CODES[rows[:50]])
         shard.fill(50, CODES[rows[50:]])
         terms, nodes = TERMS[:, rows], NODES[:, rows]
-        so_far = shard.sums(so_far, COLUMNS, WIDTHS[COLUMNS], WANTED, terms, nodes)
-        moved.append(shard.routed(nodes, *HOW))
-        cells.append(shard.cells(LAYOUT, WANTED, WEIGHTS[rows], DRAWS[:, rows], nodes))
+        so_far = shard.sums(so_far, WANTED, COLUMNS, WIDTHS[COLUMNS], terms, nodes)
+        moved.append(shard.routed(*HOW, nodes))
+        cells.append(shard.cells(LAYOUT, WANTED, WEIGHTS[rows].T, DRAWS[:, rows], nodes))
     assert same(so_far, SUMS)
     assert same([np.concatenate(moved, axis=1), sum(cells)], [MOVED, CELLS])
 
@@ -58,8 +58,8 @@ def test_shards_that_die_are_made_again():
         shards = Shards(workers, CODES, MISSING)
 
         def check():
-            assert same(shards.sums(COLUMNS, WIDTHS[COLUMNS], TERMS, NODES, WANTED), SUMS)
-            cells = shards.cells(LAYOUT, WEIGHTS, DRAWS, NODES, WANTED)
+            assert same(shards.sums(COLUMNS, WIDTHS[COLUMNS], WANTED, TERMS, NODES), SUMS)
+            cells = shards.cells(LAYOUT, WANTED, WEIGHTS, DRAWS, NODES)
             assert same([shards.routed(NODES, *HOW), cells], [MOVED, CELLS])
             return [rows.stop - rows.start for rows, _ in shards._actors]
 
