@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -216,18 +215,18 @@ def _renamed(names: Iterable[str], reader: Reader) -> list[str]:
 
 
 def _check_is_file(path: Path) -> None:
-    if path.is_dir() and not parquet_files(path):
-        raise DataError(f"data file must be {FILE_OR_FOLDER}, got the folder '{path}'")
-    if not path.exists():
-        raise DataError(f"data file must exist, got '{path}'")
+    if not has_table(path):
+        is_folder = path.is_dir()
+        rule = f"be {FILE_OR_FOLDER}, got the folder" if is_folder else "exist, got"
+        raise DataError(f"data file must {rule} '{path}'")
 
 
 def parquet_files(path: Path) -> list[Path]:
     """A file itself, or the Parquet files of a folder, in the order of their names."""
     if not path.is_dir():
         return [path]
-    files = (file for file in path.iterdir() if file.suffix.lower() == PARQUET)
-    return sorted(file for file in files if not file.name.startswith((".", "_")))
+    files = (file for file in path.iterdir() if not file.name.startswith((".", "_")))
+    return sorted(file for file in files if file.suffix.lower() == PARQUET and file.is_file())
 
 
 def has_table(path: Path) -> bool:
@@ -238,12 +237,12 @@ def has_table(path: Path) -> bool:
 def file_version(path: Path) -> tuple[int | str, ...]:
     """Time of the last change and size of a table's file, or of each in a folder, with its name."""
     try:
-        stats = [(file.name, file.stat()) for file in parquet_files(path)]
+        files = parquet_files(path)
+        stats = [file.stat() for file in files if file.is_file()]
     except (OSError, ValueError):
         return ()
-    names = [name for name, _ in stats] if path.is_dir() else []
-    numbers = [(stat.st_mtime_ns, stat.st_size) for _, stat in stats if S_ISREG(stat.st_mode)]
-    return *names, *chain(*numbers)
+    names = [file.name for file in files] if path.is_dir() else []
+    return *names, *chain(*((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:

@@ -80,8 +80,11 @@ def predict_table(
 
 
 def check_predictions(output: Path, data: str) -> None:
-    """Check a file of predictions before any work: it is none of the tables in ``data``."""
+    """Check a file of predictions before any work: it is no table in ``data``, nor part of one."""
     check_output(output, PREDICTIONS, files_in(data))
+    folders = {Path(name).resolve() for name in files_in(data)}
+    if output.suffix == ".parquet" and output.resolve().parent in folders:
+        raise ConfigError(f"output must be outside of the table's folder, got {output}")
 
 
 def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path) -> Predicted:

@@ -123,6 +123,13 @@ def test_the_table_is_never_the_output(run, here, link):
     assert contents(here) == before
 
 
+def test_an_output_does_not_become_a_part_of_the_table(run, here):
+    (here / "rows").mkdir()
+    words = tuple("rows" if word == "table.csv" else word for word in PREDICT)
+    text = invoked(run, words, "rows/scores.parquet")
+    assert "output must be outside of the table's folder, got rows/scores.parquet" in text
+
+
 @pytest.mark.parametrize("command", FOLDERS)
 def test_a_folder_of_other_files_is_no_output(run, here, command):
     for name in ("report.html", "notes.txt", "threat-model.md"):
@@ -139,9 +146,9 @@ def test_what_is_interrupted_leaves_the_file_before(run, here, monkeypatch):
     assert invoked(run, PREDICT, "out.csv") == ""
     before = contents(here)
 
-    def fails(table, file):
+    def fails(file, schema):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pyarrow.csv.write_csv", fails)
+    monkeypatch.setattr("pyarrow.csv.CSVWriter", fails)
     assert "No space left" in invoked(run, PREDICT, "out.csv")
     assert contents(here) == before

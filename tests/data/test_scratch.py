@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,17 +34,15 @@ def test_a_small_array_is_in_memory_and_a_large_one_leaves_no_file(home):
     assert stat.S_IMODE((home / scratch.FOLDER).stat().st_mode) == 0o700
 
 
-def n_mapped(home):
-    """Mapped files of a home; of those without a name the system still knows the folder."""
-    with open("/proc/self/maps") as maps:
-        return sum(f"{home}/{scratch.FOLDER}/" in line for line in maps)
-
-
 def test_the_space_of_an_array_is_free_when_it_is_gone(home):
+    def n_mapped():
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return sum(f"{home}/{scratch.FOLDER}/" in line for line in lines)
+
     values = scratch.empty((100,), np.float64)
-    assert n_mapped(home) == 1
+    assert n_mapped() == 1
     del values
-    assert n_mapped(home) == 0
+    assert n_mapped() == 0
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(home, monkeypatch):
@@ -60,9 +59,3 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(home, monkeyp
     monkeypatch.setattr(os, "posix_fallocate", without_room)
     with pytest.raises(ConfigError, match="a disk with 400 bytes"):
         scratch.empty((100,), np.float32)
-
-
-@pytest.mark.parametrize(("n_rows", "row_bytes"), [(0, 4), (10, 2**25), (3, 2**30), (5, 0)])
-def test_batches_are_all_rows_in_order(n_rows, row_bytes):
-    rows = scratch.batches(n_rows, row_bytes)
-    assert [row for some in rows for row in range(n_rows)[some]] == list(range(n_rows))
