@@ -197,6 +197,10 @@ class RayWorkers(Workers):
     """The processes of a site's Ray cluster, and this one, which takes calls from the same queue.
 
     As all calls can end here, none waits for a cluster whose CPUs are busy, or held by actors.
+
+    ``run_here`` goes to the cluster too. On one machine of two cores, sums and decryptions of 2048
+    bits took 0.9 of the time of two threads (with the caller, three processes share the cores), and
+    encryptions 1.6, whose results are large: what a second machine gains is more.
     """
 
     def __init__(self, address: str) -> None:
