@@ -152,7 +152,8 @@ def _distinct(hashes: Hashes) -> Hashes:
     for some in batches(len(hashes), WORD_BYTES):
         hashes[some] = _mixed(hashes[some])
     hashes.sort()  # np.unique would make a hash table
-    return hashes[np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]]
+    is_first = np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]
+    return np.asarray(hashes[is_first])
 
 
 def _mixed(words: Hashes) -> Hashes:
