@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 NO_CODE = -1
 FEWEST_CELLS = 2**21  # a smaller table is not divided among threads
-GROUP_CELLS = 2**27  # of the columns that are sketched together
+GROUP_CELLS = 2**25  # of the columns that are sketched together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
