@@ -130,8 +130,8 @@ def cpu_of(roots: list[psutil.Process], seconds: dict[psutil.Process, float]) ->
 
 def site_cluster(
     methods: tuple[str, ...] = tuple(SHARED),
-    vertical_rows: int = 4000,
-    pax_rows: int = 300_000,
+    vertical_rows: int = 20_000,
+    pax_rows: int = 1_000_000,
     key_bits: int = 2048,
     repeats: int = 3,
 ) -> Iterator[Row]:
