@@ -210,6 +210,7 @@ class RayWorkers(Workers):
         self._connecting = threading.Lock()
         self._ray: Any = None
         self._head, self._n_running = "", 0
+        self._unwanted = list[Any]()  # tasks that have not ended
         self._sent: dict[int, dict[Any, Any]] = {}  # by array that owns memory: references by part
 
     def connected(self) -> Any:
@@ -256,6 +257,7 @@ class RayWorkers(Workers):
     def close(self) -> None:
         """Leave the cluster."""
         if self._ray is not None:
+            self._unwanted.clear()
             self._sent.clear()
             self._ray.shutdown()
             self._ray = None
@@ -285,18 +287,19 @@ class RayWorkers(Workers):
             rule = "workers must be a Ray cluster whose nodes and processes stay alive"
             raise ConfigError(f"{rule}, got {_first_line(error)}") from None
         finally:
-            with suppress(Exception):  # of a cluster that is gone
-                for task in shared.lent:
-                    ray.cancel(task)
-            # A call that has not ended here must not drop them after Ray's end.
+            # Ray ends this process if a task is cancelled while it ends. A call that has not ended
+            # here must not drop them after Ray's end.
+            self._unwanted += shared.lent
             shared.lent.clear()
             self._n_running -= 1
 
     def _have_done(self, ray: Any, shared: _Queue) -> None:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
-        most = TASKS_PER_WORKER * self._n_workers
         answered = time.monotonic()
         while not shared.is_over.is_set():
+            if before := self._unwanted:
+                self._unwanted = ray.wait(before, num_returns=len(before), timeout=0)[1]
+            most = TASKS_PER_WORKER * self._n_workers - len(self._unwanted)
             while len(shared.lent) < most and (indices := shared.take(most)):
                 shared.lent[task.remote(*self._packed(shared, indices))] = indices
             if not shared.lent:

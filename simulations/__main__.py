@@ -33,6 +33,7 @@ BENCH_MODULES = {
     "score": "score",
     "faults": "faults",
     "exactness": "exactness",
+    "cluster": "site_cluster site_rows",
 }
 # Attacks by module; names in capitals are those of an ``Attack``, the others of functions.
 ATTACK_MODULES = {

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from fedapp.home import home
 from fedapp.runs.local import run_local
+from fedapp.runs.predict import parts_of, predict_table
 from fedapp.settings import Settings, load_settings
 from fedapp.site.store import PART_FILE
 from simulations.study import check_names
@@ -103,21 +104,17 @@ def differences(expected: Mapping[str, Any], results: Mapping[str, Any]) -> list
 
 def computed(name: str) -> Iterator[tuple[str, Any]]:
     """Execute a plan; yield what was computed, and its digest or number."""
-    from fedapp.runs.predict import parts_of, predict_table
-
     plan = PLANS[name]
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, FEDAPP_HOME=folder):
         settings = load_settings({**plan.settings, "run-dir": f"{folder}/run"})
         run = run_local(settings)
-        yield f"{name}: model", digest_of(run.path / "model.json")
+        for what, digest in digests_of(run.path).items():
+            yield f"{name}: {what}", digest
         yield f"{name}: exchanges", run.summary["exchanges"]
         if not (parts := parts_of(run.path)):
             predict_table(run.path, settings.data, "", run.path / "predictions.csv")
             yield f"{name}: predictions", digest_of(run.path / "predictions.csv")
             return
-        for party in (parts.active, *parts.passive):
-            path = home() / "sites" / party / parts.model_id / PART_FILE
-            yield f"{name}: part of {party}", digest_of(path)
         for inference in plan.inferences:
             yield from _predicted_together(name, settings, parts.model_id, inference)
 
@@ -132,6 +129,16 @@ def _predicted_together(
     site = home() / "sites" / summary["active"] / summary["model_id"]
     yield f"{name}: exchanges, {inference}", summary["exchanges"]
     yield f"{name}: predictions, {inference}", digest_of(site / "predictions.csv")
+
+
+def digests_of(run_dir: Path) -> dict[str, str]:
+    """Digests of a run's model, and of the parts of a divided one."""
+    digests = {"model": digest_of(run_dir / "model.json")}
+    if parts := parts_of(run_dir):
+        for party in (parts.active, *parts.passive):
+            part = home() / "sites" / party / parts.model_id / PART_FILE
+            digests[f"part of {party}"] = digest_of(part)
+    return digests
 
 
 def digest_of(path: Path) -> str:

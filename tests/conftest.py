@@ -142,7 +142,7 @@ def _superlink(tmp_path_factory):
 @pytest.fixture(scope="session")
 def two_nodes():
     """The address of a Ray cluster of two nodes with a CPU each."""
-    from tests.ray_nodes import started
+    from simulations.ray_nodes import started
 
     with started() as (address, _):
         yield address

@@ -151,7 +151,9 @@ def _distinct(hashes: Hashes) -> Hashes:
     hashes[repeats] += (repeats - seconds + 1).astype(np.uint64) * np.uint64(ODD)
     for some in batches(len(hashes), WORD_BYTES):
         hashes[some] = _mixed(hashes[some])
-    return np.unique(hashes)
+    hashes.sort()  # np.unique would make a hash table
+    is_first = np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]
+    return np.asarray(hashes[is_first])
 
 
 def _mixed(words: Hashes) -> Hashes:

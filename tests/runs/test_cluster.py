@@ -17,8 +17,9 @@ from fedapp.runs.flower import free_ports, run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
+from simulations.ray_nodes import started
 from tests.federated import model_bytes
-from tests.ray_nodes import end, number_and_process, started
+from tests.ray_nodes import end, number_and_process
 
 
 @pytest.mark.slow

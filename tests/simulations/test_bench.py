@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
+from clients import shards
+from fedapp import cluster
 from fedapp.data.datasets import read_source
 from fedapp.messages.methods import all_methods
 from fedapp.runs.flower import superlink
@@ -25,6 +27,7 @@ from fedapp.runs.local import LocalGrid
 from fedapp.site.certificates import days_left
 from simulations import __main__ as every
 from simulations import reference, study
+from simulations.bench import cluster as clusters
 from simulations.bench import faults, pax, trees
 from simulations.study import command, pooled_forest
 from tests.deploy_folders import init_federation
@@ -92,6 +95,23 @@ RUNS = [
         "--only 'pax, share'",
         lambda lines: [line.get("growth of bytes", 0) > 0.5 for line in lines] == [False, True],
     ),
+    (
+        clusters.site_cluster,
+        "--vertical-rows 200 --pax-rows 2000 --key-bits 512 --repeats 1",
+        lambda lines: (
+            [line["place"] for line in lines[:3]] == ["this machine", "a Ray node", "two Ray nodes"]
+            and len(lines) == 9
+            and all(0 < line["spread"] < 1 and line["cpu_seconds"] > 0 for line in lines)
+        ),
+    ),
+    (
+        clusters.site_rows,
+        "--rows 2000 4000 --columns 4 --trees 1 --like 100000000",
+        lambda lines: (
+            [line["stage"] for line in lines[:4]] == ["read", "sketch", "rounds", "predict"]
+            and [line["rows"] for line in lines[::4]] == [2000, 4000, 10**8]
+        ),
+    ),
 ]
 
 
@@ -136,6 +156,10 @@ def test_a_bench_compares_first_and_has_medians_and_their_ratios():
         (["bench", "nothing"], "  papers pax fedxgbllr"),
         (["reference"], "reference must be called with --write FILE or --check FILE"),
         (["bench", "rows", "--methods", "lasso"], "methods must be of secureboost, "),
+        (
+            ["bench", "site_rows", "--rows", "9" * 15],
+            "rows must be few enough for the disk of TMPD",
+        ),
         (["bench", "rows", "--parties", "3"], "--parties and --columns must be 2 and 20 but for"),
     ],
 )
@@ -186,6 +210,16 @@ def test_every_method_has_a_plan_and_every_way_to_predict():
     assert planned == {
         name for name, method in all_methods().items() if method.trains or method.predicts
     }
+
+
+@pytest.mark.slow  # by default: SecureBoost, in tests/runs/test_cluster.py
+@pytest.mark.parametrize("plan", reference.PLANS)
+def test_every_method_computes_at_two_ray_nodes_what_it_computes_here(plan, two_nodes, monkeypatch):
+    expected = dict(reference.computed(plan))
+    monkeypatch.setenv("RAY_ADDRESS", two_nodes)
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(shards, "FEWEST_CODES", 0)
+    assert dict(reference.computed(plan)) == expected
 
 
 def test_the_forest_is_that_of_the_joined_table_and_another_is_refused(tmp_path):

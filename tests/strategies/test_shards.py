@@ -10,8 +10,8 @@ from fedapp.runs.local import run_local
 from fedapp.trees.categories import NO_SETS
 from fedapp.trees.forest.summed import CellLayout, sum_cells
 from fedapp.trees.structure import ROUTE, route_rows
+from simulations.ray_nodes import started
 from tests.federated import model_bytes
-from tests.ray_nodes import started
 
 RNG = np.random.default_rng(7)
 N_ROWS, WIDTHS, MISSING = 500, np.array([5, 3, 4]), 255
