@@ -249,6 +249,9 @@ def file_version(path: Path) -> tuple[int | str, ...]:
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     files = parquet_files(path)
     n_rows, schemas, versions = 0, list[Any](), file_version(path)
+    if others := [file for file in path.glob("[!._]*") if file not in files]:
+        rule = f"data folder '{path}' must have {PARQUET} files only, got '{min(others).name}'"
+        raise DataError(f"{rule}: folders in it are not read, nor files of other kinds")
     for file in files:
         with pa.parquet.ParquetFile(file) as part:
             n_rows += part.metadata.num_rows

@@ -410,8 +410,9 @@ def notes_on_leaks(table: Table) -> list[Note]:
     rows in the second class, if they have 10 rows or more on average.
     """
     step = 1 + table.n_rows // MOST_RANKED
-    classes, labels = np.unique([] if table.labels is None else table.labels, return_inverse=True)
-    is_second, leaks = labels[::step] == 1, list[str]()
+    labels, leaks = np.asarray([] if table.labels is None else table.labels), list[str]()
+    classes = np.unique(labels)
+    is_second = labels[::step] == classes[-1:]
     if len(classes) != 2 or min(is_second.sum(), (~is_second).sum()) < FEWEST_ROWS:
         return []
     for column_id, name in enumerate(table.columns):

@@ -204,6 +204,16 @@ def test_files_of_other_columns_or_types_are_refused(by_parts, folder, columns):
     assert "others in 'part-1.parquet'" in whole[1]
 
 
+@pytest.mark.parametrize("name", ["a=1/part-0.parquet", "b.csv"])
+def test_a_folder_that_would_be_read_in_part_is_refused(by_parts, folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("")
+    whole, parts = by_parts(load_table, folder)
+    assert parts == whole
+    rule = f"data folder '{folder}' must have .parquet files only, got '{name.partition('/')[0]}'"
+    assert rule in whole[1]
+
+
 def test_a_damaged_file_is_refused(by_parts, folder):
     content = bytearray((folder / "part-1.parquet").read_bytes())
     content[4:40] = bytes(36)
