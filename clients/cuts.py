@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from clients.handshake import Coded, Floats, Ints
-from clients.secagg import Masked, label_sums
+from clients.secagg import ROW_BYTES, Masked, label_sums
 from clients.shards import Shards, shards_of
 from fedapp.data.scratch import batches, empty, side_by_side
 from fedapp.errors import ConfigError, as_protocol_error
@@ -49,7 +49,6 @@ from fedapp.trees.objective import has_risk_sets, is_survival
 from fedapp.trees.predict import Nodes
 from fedapp.trees.structure import ROUTE, NodeList, Routes, first_bins, route_rows
 
-ROW_BYTES = 64  # that computing takes for a row, for each tree or column
 R = TypeVar("R", bound=Request)
 
 

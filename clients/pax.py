@@ -13,9 +13,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.cuts import ROW_BYTES, Binned, Counted, at_roots, read_splits
+from clients.cuts import Binned, Counted, at_roots, read_splits
 from clients.handshake import Floats, Ints
 from clients.scoring import first_margins
+from clients.secagg import ROW_BYTES
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import DivergedError, as_protocol_error
 from fedapp.histograms.build import slots_by_node
@@ -462,9 +463,11 @@ def _node_totals(summed_in: Nodes, terms: Terms, trees: Array, nodes: Array) -> 
     sums = [np.empty((0, 2), kind)]
     for tree in np.unique(trees):
         of_tree = nodes[trees == tree]
-        slots = slots_by_node(summed_in[tree], of_tree)[summed_in[tree]]
+        by_node = slots_by_node(summed_in[tree], of_tree)
         sums.append(np.zeros((len(of_tree), 2), dtype=kind))
-        np.add.at(sums[-1], slots[slots >= 0], terms[tree][slots >= 0])
+        for some in batches(summed_in.shape[1], ROW_BYTES):
+            slots = by_node[summed_in[tree, some]]
+            np.add.at(sums[-1], slots[slots >= 0], terms[tree, some][slots >= 0])
     return np.concatenate(sums)
 
 

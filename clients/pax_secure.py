@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clients.cuts import ROW_BYTES, Counted
+from clients.cuts import Counted
 from clients.handshake import Floats
 from clients.scoring import first_margins
+from clients.secagg import ROW_BYTES
 from fedapp.data.partition import HELD_OUT
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import ConfigError

@@ -11,6 +11,7 @@ import numpy as np
 from clients.handshake import Coded, Floats
 from clients.scoring import Scored
 from fedapp.data.partition import SUBSETS
+from fedapp.data.scratch import batches
 from fedapp.errors import ProtocolError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.messages.fields import Request, check_fields
@@ -36,6 +37,8 @@ from fedapp.trees.objective import (
     newton_terms,
     summed_labels,
 )
+
+ROW_BYTES = 64  # that computing takes for a row, for each tree or column
 
 
 @role
@@ -106,20 +109,22 @@ def label_sums(rows: Coded, bounds: Bounds, is_private: bool = False) -> Whole:
     Where XGBoost starts from a Newton step, unless with noise, sums of ``newton_terms``.
     """
     objective, n_classes = rows.objective, len(rows.classes)
-    labels, weights = rows.labels["train"], rows.weights["train"]
     loss = None if is_private else rows.loss
-    weight = to_fixed(weights, bounds.exponent(0)).sum()
     exponent = bounds.exponent(label_power(objective, n_classes, bounds, loss))
-    if not is_private and LOSSES[objective].newton:
-        terms = newton_terms(objective, labels, weights, rows.loss)
-        return np.append(to_fixed(terms, exponent).sum(axis=0), weight)
-    summed, doubles = summed_labels(objective, labels), weights.astype(np.float64)
-    sums = np.zeros(rows.n_outputs, np.int64)
-    if len(sums) > 1:
-        np.add.at(sums, summed.astype(np.int64), to_fixed(doubles, exponent))
-    else:
-        sums += to_fixed(summed * doubles, exponent).sum()
-    return np.append(sums, weight)
+    is_newton = not is_private and LOSSES[objective].newton
+    sums = np.zeros(3 if is_newton else rows.n_outputs + 1, np.int64)
+    for some in batches(len(rows.weights["train"]), ROW_BYTES):
+        labels, weights = rows.labels["train"][some], rows.weights["train"][some]
+        sums[-1] += to_fixed(weights, bounds.exponent(0)).sum()
+        summed, doubles = summed_labels(objective, labels), weights.astype(np.float64)
+        if is_newton:
+            terms = newton_terms(objective, labels, weights, rows.loss)
+            sums[:-1] += to_fixed(terms, exponent).sum(axis=0)
+        elif rows.n_outputs > 1:
+            np.add.at(sums, summed.astype(np.int64), to_fixed(doubles, exponent))
+        else:
+            sums[0] += to_fixed(summed * doubles, exponent).sum()
+    return sums
 
 
 HANDLERS = handlers(Masked)

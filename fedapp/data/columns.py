@@ -265,7 +265,7 @@ def _free_text(frame: Any, columns: Mapping[str, UntypedError]) -> DataError:
     rule = f"feature columns of text must be categories, got {content}: exclude what is a name, an "
     rule += "id or free text with drop-columns={}, name it as the id, or let a schema say type = "
     rule += '"category"'
-    if frame.num_columns == 1:
+    if len(frame.column_names) == 1:
         rule += '; where blanks separate the fields, let it say separator = "blank"'
     return DataError.naming(rule, f"'{names[0]}'", first(names).replace(", ", ","))
 

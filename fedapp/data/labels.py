@@ -28,6 +28,7 @@ from fedapp.data.csv_errors import (
 )
 from fedapp.data.notes import Note
 from fedapp.data.schema import listed, plain_text
+from fedapp.data.scratch import batches
 from fedapp.errors import DataError
 from fedapp.trees.losses import LOSSES, REGRESSION, Objective
 from fedapp.trees.objective import AUTO, check_base_score, is_ranking, is_regression, is_survival
@@ -269,12 +270,15 @@ def class_ids(labels: Labels, classes: Sequence[str]) -> npt.NDArray[np.float32]
         numbers = numbers_of(labels)
         assert numbers is not None
         return numbers.astype(np.float32)
-    names, name_ids = np.unique(labels, return_inverse=True)
+    names = np.unique(labels)
     written = _written(names)
     if not set(written) <= set(classes):
         raise DataError(f"label must be one of the {len(classes)} classes of the run")
     ids = np.array([classes.index(name) for name in written], dtype=np.float32)
-    return ids[name_ids]
+    coded = np.empty(len(labels), dtype=np.float32)
+    for rows in batches(len(labels), labels.itemsize):
+        coded[rows] = ids[np.searchsorted(names, labels[rows])]
+    return coded
 
 
 def untrained_classes(classes: Sequence[str], labels: Labels) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Files with more values than memory: columns are read one by one, whenever they are asked for.
+"""Files with more values than memory, whose columns are read one by one.
 
 What converts columns, and notes on them, sees one column of all rows, so it is the same code for
 every table.
@@ -32,39 +32,30 @@ Parse = Callable[[Any, bool, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class LargeFrame:
-    """What is used of a pyarrow.Table, whose columns are read by their index."""
+    """What is used of a pyarrow.Table, whose columns are read whenever they are asked for."""
 
     schema: Any  # of types and metadata as in the file
     num_rows: int
-    read: Callable[[int], Any]
+    column: Callable[[int], Any]  # by its index
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns."""
         return list(self.schema.names)
 
-    @property
-    def num_columns(self) -> int:
-        """Number of the columns."""
-        return len(self.schema)
-
-    def column(self, index: int) -> Any:
-        """A column, as a pyarrow.ChunkedArray."""
-        return self.read(index)
-
     def __getitem__(self, name: str) -> Any:
-        return self.read(self.schema.names.index(name))
+        return self.column(self.schema.names.index(name))
 
     def rename_columns(self, names: Sequence[str]) -> LargeFrame:
         """The same columns under other names."""
-        fields = zip(self.schema, names, strict=True)
-        return replace(self, schema=pa.schema([field.with_name(name) for field, name in fields]))
+        fields = map(pa.Field.with_name, self.schema, names)
+        return replace(self, schema=pa.schema([*fields]))
 
     def filter(self, mask: Any) -> LargeFrame:
         """The rows where a boolean mask is true."""
         mask = pa.array(mask)
-        return replace(
-            self, num_rows=mask.true_count, read=lambda index: self.read(index).filter(mask)
+        return LargeFrame(
+            self.schema, mask.true_count, lambda index: self.column(index).filter(mask)
         )
 
 

@@ -249,6 +249,9 @@ def file_version(path: Path) -> tuple[int | str, ...]:
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     files = parquet_files(path)
     n_rows, schemas, versions = 0, list[Any](), file_version(path)
+    if others := [file for file in path.glob("[!._]*") if file not in files]:
+        rule = f"data folder '{path}' must have {PARQUET} files only, as others are not read"
+        raise DataError(rule, here=f"{rule}, got '{min(others).name}'")
     for file in files:
         with pa.parquet.ParquetFile(file) as part:
             n_rows += part.metadata.num_rows
@@ -256,7 +259,7 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
             schema = part.schema_arrow
         if schemas[-1] != schemas[0]:
             rule = f"data folder '{path}' must have files of the same columns and types, got others"
-            raise DataError(f"{rule} in '{file.name}'")
+            raise DataError(rule, here=f"{rule} in '{file.name}'")
     if 4 * n_rows * len(schema) <= scratch.LARGEST:
         return pa.concat_tables([_parquet_columns(file) for file in files])
 

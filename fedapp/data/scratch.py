@@ -34,7 +34,14 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if n_bytes <= LARGEST:
         return np.empty(shape, dtype)
-    return np.frombuffer(_mapped(n_bytes), dtype).reshape(shape)
+    return on_disk(shape, dtype)
+
+
+def on_disk(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array in C order, of any values, mapped from a file however small it is."""
+    n_values = math.prod(shape)
+    mapped = _mapped(max(1, n_values * np.dtype(dtype).itemsize))
+    return np.frombuffer(mapped, dtype, n_values).reshape(shape)
 
 
 def _mapped(n_bytes: int) -> mmap.mmap:
@@ -72,7 +79,8 @@ def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[
     """Some rows of a table's values, in this order."""
     if values.nbytes <= LARGEST:
         return values[rows]
-    out = empty_table(len(rows), values.shape[1])
+    # Parts of a large table would fill the memory together, also if each is small.
+    out = on_disk((values.shape[1], len(rows)), np.float32).T
     for column, of_rows in zip(out.T, values.T, strict=True):
         column[:] = of_rows[rows]
     return out

@@ -61,7 +61,7 @@ from fedapp.messages.fields import (
 )
 from fedapp.messages.methods import Method
 
-GROUPS = {"eini": Method("inference", {"": "sizes"})}
+GROUPS = {"eini": Method("inference", {"": "sizes"}, memory=None)}
 
 
 @request("evaluate.eini_step", "predicting under encryption", times=AT_ANY_TIME)

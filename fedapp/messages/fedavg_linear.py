@@ -53,7 +53,9 @@ from fedapp.messages.methods import Method
 
 GROUPS = {
     "fedavg_linear": Method(
-        "horizontal", {"": "each party's columns' means and spreads; its model each round"}
+        "horizontal",
+        {"": "each party's columns' means and spreads; its model each round"},
+        memory=None,
     ),
 }
 

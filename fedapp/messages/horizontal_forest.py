@@ -94,6 +94,7 @@ GROUPS = {
             "least-parties": "sums over all parties: rows of a small table, not whose",
         },
         baseline="forest",
+        memory=None,
     ),
 }
 

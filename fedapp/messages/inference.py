@@ -187,11 +187,13 @@ GROUPS = {
     "interactive": Method(
         "inference",
         {"": "sizes"},
+        memory=None,
         title="The active party walks the trees and asks the others level by level",
     ),
     "one_round": Method(
         "inference",
         {"": "sizes"},
+        memory=None,
         title="Leaves that each party leaves open, intersected at the active one",
     ),
     "explain": frozenset({"inference"}),

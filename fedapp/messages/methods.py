@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -58,6 +58,7 @@ class Method:
 
     family: Family
     gets: Mapping[str, str]
+    memory: Memory | None = field(kw_only=True)
     codes_labels: bool = False
     baseline: Literal["boosted", "forest"] = "boosted"
     package: str = ""
@@ -70,7 +71,6 @@ class Method:
     sums_ciphertexts: bool = False
     fits_leaves: bool = False
     describes: bool = False
-    memory: Memory | None = None
 
     def gets_with(self, settings: set[str]) -> str:
         """What the coordinator gets where these settings are in force."""

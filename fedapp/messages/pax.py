@@ -367,5 +367,6 @@ GROUPS = {
         takes_margins=True,
         merges_bins=True,
         fits_leaves=True,
+        memory=None,
     ),
 }

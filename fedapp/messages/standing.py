@@ -111,6 +111,7 @@ GROUPS = {
     "standing": Method(
         "inference",
         {"": "sizes"},
+        memory=None,
         stands=True,
         title="Sites score rows among themselves, in milliseconds, by what they agree on once",
     ),

@@ -315,6 +315,10 @@ class Journal:
                 values[name] = [stored.tree, stored.numbers]
                 pairs = zip(stored.numbers, stored.arrays, strict=True)
                 new |= {number: array for number, array in pairs if number not in known}
+        laid = [  # in C order
+            (number, array, []) if array.flags.c_contiguous else (number, array.T, [True])
+            for number, array in new.items()
+        ]
         header = {
             "facts": after.facts,
             "values": values,
@@ -322,19 +326,13 @@ class Journal:
             "mark": mark,
             "kept": kept,
             "arrays": [
-                [
-                    number,
-                    array.dtype.descr if array.dtype.names else array.dtype.str,
-                    (array if array.flags.c_contiguous else array.T).shape,
-                    *([] if array.flags.c_contiguous else [True]),
-                ]
-                for number, array in new.items()
+                [number, of.dtype.descr if of.dtype.names else of.dtype.str, of.shape, *turned]
+                for number, of, turned in laid
             ],
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         parts: list[bytes | memoryview] = [text, bytes(-(PREFIX.size + len(text)) % ALIGNMENT)]
-        for array in new.values():
-            array = array if array.flags.c_contiguous else array.T
+        for _, array, _ in laid:
             raw = array.reshape(-1).view(np.uint8).data if array.size else b""
             parts += [raw, bytes(-array.nbytes % ALIGNMENT)]
         size, checksum = PREFIX.size, len(text)  # begun with what it does not cover

@@ -38,6 +38,7 @@ from fedapp.runs.baselines import (
     baseline_rows,
     baselines_of,
     decoded,
+    lacking_memory_of,
     order_range,
     run_baselines,
 )
@@ -121,6 +122,8 @@ def _compared(
     watcher.begin("reading the table")
     n_rows = same_rows(runs)
     runs = [resolve_objective(run) for run in runs]
+    if rule := lacking_memory_of(runs[0]):
+        raise ConfigError(f"{rule}: run each method by itself")
     first = runs[0]
     series.claim(first, engine)
     seeds = tuple(range(first.seed, first.seed + n_seeds))

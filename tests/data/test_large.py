@@ -200,8 +200,18 @@ def test_files_of_other_columns_or_types_are_refused(by_parts, folder, columns):
     pq.write_table(pa.table(columns), folder / "part-1.parquet")
     whole, parts = by_parts(load_table, folder)
     assert parts == whole
-    assert f"data folder '{folder}' must have files of the same columns and types" in whole[1]
-    assert "others in 'part-1.parquet'" in whole[1]
+    rule = f"data folder '{folder}' must have files of the same columns and types, got others"
+    assert whole[1:3] == [f"{rule} in 'part-1.parquet'", rule]  # names of files stay here
+
+
+@pytest.mark.parametrize("name", ["a=1/part-0.parquet", "b.csv"])
+def test_a_folder_that_would_be_read_in_part_is_refused(by_parts, folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("")
+    whole, parts = by_parts(load_table, folder)
+    assert parts == whole
+    rule = f"data folder '{folder}' must have .parquet files only, as others are not read"
+    assert whole[1:3] == [f"{rule}, got '{name.partition('/')[0]}'", rule]
 
 
 def test_a_damaged_file_is_refused(by_parts, folder):

@@ -39,9 +39,13 @@ def test_the_space_of_an_array_is_free_when_it_is_gone(home):
         lines = Path("/proc/self/maps").read_text().splitlines()
         return sum(f"{home}/{scratch.FOLDER}/" in line for line in lines)
 
-    values = scratch.empty((100,), np.float64)
-    assert n_mapped() == 1
-    del values
+    values = scratch.empty_table(100, 3)
+    values[:] = np.arange(300).reshape(100, 3)
+    few, none = (scratch.taken(values, np.array(rows, np.int64)) for rows in ([7, 0], []))
+    assert few.tolist() == [[21, 22, 23], [0, 1, 2]]
+    assert none.shape == (0, 3)
+    assert n_mapped() == 3  # parts are on disk too
+    del values, few, none
     assert n_mapped() == 0
 
 

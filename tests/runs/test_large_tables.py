@@ -1,7 +1,6 @@
 """Tables larger than memory: scored by parts, with the results of one that is in memory."""
 
 import re
-from functools import partial
 
 import numpy as np
 import pytest
@@ -75,7 +74,7 @@ def without_memory(tmp_path, monkeypatch):
     given = {"data": str(data), "label": "y", "parties": 2, "num_boost_round": 1}
     monkeypatch.setattr(policy, "free_memory", lambda: 2**10)
     by_parts(monkeypatch)
-    return partial(fedapp.run, **given, progress=False)
+    return lambda method, by=fedapp.run, **more: by(method, **given, **more, progress=False)
 
 
 @pytest.mark.parametrize(("strategy", "n_rows", "way"), REFUSED)
@@ -83,6 +82,12 @@ def test_a_method_that_copies_a_table_needs_memory_for_it(without_memory, strate
     rule = f"memory of party-1 {LACKING.format(n_rows)}, as {strategy} copies them{way}"
     with pytest.raises(FedappError, match=rule):
         without_memory(strategy)
+
+
+def test_a_comparison_needs_memory_for_its_baselines(without_memory):
+    rule = f"memory {LACKING.format(400)}, as baselines copy them: run each method by itself"
+    with pytest.raises(FedappError, match=rule):
+        without_memory(["pax"], by=fedapp.compare)
 
 
 def test_a_run_is_without_the_baselines_that_memory_has_no_room_for(without_memory):

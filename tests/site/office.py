@@ -184,7 +184,7 @@ def declare_group(monkeypatch, name, handlers):
     module = ModuleType(f"clients.{name}")
     vars(module)["HANDLERS"] = handlers
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    declared = ModuleType(f"fedapp.messages.{name}"), methods.Method("inference", {"": "sizes"})
-    groups = {**methods._groups(), name: declared}
+    method = methods.Method("inference", {"": "sizes"}, memory=None)
+    groups = {**methods._groups(), name: (ModuleType(f"fedapp.messages.{name}"), method)}
     monkeypatch.setattr(methods, "_groups", lambda: groups)
     monkeypatch.setattr(account, "_check_rounds", lambda *given: None)

@@ -16,6 +16,8 @@ MASKED = {"pax__aggregation": "secure"}
 OTHERS = {
     "drawn": DRAWS,
     "masked": {**MASKED, "objective": "multi:softprob"},
+    "one sum": MASKED,
+    "newton": {**MASKED, "objective": "reg:pseudohubererror"},
     "additive": {"pax__additive": True},
     "merged": {"least_bin_rows": 5, "weight": "w"},
     "hazards": {"objective": "survival:cox", "event": "died"},
