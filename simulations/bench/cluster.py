@@ -305,7 +305,8 @@ def site_rows(
                     line = {"rows": n_rows, "stage": stage, "seconds": end - start}
                     lines.append({**line, "anonymous_bytes": anonymous, "file_bytes": files})
                     yield {**sizes, **lines[-1]}
-    for before, line in zip(lines[-8:-4], lines[-4:], strict=True) if like and len(rows) > 1 else ():
+    ends = (lines[-8:-4], lines[-4:]) if like and len(rows) > 1 else ((), ())
+    for before, line in zip(*ends, strict=True):
         rise = (ESTIMATED_ROWS - line["rows"]) / (line["rows"] - before["rows"])
         names = "seconds", "anonymous_bytes"
         guess = {name: line[name] + rise * (line[name] - before[name]) for name in names}
