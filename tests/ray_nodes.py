@@ -45,10 +45,13 @@ def started(n_nodes=2):
 def _started(words, log):
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus", "1"]
     command = [*ray, "--disable-usage-stats", *words]
-    command += ["--object-store-memory", str(200 << 20)]
+    # Ports of workers as the system gives them, beside other clusters; no processes for nothing.
+    command += ["--object-store-memory", str(200 << 20), "--min-worker-port=0"]
+    command += ["--max-worker-port=0", "--no-monitor", "--include-log-monitor=false"]
+    idle = dict.fromkeys(["RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart"], "0")
     for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
         with log.open("wb") as output:
-            node = subprocess.Popen(command, stdout=output, stderr=output)
+            node = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | idle)
         end = time.monotonic() + START_SECONDS
         while node.poll() is None and time.monotonic() < end:
             if b"Ray runtime started" in log.read_bytes():
