@@ -14,7 +14,6 @@ shards are made again, and the call is repeated.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,6 @@ import numpy as np
 from fedapp.cluster import RETRIES, RayWorkers
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.scratch import batches, empty
-from fedapp.errors import ConfigError
 from fedapp.histograms.bins import Codes, Ints
 from fedapp.histograms.build import HistogramSums, build_all_histograms, joined
 from fedapp.histograms.fixed_point import Whole
@@ -35,7 +33,6 @@ from fedapp.trees.structure import NodeList, Routes, route_rows
 
 FEWEST_CODES = 2**26  # a smaller table stays in this process
 BLOCKS = 2  # of columns, for each shard
-WAIT_SECONDS = 1.0  # for results, before the cluster is asked whether it is there
 Put = Callable[[Array], Any]  # gives the cluster an array
 
 
@@ -111,21 +108,20 @@ class Shards:
 
     def _done(self, begin: Callable[[Put], list[Any]]) -> list[Any]:
         """Results of calls; what began them begins them again if a process or node has died."""
-        ray: Any = self._workers.connected()
-        job, last = ray.get_runtime_context().get_job_id(), ""
-        for attempt in range(RETRIES + 1):
-            try:
-                if attempt or self._job != job:
-                    self._make(ray)
-                    self._job = job
-                return self._results(ray, begin(self._workers.reference))
-            except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
-                cause = getattr(error, "cause", None)
-                if cause and not isinstance(cause, ray.exceptions.RayError):
-                    raise cause from None
-                last = type(cause or error).__name__
-        rule = "workers must be a Ray cluster whose nodes and processes stay alive"
-        raise ConfigError(f"{rule}, got {last} {RETRIES + 1} times")
+        with self._workers.using() as ray:
+            job = ray.get_runtime_context().get_job_id()
+            for attempt in range(RETRIES + 1):
+                try:
+                    if attempt or self._job != job:
+                        self._make(ray)
+                        self._job = job
+                    results: list[Any] = ray.get(begin(self._workers.reference))
+                    return results
+                except ray.exceptions.RayError as error:
+                    cause = getattr(error, "cause", None) or error
+                    if attempt == RETRIES or not isinstance(cause, ray.exceptions.RayError):
+                        raise cause from None
+        raise AssertionError
 
     def _make(self, ray: Any) -> None:
         """One shard at each node."""
@@ -139,16 +135,8 @@ class Shards:
             shard = ray.remote(num_cpus=0, scheduling_strategy=there)(Shard)
             actor = shard.remote(codes.shape, codes.dtype.str, self._missing_code)
             for some in batches(len(codes), codes.itemsize * codes.shape[1]):
-                self._results(ray, [actor.fill.remote(some.start, codes[some])])
+                ray.get(actor.fill.remote(some.start, codes[some]))
             self._actors.append((slice(first, last), actor))
-
-    def _results(self, ray: Any, calls: list[Any]) -> list[Any]:
-        """Results of calls, in order; a ConfigError if the cluster is away."""
-        answered = time.monotonic()
-        while ray.wait(calls, num_returns=len(calls), timeout=WAIT_SECONDS)[1]:
-            answered = self._workers.last_answer(answered)
-        results: list[Any] = ray.get(calls)
-        return results
 
 
 def shards_of(codes: Codes, missing_code: int, made: list[Shards]) -> Shards | None:

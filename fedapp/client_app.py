@@ -20,6 +20,7 @@ from flwr.clientapp.typing import Mod
 
 from fedapp.data.datasets import NAME
 from fedapp.errors import (
+    ClusterError,
     ConfigError,
     DivergedError,
     FedappError,
@@ -134,6 +135,8 @@ class SiteApp(ClientApp):
             text = str(error) if isinstance(error, ProtocolError) else f"{name}: {error}"
             if "data" in context.node_config:  # no simulated site: the text leaves its machine
                 text = without_folders(text, paths_in(context.node_config))
+                if isinstance(error, ClusterError):
+                    text = f"{name}: {error.outside}"
             codes = {WaitingError: WAITING, DivergedError: DIVERGED}
             code = codes.get(type(error), REFUSED)
         except Exception as error:

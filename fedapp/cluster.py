@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ import numpy as np
 
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.workers import Call, Rows, Workers, arguments
-from fedapp.errors import ConfigError
+from fedapp.errors import ClusterError
 from fedapp.home import home, private_folder
 from fedapp.process import versions
 
@@ -37,15 +38,13 @@ ANSWER_SECONDS = 120  # of a node; its first process imports fedapp
 CONNECT_SECONDS = 10
 RETRIES = 3  # of work whose process or node has died
 # Calls that end sooner than the first do not leave this process; a task has calls of the second;
-# Ray is asked this often for results; the head may be silent for the last.
-PROBE_SECONDS, TASK_SECONDS, WAIT_SECONDS, SILENT_SECONDS = 0.02, 0.2, 0.02, 10.0
+# Ray is asked this often for results, and its head whether it is there.
+PROBE_SECONDS, TASK_SECONDS, WAIT_SECONDS, ASK_SECONDS = 0.02, 0.2, 0.02, 1.0
 PIECE_BYTES = 4 << 20
-# Variables of a process that uses a cluster: Ray does not end it if the cluster is away for a
-# minute, and does not take another one then.
-DRIVER = {
-    "RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6),
-    "RAY_ENABLE_AUTO_CONNECT": "0",
-}
+# Variables of a process that uses a cluster: Ray does not look for one that is lost, or another.
+for name in ("dataclient", "logsclient"):  # each loss has its error
+    logging.getLogger(f"ray.util.client.{name}").disabled = True
+DRIVER = {"RAY_CLIENT_RECONNECT_GRACE_PERIOD": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
 TASKS_PER_WORKER = 2  # one waits at its node while the other runs
 PACKAGES = ("fedapp", "flwr", "gmpy2", "numba", "numpy", "ray", "xgboost")
 
@@ -62,43 +61,67 @@ def variables() -> dict[str, str]:
     return {"FEDAPP_HOME": str(home().resolve()), **data}
 
 
-def connect(address: str, name: str) -> Any:
-    """``ray``, connected to the cluster that a setting names; "local": to a new one, here."""
-    os.environ.update({} if address == "local" else DRIVER)
+def connect(address: str) -> Any:
+    """``ray``, connected to a cluster; "local": to a new one, here."""
     import ray
 
-    paths = os.pathsep.join(str(Path(path or ".").resolve()) for path in sys.path)
-    setting, was_connected, handler = (
-        address,
-        ray.is_initialized(),
-        signal.getsignal(signal.SIGTERM),
-    )
-    try:
-        if address != "local":
-            address = _speaking(address)
-        # About GPUs in later versions.
-        with catch_warnings(action="ignore", category=FutureWarning):
-            ray.init(
-                address,
-                runtime_env={"env_vars": {**variables(), "PYTHONPATH": paths}},
-                include_dashboard=False if address == "local" else None,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        with suppress(ValueError):  # in another thread Ray installs no handler of its own
-            signal.signal(signal.SIGTERM, handler)
-    except (OSError, RuntimeError, ValueError) as error:
-        if not was_connected:
-            ray.shutdown()
-        rule = f"{name} must be a Ray cluster of which this machine is a node"
-        rule += ", or ray://HOST:10001" if name == "workers" else ""
-        way = "ray start --head, and at other machines ray start --address=HEAD:6379"
-        raise ConfigError(f"{rule}, got {setting}: {_first_line(error)}; {way}") from None
+    handler = signal.getsignal(signal.SIGTERM)
+    # About GPUs in later versions.
+    with catch_warnings(action="ignore", category=FutureWarning):
+        ray.init(
+            address,
+            runtime_env={"env_vars": {**variables(), "PYTHONPATH": _modules()}},
+            include_dashboard=False if address == "local" else None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    with suppress(ValueError):  # in another thread Ray installs no handler of its own
+        signal.signal(signal.SIGTERM, handler)
     return ray
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def _modules() -> str:
+    return os.pathsep.join(str(Path(path or ".").resolve()) for path in sys.path)
+
+
+@contextmanager
+def _reached(address: str, name: str) -> Iterator[str]:
+    """Yield the cluster of a setting; a ClusterError if there is none, or for an error of Ray."""
+    os.environ.update({} if address == "local" else DRIVER)
+    try:
+        yield "local" if address == "local" else _speaking(address)
+    except (OSError, RuntimeError, ValueError) as error:
+        rule = f"{name} must be a Ray cluster of which this machine is a node"
+        rule += ", or ray://HOST:10001" if name == "workers" else ""
+        way = "ray start --head, and at other machines ray start --address=HEAD:6379"
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ClusterError(f"{rule}, got {address}: {got}; {way}") from None
+
+
+def _served(address: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Ray's own server of clients at this machine, and its address.
+
+    A process that is part of a cluster is ended by Ray when its node or the head dies.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = ["-m", "ray.util.client.server", "--mode=specific-server", f"--address={address}"]
+    server = subprocess.Popen(
+        [sys.executable, *words, "--host=127.0.0.1", f"--port={port}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": _modules()},
+        process_group=0,
+    )
+    end = time.monotonic() + ANSWER_SECONDS
+    while server.poll() is None and time.monotonic() < end:
+        with suppress(OSError):
+            check_answers(f"127.0.0.1:{port}")
+            return server, f"ray://127.0.0.1:{port}"
+        time.sleep(WAIT_SECONDS)
+    server.kill()
+    raise ConnectionError("Ray's server of clients does not start")
 
 
 def _speaking(address: str) -> str:
@@ -129,7 +152,8 @@ def check_answers(address: str) -> None:
 @contextmanager
 def connected() -> Iterator[Any]:
     """Yield ``ray``, connected to ``RAY_ADDRESS``; without it, Ray starts on this machine."""
-    ray = connect(ray_address() or "local", "RAY_ADDRESS")
+    with _reached(ray_address() or "local", "RAY_ADDRESS") as address:
+        ray = connect(address)
     try:
         yield ray
     finally:
@@ -138,7 +162,7 @@ def connected() -> Iterator[Any]:
 
 def check_nodes(ray: Any, folders: Sequence[Path] = (), files: Sequence[Path] = ()) -> None:
     """Check that every node has this fedapp and sees the files, and what was just written into the
-    folders; ConfigError names one that does not."""
+    folders; ClusterError names one that does not."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     sought = {str(file.resolve()): file for file in files}
@@ -165,16 +189,16 @@ def check_nodes(ray: Any, folders: Sequence[Path] = (), files: Sequence[Path] = 
                 absent, theirs = ray.get(answer, timeout=ANSWER_SECONDS)
             except ImportError as error:
                 got = str(error).splitlines()[-1]
-                raise ConfigError(f"{name} must have fedapp and its packages, got {got}") from None
+                raise ClusterError(f"{name} must have fedapp and its packages, got {got}") from None
             except ray.exceptions.GetTimeoutError:
                 rule = f"must answer within {ANSWER_SECONDS} s, got nothing"
-                raise ConfigError(f"{name} {rule}") from None
+                raise ClusterError(f"{name} {rule}") from None
             for path in absent:
                 way = "put FEDAPP_HOME, FEDAPP_DATA, tables and run folders where all nodes see"
-                raise ConfigError(f"{name} must see {sought[path]} of this machine; {way} them")
+                raise ClusterError(f"{name} must see {sought[path]} of this machine; {way} them")
             for package, version in here.items():
                 if (got := theirs[package]) != version:
-                    raise ConfigError(f"{name} must have {package} {version}, got {got}")
+                    raise ClusterError(f"{name} must have {package} {version}, got {got}")
 
 
 def installed() -> dict[str, str]:
@@ -198,55 +222,67 @@ class RayWorkers(Workers):
 
     As all calls can end here, none waits for a cluster whose CPUs are busy, or held by actors.
 
-    ``run_here`` goes to the cluster too. On one machine of two cores, sums and decryptions of 2048
-    bits took 0.9 of the time of two threads (with the caller, three processes share the cores), and
-    encryptions 1.6, whose results are large: what a second machine gains is more.
+    ``run_here`` goes to the cluster too. On one machine of two busy cores, work of 2048 bits took
+    1.2 to 1.4 of the time of two threads.
     """
 
     def __init__(self, address: str) -> None:
         super().__init__(1)
         self.address = address
         self.is_private = True  # whether all nodes are on this machine, or use TLS
-        self._connecting = threading.Lock()
         self._ray: Any = None
-        self._head, self._n_running = "", 0
+        self._server: subprocess.Popen[bytes] | None = None
+        self._is_left = threading.Event()
         self._unwanted = list[Any]()  # tasks that have not ended
         self._sent: dict[int, dict[Any, Any]] = {}  # by array that owns memory: references by part
 
     def connected(self) -> Any:
-        """``ray``, connected; ConfigError if the cluster or a node is not as it must be."""
-        with self._connecting:
+        """``ray``, connected; ClusterError if the cluster or a node is not as it must be."""
+        with self._lock:
             if self._ray is not None:
-                try:
-                    check_answers(self._head)
-                    return self._ray
-                except OSError:
-                    if self._n_running:  # which notices it too
-                        return self._ray
-                    self.close()
+                return self._ray
             ray: Any = importlib.import_module("ray")
-            # Else this is an actor of a simulation on the cluster.
+            # Else this is an actor of a simulation on the cluster, with which it ends.
             is_ours = not (
                 ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
             )
-            if is_ours:
-                connect(self.address, "workers")
             try:
+                if is_ours:
+                    ray.util.debug.disable_log_once_globally()  # warnings of what a server costs
+                    with _reached(self.address, "workers") as head:
+                        is_client = head.startswith("ray://")
+                        self._server, address = (None, head) if is_client else _served(head)
+                        connect(address)
                 check_nodes(ray)
-                is_client = self.address.startswith("ray://") and is_ours
-                self._head = self.address if is_client else ray.get_runtime_context().gcs_address
                 self._n_workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
                 hosts = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
                 has_tls = os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true")
                 self.is_private = has_tls or hosts <= {ray.util.get_node_ip_address(), "127.0.0.1"}
+                self._task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
             except BaseException:
                 if is_ours:
-                    ray.shutdown()
+                    self._leave(ray)
                 raise
+            self._ray, self._is_left = ray, threading.Event()
             if is_ours:
                 atexit.register(self.close)
-            self._ray = ray
+                watched = head, self._is_left
+                threading.Thread(target=self._watch, args=watched, daemon=True).start()
             return ray
+
+    def _watch(self, head: str, is_left: threading.Event) -> None:
+        """Leave a cluster that has lost its head, for which Ray would wait."""
+        while not is_left.wait(ASK_SECONDS):
+            try:
+                check_answers(head)
+            except OSError:
+                self.close()
+
+    def _leave(self, ray: Any) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+        ray.shutdown()
 
     @property
     def n_workers(self) -> int:
@@ -256,11 +292,28 @@ class RayWorkers(Workers):
 
     def close(self) -> None:
         """Leave the cluster."""
-        if self._ray is not None:
-            self._unwanted.clear()
+        self._is_left.set()
+        with self._lock:
             self._sent.clear()
-            self._ray.shutdown()
-            self._ray = None
+            self._unwanted = []
+            if self._ray is not None:
+                self._leave(self._ray)
+                self._ray = None
+
+    @contextmanager
+    def using(self) -> Iterator[Any]:
+        """Yield ``ray``, connected; a ClusterError for an error of Ray."""
+        ray = self.connected()
+        try:
+            yield ray
+        except Exception as error:
+            grpc: Any = importlib.import_module("grpc")
+            of_ray = ray.exceptions.RayError, grpc.RpcError, ConnectionError, RuntimeError
+            if not (self._is_left.is_set() or isinstance(error, of_ray)):
+                raise
+            rule = "workers must be a Ray cluster whose head, nodes and processes stay alive"
+            got = type(error).__name__
+            raise ClusterError(f"{rule}, got {got}; start it again, then resume") from None
 
     def run(self, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
         """As ``Workers.run``: calls that take longer than ``PROBE_SECONDS`` are Ray tasks too."""
@@ -268,7 +321,8 @@ class RayWorkers(Workers):
         threading.Thread(target=shared.work, daemon=True).start()
         try:
             if not shared.is_over.wait(PROBE_SECONDS):
-                self._lend(shared)
+                with self.using() as ray:
+                    self._lend(ray, shared)
         finally:
             shared.is_over.set()
         if shared.error is not None:
@@ -277,55 +331,30 @@ class RayWorkers(Workers):
 
     run_here = run
 
-    def _lend(self, shared: _Queue) -> None:
+    def _lend(self, ray: Any, shared: _Queue) -> None:
         """Have tasks do what this process has not done yet; return when all is done."""
-        ray = self.connected()
-        self._n_running += 1
+        lent: dict[Any, list[int]] = {}  # by task
         try:
-            self._have_done(ray, shared)
-        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
-            rule = "workers must be a Ray cluster whose nodes and processes stay alive"
-            raise ConfigError(f"{rule}, got {_first_line(error)}") from None
+            while not shared.is_over.is_set():
+                if before := self._unwanted:
+                    self._unwanted = ray.wait(before, num_returns=len(before), timeout=0)[1]
+                most = TASKS_PER_WORKER * self._n_workers - len(self._unwanted)
+                while len(lent) < most and (indices := shared.take(most)):
+                    lent[self._task.remote(*self._packed(shared, indices))] = indices
+                if not lent:
+                    shared.is_over.wait(WAIT_SECONDS)
+                    continue
+                for task in ray.wait([*lent], timeout=WAIT_SECONDS)[0]:
+                    try:
+                        shared.add(lent.pop(task), ray.get(task))
+                    except ray.exceptions.RayTaskError as error:
+                        shared.fail(error.cause)
         finally:
-            # Ray ends this process if a task is cancelled while it ends. A call that has not ended
-            # here must not drop them after Ray's end.
-            self._unwanted += shared.lent
-            shared.lent.clear()
-            self._n_running -= 1
-
-    def _have_done(self, ray: Any, shared: _Queue) -> None:
-        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_called)
-        answered = time.monotonic()
-        while not shared.is_over.is_set():
-            if before := self._unwanted:
-                self._unwanted = ray.wait(before, num_returns=len(before), timeout=0)[1]
-            most = TASKS_PER_WORKER * self._n_workers - len(self._unwanted)
-            while len(shared.lent) < most and (indices := shared.take(most)):
-                shared.lent[task.remote(*self._packed(shared, indices))] = indices
-            if not shared.lent:
-                shared.is_over.wait(WAIT_SECONDS)
-                continue
-            done, _ = ray.wait([*shared.lent], timeout=WAIT_SECONDS)
-            for one in done:
-                try:
-                    shared.add(shared.lent.pop(one), ray.get(one))
-                except ray.exceptions.RayTaskError as error:
-                    shared.fail(error.cause)
-            if done:
-                answered = time.monotonic()
-            elif time.monotonic() > answered + 1:
-                answered = self.last_answer(answered)
-
-    def last_answer(self, answered: float) -> float:
-        """When the head answered last; a ConfigError if it is silent too long."""
-        try:
-            check_answers(self._head)
-            return time.monotonic()
-        except OSError as error:
-            if time.monotonic() < answered + SILENT_SECONDS:
-                return answered
-            rule = "workers must be a Ray cluster whose head answers until the run has ended"
-            raise ConfigError(f"{rule}, got {self._head}: {error}; start it, then resume") from None
+            # Ray ends its driver if a task is cancelled while it ends.
+            if not self._is_left.is_set():
+                self._unwanted += lent
+            # A call that has not ended here must not drop them after Ray's end.
+            lent.clear()
 
     def _packed(self, shared: _Queue, indices: Sequence[int]) -> tuple[Any, ...]:
         """Arguments of a task; arrays of `Rows` are references, which Ray resolves."""
@@ -368,7 +397,6 @@ class _Queue:
     def __init__(self, function: Callable[..., Any], calls: Sequence[Call]) -> None:
         self.function, self.calls = function, calls
         self.left = deque(range(len(calls)))
-        self.lent: dict[Any, list[int]] = {}  # by task
         self.results: dict[int, Any] = {}
         self.error: BaseException | None = None
         self.is_over = threading.Event()  # all is done, or nothing more is wanted

@@ -2,7 +2,8 @@
 
 FedappError
 ├── ConfigError      a setting breaks its rule
-│   └── DivergedError  gradients or leaf weights have left float32
+│   ├── DivergedError  gradients or leaf weights have left float32
+│   └── ClusterError   a Ray cluster is not as it must be
 ├── DataError        a table breaks a rule; names the site if known
 ├── ProtocolError    a message breaks its type; names party, message and field
 ├── PartyError       a party failed or did not answer; names party and step
@@ -97,6 +98,15 @@ class DivergedError(ConfigError):
     def __init__(self, text: str, rounds: int = 0) -> None:
         super().__init__(text)
         self.rounds = rounds
+
+
+class ClusterError(ConfigError):
+    """A Ray cluster is not as it must be; ``outside``, without addresses, is what leaves a site."""
+
+    outside = (
+        "workers must be a Ray cluster that works until the run has ended, got another; the "
+        "site's own log says more"
+    )
 
 
 class DataError(FedappError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -48,10 +49,13 @@ def started(
 def _started(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--block"]
     command = [*ray, "--disable-usage-stats", *words]
-    command += ["--object-store-memory", str(200 << 20)]
+    # Ports of workers as the system gives them, beside other clusters; no processes for nothing.
+    command += ["--object-store-memory", str(200 << 20), "--min-worker-port=0"]
+    command += ["--max-worker-port=0", "--no-monitor", "--include-log-monitor=false"]
+    idle = dict.fromkeys(["RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart"], "0")
     for _ in range(ATTEMPTS):  # on a busy machine Ray's own deadlines of 15 s pass
         with log.open("wb") as output:
-            node = subprocess.Popen(command, stdout=output, stderr=output)
+            node = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | idle)
         end = time.monotonic() + START_SECONDS
         while node.poll() is None and time.monotonic() < end:
             if b"Ray runtime started" in log.read_bytes():

@@ -1,24 +1,28 @@
 """A Ray cluster: two of Ray's nodes on this machine."""
 
 import os
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from clients import shards
 from fedapp import cluster
 from fedapp.crypto import paillier, sums
-from fedapp.errors import ConfigError, FedappError
+from fedapp.errors import ClusterError, ConfigError, FedappError
 from fedapp.home import home
-from fedapp.run_folder import QUIET
+from fedapp.run_folder import CHECKPOINT, QUIET
 from fedapp.runs import session
 from fedapp.runs.compare import carry_out
 from fedapp.runs.flower import free_ports, run_simulation
-from fedapp.runs.local import run_local
+from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.runs.run_groups import BEST, read_trials
 from fedapp.runs.tune import Tuning
 from simulations.ray_nodes import started
 from tests.federated import model_bytes
+from tests.network import resumed
 from tests.ray_nodes import end, number_and_process
 
 
@@ -105,19 +109,22 @@ def test_calls_are_shared_with_two_nodes_in_order_with_errors_and_dead_processes
 
 
 def test_secureboost_on_two_nodes_is_secureboost_here(vertical, monkeypatch, two_nodes, workers):
+    """This process waits until the others have work, else it may do a function's calls alone."""
     given = {"data": "breast-cancer", "max_depth": 2, "num_boost_round": 1}
     expected = model_bytes(run_local(vertical(**given)))
     monkeypatch.setenv("RAY_ADDRESS", two_nodes)
-    lent, packed = set(), workers._packed
+    lent, packed, work = defaultdict(Event), workers._packed, cluster._Queue.work
+    monkeypatch.setattr(cluster._Queue, "work", lambda shared: lent[shared].wait() and work(shared))
 
     def noted(shared, indices):
-        lent.add(shared.function)
+        lent[shared].set()
         return packed(shared, indices)
 
     monkeypatch.setattr(workers, "_packed", noted)
     monkeypatch.setattr(sums, "FEWEST_ROWS", 32)
     assert model_bytes(run_local(vertical(**given))) == expected
-    assert lent & {paillier._encrypt, paillier._decrypt, sums._sum_rows_of, sums._pack}
+    functions = {paillier._encrypt, paillier._decrypt, sums._sum_rows_of, sums._pack}
+    assert functions <= {shared.function for shared in lent if lent[shared].is_set()}
 
 
 @pytest.mark.slow
@@ -142,6 +149,36 @@ def test_a_node_lost_in_the_middle_of_a_tree_changes_nothing(vertical, monkeypat
         workers.close()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["secureboost", "shards"])
+def test_a_run_whose_cluster_loses_its_head_fails_at_once_and_is_resumed(made, monkeypatch, kind):
+    """The process lives, though Ray ends all that are part of the cluster."""
+    more = {"num_boost_round": 4}
+    owner, asked = (shards.Shards, "sums"), shards.Shards.sums
+    if kind == "secureboost":
+        more["strategy"] = kind
+        owner, asked = (cluster.RayWorkers, "_packed"), cluster.RayWorkers._packed
+    expected = model_bytes(run_local(made(**more)))
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0)
+    monkeypatch.setattr(shards, "FEWEST_CODES", 0)
+    run = made(**more)
+    with started() as (address, (head, _)):
+        workers = cluster.workers_at(address)
+
+        def lost(*given):
+            if (Path(run.run_dir) / CHECKPOINT).exists() and head.poll() is None:
+                end(head)
+                assert workers._is_left.wait(15)
+            return asked(*given)
+
+        monkeypatch.setattr(*owner, lost)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(FedappError, match=r"workers must be a Ray cluster .* resumes the run$"):
+            run_local(run)
+        monkeypatch.delenv("RAY_ADDRESS")
+        assert model_bytes(run_local(resumed(run), simulated_contexts(run))) == expected
+
+
 def test_a_site_is_warned_of_a_network_that_could_read_its_keys(settings, three, workers):
     """The second node has the address of another machine."""
     folder = run_local(settings(num_boost_round=1), three(bank={"workers": workers.address}))
@@ -150,9 +187,12 @@ def test_a_site_is_warned_of_a_network_that_could_read_its_keys(settings, three,
     assert warnings[0].startswith("bank: keys and gradients go to the site's Ray cluster in clear")
 
 
-def test_a_site_without_its_cluster_takes_part_in_nothing(settings, three):
+def test_a_site_without_its_cluster_takes_part_in_nothing(settings, three, caplog):
+    """Its log has the address, which does not leave it."""
     (port,) = free_ports(1)
     rule = "must be a Ray cluster of which this machine is a node, or ray://HOST:10001"
     for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
-        with pytest.raises(FedappError, match=f"^bank.*: workers {rule}, got {address}: .*refused"):
+        with pytest.raises(FedappError) as refused:
             run_local(settings(), three(bank={"workers": address}))
+        assert str(refused.value).endswith(ClusterError.outside)
+        assert f"workers {rule}, got {address}: ConnectionRefused" in caplog.text
