@@ -50,8 +50,8 @@ def test_a_draw_that_leaves_out_few_rows_draws_all(trained, name):
     model, whole, drawn = (
         model_bytes(folder)
         for folder in (
-            trained(strategy, few, **{"min-rows": 20}),
-            trained(strategy, everything, **{"min-rows": 20}),
+            trained(strategy, few, **{"min-rows": 30}),
+            trained(strategy, everything, **{"min-rows": 30}),
             trained(strategy, few),
         )
     )
