@@ -116,11 +116,12 @@ def label_sums(rows: Coded, bounds: Bounds, is_private: bool = False) -> Whole:
     for some in batches(len(rows.weights["train"]), ROW_BYTES):
         labels, weights = rows.labels["train"][some], rows.weights["train"][some]
         sums[-1] += to_fixed(weights, bounds.exponent(0)).sum()
-        summed, doubles = summed_labels(objective, labels), weights.astype(np.float64)
         if is_newton:
             terms = newton_terms(objective, labels, weights, rows.loss)
             sums[:-1] += to_fixed(terms, exponent).sum(axis=0)
-        elif rows.n_outputs > 1:
+            continue
+        summed, doubles = summed_labels(objective, labels), weights.astype(np.float64)
+        if rows.n_outputs > 1:
             np.add.at(sums, summed.astype(np.int64), to_fixed(doubles, exponent))
         else:
             sums[0] += to_fixed(summed * doubles, exponent).sum()
