@@ -266,6 +266,12 @@ def _n_of_code(column: Floats, code: float) -> int:
     return count if max(low - code, code - high) > FAR * (high - low) else 0
 
 
+def n_sharing(ids: npt.NDArray[np.str_]) -> int:
+    """Number of rows that share their id with another."""
+    counts = pc.value_counts(pa.array(ids)).field("counts")
+    return int(pc.sum(counts.filter(pc.greater(counts, 1))).as_py() or 0)
+
+
 def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, read: Converted | None) -> list[Note]:
     """Note spaces around ids, zeros before them, and ids of more than one row."""
     if ids is None or read is None:
@@ -279,9 +285,7 @@ def notes_on_ids(name: str, ids: npt.NDArray[np.str_] | None, read: Converted | 
             f"zeros before the number in {n_padded:,} of {len(read.numbers):,} rows: 007 is "
             "another id than 7, so see that all parties write them"
         )
-    counts = pc.value_counts(pa.array(ids)).field("counts")
-    n_repeated = pc.sum(counts.filter(pc.greater(counts, 1))).as_py()
-    if n_repeated:
+    if n_repeated := n_sharing(ids):
         rules.append(f"{n_repeated:,} of {len(ids):,} rows that share their id with another")
     return [*notes, *(Note(f"{start} {what}", column) for what in rules)]
 

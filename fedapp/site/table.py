@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,14 +20,12 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fedapp.cluster import workers_at
 from fedapp.data.columns import RULE_WAY
 from fedapp.data.datasets import read_source
 from fedapp.data.labels import Labels, is_few, numbers_of
-from fedapp.data.notes import Note
+from fedapp.data.notes import Note, n_sharing
 from fedapp.data.partition import (
     HELD_OUT,
     LEFT_OUT,
@@ -149,8 +146,7 @@ def row_ids(table: Table, config: SiteConfig, needs_ids: bool) -> npt.NDArray[np
     if n_empty:
         rule = f"id column {{}} must name every row, got {n_empty} rows without id"
         raise DataError.naming(rule, f"'{config.id_column}'")
-    n_repeated = sum(count for count in Counter(table.ids.tolist()).values() if count > 1)
-    if n_repeated:
+    if n_repeated := n_sharing(table.ids):
         rule = f"id column {{}} must be unique for every row, got {n_repeated} rows of "
         rule += f"{table.n_rows} that share one: rules of a schema aggregate them, {RULE_WAY}"
         raise DataError.naming(rule, f"'{config.id_column}'")
@@ -316,7 +312,7 @@ def drawn_subsets(table: Table, holdout: Holdout, is_whole: bool) -> npt.NDArray
 
 def has_repeated_ids(table: Table) -> bool:
     """Whether some rows share their id."""
-    return table.ids is not None and len(pc.unique(pa.array(table.ids))) < table.n_rows
+    return table.ids is not None and n_sharing(table.ids) > 0
 
 
 def together(config: SiteConfig, table: Table) -> str:
