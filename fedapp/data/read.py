@@ -260,7 +260,7 @@ def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
         if schemas[-1] != schemas[0]:
             rule = f"data folder '{path}' must have files of the same columns and types, got others"
             raise DataError(rule, here=f"{rule} in '{file.name}'")
-    if 4 * n_rows * len(schema) <= scratch.LARGEST:
+    if not scratch.is_large(n_rows, len(schema)):
         return pa.concat_tables([_parquet_columns(file) for file in files])
 
     def read(index: int) -> Any:

@@ -68,11 +68,16 @@ def stored(table: Any) -> Any:
     return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
 
 
+def is_large(n_rows: int, n_columns: int) -> bool:
+    """Whether the values of a table are more than memory shall hold."""
+    return 4 * n_rows * n_columns > LARGEST
+
+
 def empty_table(n_rows: int, n_columns: int) -> npt.NDArray[np.float32]:
     """Values of a table, shape (n_rows, n_columns); large ones are in the order of columns."""
-    if 4 * n_rows * n_columns <= LARGEST:
-        return np.empty((n_rows, n_columns), np.float32)
-    return empty((n_columns, n_rows), np.float32).T
+    if is_large(n_rows, n_columns):
+        return empty((n_columns, n_rows), np.float32).T
+    return np.empty((n_rows, n_columns), np.float32)
 
 
 def taken(values: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

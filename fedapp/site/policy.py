@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.data import scratch
+from fedapp.data.scratch import is_large
 from fedapp.errors import ConfigError, DataError, check_rules
 from fedapp.messages.fields import OWN_OR_SUMS, Message, Request
 from fedapp.messages.handshake import Plan
@@ -212,7 +212,7 @@ def check_subsets(fewest: int, n_rows: Mapping[str, int], rule: str) -> None:
 def lacking_memory(needed: Memory | None, n_rows: int, n_columns: int, n_trees: int = 0) -> str:
     """Rule that free memory breaks where a table that is larger than memory is copied; else ""."""
     n_bytes = needed.of(n_rows, n_columns, n_trees) if needed else 0
-    if 4 * n_rows * n_columns <= scratch.LARGEST or n_bytes <= (free := free_memory()):
+    if not is_large(n_rows, n_columns) or n_bytes <= (free := free_memory()):
         return ""
     gib, of_free = (f"{size / 2**30:.1f} GiB" for size in (n_bytes, free))
     return f"must have {gib} free for {n_rows:,} rows x {n_columns:,} columns, got {of_free}"
