@@ -206,7 +206,7 @@ def site_cluster(
 GROUP_ROWS, SMALL_ROWS = 500_000, 1000
 VALUE_BYTES = 16  # in the table, and while a site reads and trains
 STAGES = {"query.hello": "read", "train.pax_sketch": "sketch", "train.pax_grow": "rounds"}
-ESTIMATED_ROWS, LOOK_SECONDS = 10**8, 0.02
+LOOK_SECONDS = 0.02
 
 
 def write_groups(path: Path, n_rows: int, n_columns: int) -> None:
@@ -307,10 +307,10 @@ def site_rows(
                     yield {**sizes, **lines[-1]}
     ends = (lines[-8:-4], lines[-4:]) if like and len(rows) > 1 else ((), ())
     for before, line in zip(*ends, strict=True):
-        rise = (ESTIMATED_ROWS - line["rows"]) / (line["rows"] - before["rows"])
+        rise = (like - line["rows"]) / (line["rows"] - before["rows"])
         names = "seconds", "anonymous_bytes"
         guess = {name: line[name] + rise * (line[name] - before[name]) for name in names}
-        lines.append({"rows": ESTIMATED_ROWS, "stage": f"{line['stage']}, an estimate", **guess})
+        lines.append({"rows": like, "stage": f"{line['stage']}, an estimate", **guess})
         yield {**sizes, **lines[-1]}
     for line in lines:
         line |= {name: line[name] / 1e6 for name in line if name.endswith("_bytes")}
