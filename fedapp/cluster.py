@@ -29,10 +29,10 @@ from weakref import finalize
 import numpy as np
 
 from fedapp.crypto.lanes import has_lanes
-from fedapp.crypto.workers import Call, Rows, Workers, arguments
+from fedapp.crypto.workers import Call, Rows, Workers, arguments, with_rows
 from fedapp.errors import ClusterError
 from fedapp.home import home, private_folder
-from fedapp.process import versions
+from fedapp.process import ray_address, versions
 
 ANSWER_SECONDS = 120  # of a node; its first process imports fedapp
 CONNECT_SECONDS = 10
@@ -42,17 +42,9 @@ RETRIES = 3  # of work whose process or node has died
 PROBE_SECONDS, TASK_SECONDS, WAIT_SECONDS, ASK_SECONDS = 0.02, 0.2, 0.02, 1.0
 PIECE_BYTES = 4 << 20
 # Variables of a process that uses a cluster: Ray does not look for one that is lost, or another.
-for name in ("dataclient", "logsclient"):  # each loss has its error
-    logging.getLogger(f"ray.util.client.{name}").disabled = True
 DRIVER = {"RAY_CLIENT_RECONNECT_GRACE_PERIOD": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
 TASKS_PER_WORKER = 2  # one waits at its node while the other runs
 PACKAGES = ("fedapp", "flwr", "gmpy2", "numba", "numpy", "ray", "xgboost")
-
-
-def ray_address() -> str:
-    """The cluster of runs on this machine; empty without one."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    return "" if address == "local" else address
 
 
 def variables() -> dict[str, str]:
@@ -65,6 +57,8 @@ def connect(address: str) -> Any:
     """``ray``, connected to a cluster; "local": to a new one, here."""
     import ray
 
+    for log in ("dataclient", "logsclient"):  # each loss has its error
+        logging.getLogger(f"ray.util.client.{log}").disabled = True
     handler = signal.getsignal(signal.SIGTERM)
     # About GPUs in later versions.
     with catch_warnings(action="ignore", category=FutureWarning):
@@ -360,12 +354,10 @@ class RayWorkers(Workers):
         """Arguments of a task; arrays of `Rows` are references, which Ray resolves."""
         references = list[Any]()
 
-        def of(argument: Any) -> Any:
-            if not isinstance(argument, Rows):
-                return argument
-            pieces = [piece for array in argument.arrays for piece in _pieces(array)]
+        def of(asked: Rows) -> Rows:
+            pieces = [piece for array in asked.arrays for piece in _pieces(array)]
             places, rows, n_rows = list[Any](), list[Any](), 0
-            for piece, chosen in zip(pieces, Rows(pieces, argument.rows).split(), strict=True):
+            for piece, chosen in zip(pieces, Rows(pieces, asked.rows).split(), strict=True):
                 if len(chosen) or (piece is pieces[-1] and not places):
                     places.append(len(references))
                     references.append(self.reference(piece))
@@ -373,7 +365,7 @@ class RayWorkers(Workers):
                     n_rows += len(piece)
             return Rows(places, np.concatenate(rows))
 
-        calls = [tuple(map(of, shared.calls[index])) for index in indices]
+        calls = [with_rows(shared.calls[index], of) for index in indices]
         return shared.function, calls, *references
 
     def reference(self, array: Any) -> Any:
@@ -452,9 +444,7 @@ def _pieces(array: Any) -> list[Any]:
 def _called(function: Callable[..., Any], calls: Sequence[Call], *arrays: Any) -> list[Any]:
     """A task: some calls, whose `Rows` name arrays by their places."""
 
-    def of(argument: Any) -> Any:
-        if not isinstance(argument, Rows):
-            return argument
-        return Rows([arrays[place] for place in argument.arrays], argument.rows)
+    def of(asked: Rows) -> Any:
+        return Rows([arrays[place] for place in asked.arrays], asked.rows).taken()
 
-    return [function(*arguments(tuple(map(of, call)))) for call in calls]
+    return [function(*with_rows(call, of)) for call in calls]

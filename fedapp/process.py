@@ -170,6 +170,12 @@ def raise_file_limit(n_files: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def ray_address() -> str:
+    """The Ray cluster of runs on this machine; empty without one."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
 def free_memory(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still use: of the machine, and of its control groups."""
     import psutil

@@ -173,7 +173,7 @@ def by_columns(values: npt.NDArray[np.float32]) -> list[Guess]:
 
 
 def unguided(embedding: Array, labels: Labels) -> Array:
-    """Scores of class 1 without a known label, but for their sign: any known label tells it."""
+    """Scores of class 1 without a known label, but for their sign: any known label shows it."""
     widest = embedding[:, embedding.std(axis=0).argmax()]
     return np.asarray(widest if roc_auc_score(labels, widest) >= 0.5 else -widest)
 

@@ -83,9 +83,14 @@ class Rows:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def with_rows(call: Call, of: Callable[[Rows], Any]) -> Call:
+    """A call with something else for each of its `Rows`."""
+    return tuple(of(one) if isinstance(one, Rows) else one for one in call)
+
+
 def arguments(call: Call) -> Call:
     """What a function gets for a call."""
-    return tuple(one.taken() if isinstance(one, Rows) else one for one in call)
+    return with_rows(call, Rows.taken)
 
 
 class Workers:

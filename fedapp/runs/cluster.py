@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fedapp.cluster import RETRIES, check_nodes, connected, ray_address, variables
+from fedapp.cluster import RETRIES, check_nodes, connected, variables
 from fedapp.errors import ConfigError
 from fedapp.home import home
+from fedapp.process import ray_address
 from fedapp.run_folder import Watcher
 
 T = TypeVar("T")

@@ -31,11 +31,12 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.fab import Fab
 
 from fedapp import errors
-from fedapp.cluster import check_nodes, connected, ray_address
+from fedapp.cluster import check_nodes, connected
 from fedapp.data.datasets import absolute_paths
 from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
+from fedapp.process import ray_address
 from fedapp.run_files import SUMMARY
 from fedapp.run_folder import QUIET, RunFolder, State, Watcher
 from fedapp.runs.cluster import data_folder, job_variables

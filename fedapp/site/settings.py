@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from fedapp.cluster import ray_address
 from fedapp.data.datasets import (
     NAME,
     NAME_RULE,
@@ -35,6 +34,7 @@ from fedapp.data.read import read_ids
 from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, composed, read_schema
 from fedapp.errors import ConfigError, did_you_mean, listed
 from fedapp.home import read_toml
+from fedapp.process import ray_address
 from fedapp.settings import check, declared
 from fedapp.trees.limits import parse_interactions, parse_monotone
 

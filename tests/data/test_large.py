@@ -45,7 +45,7 @@ MIXED += (
 )
 TEXTS = {
     **{f"read {case}": test_tables.READ[case] for case in test_tables.READ},
-    # UTF-16 that is read as UTF-8 has two faults, of which the first one is told.
+    # UTF-16 that is read as UTF-8 has two faults, of which the first one is named.
     **{f"refused {case}": of for case, of in test_tables.REFUSED.items() if case != "UTF-16"},
     **{
         f"mixed {case}": ("a,x,y\n" + "".join(f"{n / 2},{value},{n}\n" for n, value in rows), {})
