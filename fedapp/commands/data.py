@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ from fedapp.terminal import Terminal
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fedapp.data.describe import Described
+    from fedapp.data.describe import TableColumn
 
 
 MAX_CLASSES = 30
@@ -117,7 +117,7 @@ def describe_command(
         dataset = find_dataset(source)
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
     description = describe(source, roles, config.reader)
-    n_features = sum(column.use.startswith("feature") for column in description.columns)
+    n_features = sum(column.in_a_run.startswith("feature") for column in description.columns)
     console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
     if not as_json:
         console.print(_columns(description.columns))
@@ -139,7 +139,7 @@ def describe_command(
             "data describe",
             rows=description.n_rows,
             features=n_features,
-            columns=[_column_fields(column) for column in description.columns],
+            columns=[asdict(column) for column in description.columns],
             label=counts,
             facts=description.facts,
             warnings=description.warnings,
@@ -161,23 +161,16 @@ def _where(name: str) -> str:
     return "cache" if path.parent == cache_folder() else "folder"
 
 
-def _column_fields(column: Described) -> dict[str, Any]:
-    """A column in JSON, by the titles of the table."""
-    counts = {"type": column.type, "missing": column.n_missing, "distinct": column.n_distinct}
-    texts = {"range": column.ends, "example": column.example, "in_a_run": column.use}
-    return {"name": column.name, **counts, **texts, "refused": column.refused}
-
-
-def _columns(columns: Iterable[Described]) -> Grid:
+def _columns(columns: Iterable[TableColumn]) -> Grid:
     grid = Grid()
     grid.add_column("column", overflow="fold")  # never cut: it can be copied to drop-columns
     for name in ("type", "missing", "distinct", "range", "example"):
         grid.add_column(name)
     grid.add_column("in a run", overflow="fold")
     for column in columns:
-        n_missing, n_distinct = f"{column.n_missing:,}", f"{column.n_distinct:,}"
-        texts = (column.span, column.example, column.use)
-        grid.add_row(escape(column.name), column.type, n_missing, n_distinct, *map(escape, texts))
+        counts = f"{column.missing:,}", f"{column.distinct:,}"
+        texts = (column.span, column.example, column.in_a_run)
+        grid.add_row(escape(column.name), column.type, *counts, *map(escape, texts))
     return grid
 
 
