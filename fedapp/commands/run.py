@@ -165,7 +165,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.report.comparison import difference_table, score_table
+    from fedapp.report.comparison import score_tables
     from fedapp.runs.compare import carry_out
     from fedapp.runs.run_groups import PAGE, Compared
     from fedapp.runs.series import other_code
@@ -177,12 +177,9 @@ def compare(
     if as_json:
         print_json("compare", folder=folder, summary=Compared(folder).summary)
     else:
-        records = comparison.folded.records
         console.print(f"[bold]{escape(comparison.verdict)}[/]\n", highlight=False)
         console.print(fact_grid(comparison.facts))
-        console.print(score_table(records))
-        if (differences := difference_table(records)) is not None:
-            console.print("", differences)
+        console.print(*score_tables(comparison.folded.records))
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)
