@@ -41,7 +41,7 @@ from fedapp.report.summary import (
     terminal_table,
     warning_lines,
 )
-from fedapp.run_files import read_run
+from fedapp.run_files import json_object, read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Section, Settings, about_settings, declared, defaults, method_sections
 from fedapp.superlinks import SIMULATED
@@ -133,9 +133,9 @@ def describe(
         folder = describe(overrides, vertical, engine, follower)
     if folder is None:
         return
-    from fedapp.report.description import column_tables, read_description, shares_note
+    from fedapp.report.description import FILE, column_tables, shares_note
 
-    document = read_description(folder.path)
+    document = json_object(folder.path / FILE)
     if as_json:
         print_json("describe", folder=folder.path, **document)
         return
