@@ -31,7 +31,7 @@ from fedapp.data.notes import (
     notes_on_writing,
 )
 from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
-from fedapp.data.table import DROPPED, is_missing, read_role
+from fedapp.data.table import DROPPED, read_role
 from fedapp.errors import as_plain
 
 LONGEST_EXAMPLE = 24
@@ -109,7 +109,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
                 features.append(lasting(frame, converted, read))
             if role == "label":
                 labels = read_role(frame, role, name, reader, text)
-                n_unlabelled = int(is_missing(labels.numbers).sum())
+                n_unlabelled = _n_missing(labels.numbers)
         except UntypedError as error:
             n_missing = values.null_count
             if not (is_text(values.type) or holds_numbers(values.type)):
@@ -188,9 +188,8 @@ def _section(column: TableColumn, declared: Declared, roles: Roles) -> dict[str,
 
 
 def _described(column: Column, stored: Any, values: Any, role: str) -> TableColumn:
-    n_missing = int(values.null_count) + _n_nan(values)
-    distinct = pc.unique(values).drop_null()
-    n_distinct = len(distinct) - min(_n_nan(distinct), 1)
+    n_missing, distinct = _n_missing(values), pc.unique(values)
+    n_distinct = len(distinct) - _n_missing(distinct)
     kind = column.kind if n_missing < len(stored) else "empty"
     use = role or ("feature without values" if kind == "empty" else USES[kind])
     if not role and n_distinct == 1:
@@ -201,10 +200,8 @@ def _described(column: Column, stored: Any, values: Any, role: str) -> TableColu
     )
 
 
-def _n_nan(values: Any) -> int:
-    if not pa.types.is_floating(values.type):
-        return 0
-    return int(pc.sum(pc.is_nan(values)).as_py() or 0)
+def _n_missing(values: Any) -> int:
+    return int(pc.sum(pc.is_null(values, nan_is_null=True)).as_py() or 0)
 
 
 def _ends(column: Column, values: Any) -> list[float] | list[str]:
