@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fedapp.data.describe import TableColumn
+    from fedapp.data.schema import DataSet
 
 
 MAX_CLASSES = 30
@@ -32,13 +33,12 @@ data_app = typer.Typer(cls=Group, help="Data sets: list, fetch, describe.", no_a
 @data_app.command("list", cls=Command)
 def list_command(as_json: AsJson = False) -> None:
     """List the data sets that are known by name."""
-    from fedapp.data.datasets import dataset_names, find_dataset
+    from fedapp.data.schema import REGISTRY
 
     listed: list[dict[str, Any]] = []
-    for name in dataset_names():
-        dataset = find_dataset(name)
+    for name, dataset in REGISTRY.items():
         rows, columns = dataset.shape
-        facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(name)}
+        facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(dataset)}
         listed.append({"name": name, **facts})
     if as_json:
         print_json("data list", data_sets=listed)
@@ -92,8 +92,9 @@ def describe_command(
     as_json: AsJson = False,
 ) -> None:
     """Describe a table: what each column holds, what a run would do with it, and its label."""
-    from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
+    from fedapp.data.datasets import check_source, read_source
     from fedapp.data.describe import describe, schema_text
+    from fedapp.data.schema import REGISTRY
     from fedapp.home import Kind, check_output, write_atomically
     from fedapp.site.settings import SiteConfig, table_settings
 
@@ -113,8 +114,8 @@ def describe_command(
     config = SiteConfig("describe", **table_settings(settings))
     roles = config.roles
     check_source(source)
-    if source in dataset_names():
-        dataset = find_dataset(source)
+    if source in REGISTRY:
+        dataset = REGISTRY[source]
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
     description = describe(source, roles, config.reader)
     n_features = sum(column.in_a_run.startswith("feature") for column in description.columns)
@@ -149,13 +150,12 @@ def describe_command(
         console.print(_labels(counts))
 
 
-def _where(name: str) -> str:
-    from fedapp.data.datasets import cache_folder, find_dataset, locate
-    from fedapp.data.schema import BUILT_IN
+def _where(dataset: DataSet) -> str:
+    from fedapp.data.datasets import cache_folder, locate
 
-    if name in BUILT_IN:
+    if not dataset.files:
         return "built-in"
-    path = locate(find_dataset(name).files[0])
+    path = locate(dataset.files[0])
     if path is None:
         return "not here"
     return "cache" if path.parent == cache_folder() else "folder"

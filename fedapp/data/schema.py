@@ -438,7 +438,4 @@ def _data_set(
 
 
 _sections = tomllib.loads(Path(__file__).with_name("registry.toml").read_text(encoding="utf-8"))
-_SETS = {name: _data_set(**section) for name, section in _sections.items()}
-# scikit-learn has them.
-BUILT_IN = {name: data_set for name, data_set in _SETS.items() if not data_set.files}
-REGISTRY = {name: data_set for name, data_set in _SETS.items() if data_set.files}
+REGISTRY = {name: _data_set(**section) for name, section in _sections.items()}
