@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from fedapp.data.notes import (
     notes_on_types,
     notes_on_writing,
 )
-from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
+from fedapp.data.schema import SEPARATORS, Reader, Roles
 from fedapp.data.table import DROPPED, read_role
 from fedapp.errors import as_plain
 
@@ -137,9 +137,9 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
 
 
 def schema_text(described: Description) -> str:
-    """Schema of a table as it was read, in TOML, to be edited.
+    """Schema of a table that was read without one, in TOML, to be edited.
 
-    Lists categories only if the schema did: any other name would count as missing.
+    Lists no categories: any other name would count as missing.
     """
     reader, roles = described.reader, described.roles
     marks = {mark: name for name, mark in SEPARATORS.items()}
@@ -149,42 +149,26 @@ def schema_text(described: Description) -> str:
         "names": list(reader.columns),
         "decimal": reader.decimal,
         "encoding": reader.encoding,
-        "missing": list(reader.missing),
+        "missing": [],
         "label": roles.label,
         "id": roles.id_column,
         "weight": roles.weight,
         "base-margin": roles.base_margin,
-        "order-by": reader.order_by,
-        "event": roles.event,
-        "qid": roles.qid,
+        "order-by": "",
+        "event": "",
+        "qid": "",
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
-        "columns": {
-            (declared := reader.of_feature(column.name)).name: _section(column, declared, roles)
-            for column in described.columns
-        },
+        "columns": {column.name: {"type": _type_of(column, roles)} for column in described.columns},
     }
     return COMMENT + tomli_w.dumps(head)
 
 
-def _section(column: TableColumn, declared: Declared, roles: Roles) -> dict[str, Any]:
-    """Schema section of one column."""
-    type = declared.type or column.type
+def _type_of(column: TableColumn, roles: Roles) -> str:
+    """Type of a column in a schema; empty: by its values."""
     if column.name in roles.drop or (column.refused and column.type == "text"):
-        type = "drop"
-    section: dict[str, Any] = {"type": "" if type in ("text", "empty") else type}
-    lists: Mapping[str, Sequence[str]] = {
-        "order" if declared.type == "ordinal" else "categories": declared.categories,
-        "missing": declared.missing,
-    }
-    section |= {field: list(names) for field, names in lists.items() if names}
-    if declared.rename:
-        section["name"] = declared.rename
-    if declared.aggregate:
-        section["aggregate"] = declared.aggregate
-    if declared.codes:
-        section["codes"] = dict(declared.codes)
-    return section
+        return "drop"
+    return "" if column.type in ("text", "empty") else column.type
 
 
 def _described(column: Column, stored: Any, values: Any, role: str) -> TableColumn:
