@@ -25,7 +25,7 @@ from fedapp.errors import ConfigError
 from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.paper import Paper, Tables, series
+from simulations.paper import Paper, Tables
 from simulations.papers.tuned import write_sample
 from simulations.study import Row, averaged, console, cpu_seconds, grouped, run_and_load, score
 
@@ -46,13 +46,13 @@ EBMS: dict[str, Row] = {"EBM, curves": {"interactions": 0}, "EBM, defaults": {}}
 PRIVATE_PAX, DP_EBM = f"PAX with noise, {PARTIES} parties", "DP-EBM"
 # What each is compared with, by the beginning of its name.
 RIVALS = {"PAX, curves,": "EBM, curves", "PAX with": DP_EBM, "PAX": "EBM, defaults"}
-FITS, OUTPUT = Path(__file__).with_name("glassbox_fits.py"), Path("runs/papers/glassbox")
+FITS = Path(__file__).with_name("glassbox_fits.py")
 NOTES = f"""\
 Test AUC, of abalone RMSE: means of the seeds, with 95 % intervals. Ahead: how much better than
 interpret's model of the same kind on the same rows, with the interval of the difference. A fifth
 of at most --rows tests. Delta is {DELTA:g}. DP-EBM: interpret's defaults; bounds of columns and
 labels, and medians in place of missing values, are of the training rows and cost no epsilon."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/glassbox"), NOTES)
 
 
 def check_interpret(python: str) -> None:
@@ -147,12 +147,11 @@ def main(
     epsilons: tuple[float, ...] = EPSILONS,
     rows: int = 30_000,
     seeds: int = 3,
-    output: Path = OUTPUT,
 ) -> Tables:
-    """Train all, print test scores, and write them as JSON.
+    """Test scores of all.
 
     ``--interpret`` is a Python that has interpret; ``--rows`` are drawn of a larger set; means are
-    of ``--seeds``. Finished cells in ``--output`` are not made again.
+    of ``--seeds``.
     """
     check_interpret(interpret)
     results: list[Row] = []
@@ -169,7 +168,7 @@ def main(
                     make = partial(train_ebm, interpret, ebm, config)
                 asked = load_settings({**config, "data": name, "label": "", "drop-columns": ""})
                 cell = f"{name}-{rows}-{method}-{epsilon:g}-{seed}".replace(", ", "-")
-                (figures,) = series(output).rows(cell.replace(" ", "-"), asked, make)
+                (figures,) = STUDY.rows(cell.replace(" ", "-"), asked, make)
                 about = {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
                 results.append(figures | about)
             console.print(f"{name}: done")

@@ -22,7 +22,7 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables
 from simulations.study import OBJECTIVES, Row, costs, write_rows
 
 DATA = ("default-credit", "give-me-some-credit", "waveform")
@@ -44,7 +44,6 @@ METHODS: dict[str, Row] = {
 }
 SCORES = {"binary": "auc", "multiclass": "accuracy"}
 KINDS = {"importance": "alpha", "correlation": "beta"}
-OUTPUT = Path("runs/benchmarks/vertibench")
 NOTES = f"""\
 At most {ROWS:,} rows of each set, a fifth of which tests; {TREES} rounds, {KEY_BITS}-bit keys.
 {N_PARTIES} parties. SecureBoost: trees of depth {DEPTH}, {BINS} bins. Federated Forest:
@@ -55,7 +54,7 @@ order. alpha
 small: one party has nearly all columns. beta 0: columns that are correlated are at one party, 1:
 spread. Splits follow the published definitions of VertiBench; its package is not needed. letter and
 covtype are not at hand."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/benchmarks/vertibench"), NOTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +104,21 @@ def settings_of(point: Point, method: str, path: str, columns: str) -> Settings:
     return load_settings({**COMMON, **config})
 
 
-def run_point(point: Point, whole: Table, output: Path) -> list[Row]:
+def run_point(point: Point, whole: Table) -> list[Row]:
     """Scores and costs of both methods on one split, unless they are finished."""
     split = split_of(point, whole)
     order, columns = column_order(split)
     names = tuple(whole.columns[column] for column in order)
     ordered = replace(whole, columns=names, values=np.ascontiguousarray(whole.values[:, order]))
-    path = output / f"{point.name}.parquet"
+    path = STUDY.folder / f"{point.name}.parquet"
     data = write_rows(path, ordered, np.arange(ordered.n_rows))
     metric = SCORES[find_dataset(point.data).task]
     rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
-    runs = series(output / point.name, what)
     for method in METHODS:
         settings = settings_of(point, method, data, columns)
-        summary = runs.run(settings, run_and_tidy)
-        name = f"pooled-{settings.strategy}"
-        (pooled,) = runs.rows(name, settings, partial(pooled_scores, settings))
+        summary = STUDY.run(settings, point.name, what)
+        name = f"{point.name}/pooled-{settings.strategy}"
+        (pooled,) = STUDY.rows(name, settings, partial(pooled_scores, settings), what)
         rows.append(
             {
                 "data": point.data,
@@ -157,13 +155,10 @@ def by_split(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 @STUDY.command
-def main(data: tuple[str, ...] = DATA, output: Path = OUTPUT) -> Tables:
-    """Run both methods on all splits, print scores and costs, and write them as JSON.
-
-    ``--data`` are names of sets with classes. Finished runs in ``--output`` are not run again.
-    """
+def main(data: tuple[str, ...] = DATA) -> Tables:
+    """Scores and costs of both methods on all splits; ``--data`` are sets with classes."""
     tables = {name: drawn_table(name, ROWS) for name in data}
-    rows = [row for point in points(data) for row in run_point(point, tables[point.data], output)]
+    rows = [row for point in points(data) for row in run_point(point, tables[point.data])]
     yield "rows", rows
 
 
