@@ -199,11 +199,9 @@ class DescribeColumns(VerticalStrategy):
         yield from mailbox.relay(messages.SetupRequest, parties, SentReply, **fields)
         finished = False
         while not finished:
-            replies = yield from mailbox.relay(
-                messages.EncryptRequest, [active], messages.EncryptReply
-            )
+            block = yield from mailbox.ask_active(messages.EncryptRequest, messages.EncryptReply)
             yield from mailbox.relay(messages.TakeRequest, passive, SentReply)
-            finished = replies[active].finished
+            finished = block.finished
         described = yield from mailbox.relay(messages.SumRequest, passive, messages.ColumnsReply)
         described |= yield from mailbox.relay(
             messages.FinishRequest, [active], messages.ColumnsReply

@@ -112,11 +112,6 @@ class FederatedForest(vertical.VerticalStrategy):
     objectives = FOREST_OBJECTIVES
     section: FederatedForestSettings
 
-    def resolve_objective(self) -> None:
-        """As usual; the criterion must fit the objective."""
-        super().resolve_objective()
-        self.section = self.section_settings(self.settings)
-
     @classmethod
     def section_settings(cls, settings: Settings) -> FederatedForestSettings:
         return FederatedForestSettings.fitting(settings)
@@ -230,24 +225,21 @@ class FederatedForest(vertical.VerticalStrategy):
     def _search_encrypted(self, parties: vertical.Hellos, run: ForestState) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
         drawn, fields = self._drawn(parties, run), fields_of(run.structure.last, LevelSplits)
-        active, passive = run.mailbox.active, run.mailbox.passive
-        requests = {party: SumRequest(**fields, n_drawn=drawn[party]) for party in passive}
+        active = run.mailbox.active
+        requests = {
+            party: SumRequest(**fields, n_drawn=drawn[party]) for party in run.mailbox.passive
+        }
         yield from run.mailbox.relay_each(requests, SentReply)
 
         def check_reply(party: str, reply: SplitReply) -> None:
             with as_protocol_error(party, "SplitReply", "nodes"):
                 run.structure.places(reply.trees, reply.nodes, reply.owners, len(parties))
 
-        replies = yield from run.mailbox.relay(
-            SplitRequest,
-            [active],
-            SplitReply,
-            check_reply,
-            **fields,
-            n_drawn=drawn[active],
-            last=run.structure.level + 1 == self.section.max_depth,
+        fields |= {"n_drawn": drawn[active]}
+        is_last = run.structure.level + 1 == self.section.max_depth
+        reply = yield from run.mailbox.ask_active(
+            SplitRequest, SplitReply, check_reply, **fields, last=is_last
         )
-        reply = replies[active]
         if run.structure.level:
             yield self._progress(run, reply)
         return reply.trees, reply.nodes, reply.owners
@@ -281,8 +273,7 @@ class FederatedForest(vertical.VerticalStrategy):
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
         fields = fields_of(run.structure.last, LevelSplits)
-        replies = yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields)
-        reply = replies[active]
+        reply = yield from run.mailbox.ask_active(FinishRequest, FinishReply, **fields)
         if len(run.structure.last.trees):
             yield self._progress(run, reply)
         if self.section.master_keeps_model:

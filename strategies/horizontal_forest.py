@@ -101,11 +101,6 @@ class HorizontalForest(HorizontalStrategy):
     section: HorizontalForestSettings
     totals: pax_sums.Totals
 
-    def resolve_objective(self) -> None:
-        """As usual; the criterion must fit the objective."""
-        super().resolve_objective()
-        self.section = self.section_settings(self.settings)
-
     @classmethod
     def section_settings(cls, settings: Settings) -> HorizontalForestSettings:
         section = HorizontalForestSettings.fitting(settings)
