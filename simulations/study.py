@@ -21,12 +21,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,27 @@ def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def timed(*functions: tuple[Any, str]) -> Iterator[list[tuple[str, float, float]]]:
+    """Name, start and end of each call, while the block runs, of functions by owner and name."""
+    calls = list[tuple[str, float, float]]()
+
+    def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                calls.append((name, start, time.perf_counter()))
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in functions:
+            stack.enter_context(patch.object(owner, name, timing(name, getattr(owner, name))))
+        yield calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,6 +522,17 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
         row_ids = np.concatenate([by_subset[subset] for by_subset in rows.values()])
         scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
     return scored
+
+
+def auc_or_rmse(
+    labels: npt.NDArray[Any], margins: npt.NDArray[Any], has_classes: bool
+) -> tuple[str, float]:
+    """Name and value of the score of margins: AUC of two classes, RMSE of numbers."""
+    if has_classes:
+        from sklearn.metrics import roc_auc_score
+
+        return "auc", float(roc_auc_score(labels, margins))
+    return "rmse", float(np.sqrt(np.mean((labels - margins) ** 2)))
 
 
 # Options of a study's command

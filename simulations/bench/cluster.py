@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -47,6 +47,7 @@ from simulations.study import (
     looking,
     show,
     temporary_run,
+    timed,
     write_numbers,
 )
 
@@ -81,43 +82,24 @@ SPREAD += [(Binned, "sums"), (Binned, "routed")]
 FEWEST_CODES = 1 << 20  # of a table at a cluster's nodes; a site keeps smaller ones than 2^26
 
 
-@contextmanager
-def spread() -> Iterator[Callable[[], float]]:
-    """Seconds of the block in which there was work that the nodes of a cluster share."""
-    spans = list[tuple[float, float]]()
-
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*arguments)
-            finally:
-                spans.append((start, time.perf_counter()))
-
-        return call
-
-    def seconds() -> float:  # calls are made in threads, and within others
-        total = last = 0.0
-        for start, end in sorted(spans):
-            total, last = total + max(0.0, end - max(start, last)), max(end, last)
-        return total
-
-    with ExitStack() as stack:
-        for kind, name in SPREAD:
-            stack.enter_context(patch.object(kind, name, timed(getattr(kind, name))))
-        yield seconds
+def covered(calls: Sequence[tuple[str, float, float]]) -> float:
+    """Seconds in which there was a call; they are made in threads, and within others."""
+    total = last = 0.0
+    for _, start, end in sorted(calls, key=lambda call: call[1:]):
+        total, last = total + max(0.0, end - max(start, last)), max(end, last)
+    return total
 
 
 def train_shared(config: Row) -> Row:
     """Seconds of a run in this process, the part that a cluster would share, and digests."""
     with (
         patch.object(shards, "FEWEST_CODES", FEWEST_CODES),
-        spread() as spread_seconds,
+        timed(*SPREAD) as calls,
         temporary_run(load_settings(config)) as run,
     ):
         seconds = run.summary["seconds"]["train"]
         digests = digests_of(run.path)
-        return {"seconds": seconds, "spread": spread_seconds() / seconds, "digests": digests}
+        return {"seconds": seconds, "spread": covered(calls) / seconds, "digests": digests}
 
 
 def cpu_of(roots: list[psutil.Process], seconds: dict[psutil.Process, float]) -> float:

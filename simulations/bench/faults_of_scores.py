@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from fedapp.home import home
-from simulations.bench.fault import (
+from simulations.bench.faults_of_runs import (
     LIMIT,
     LOOK_SECONDS,
     PEER,

@@ -13,13 +13,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +53,7 @@ from simulations.study import (
     pooled_forest,
     random_table,
     run_once,
+    timed,
     write_numbers,
     write_rows,
 )
@@ -441,47 +440,21 @@ BOOSTED_TREES, BOOSTED_DEPTH = 7, 3
 PARTS = "encrypt", "check_ciphertexts", "sum_rows", "pack_sums", "read_jobs"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stopwatch:
-    """Times every call of the arithmetic that the two parties make: part, start and end."""
-
-    calls: list[tuple[str, float, float]] = field(default_factory=list)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in PARTS:
-                timed = partial(self._call, name, getattr(ciphertexts, name))
-                stack.enter_context(patch.object(ciphertexts, name, timed))
-            yield
-
-    def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*arguments)
-        self.calls.append((part, start, time.perf_counter()))
-        return result
-
-    @property
-    def trees(self) -> list[dict[str, float]]:
-        """Seconds of all trees by part, but of the last tree, which no encryption follows."""
-        starts = [index for index, (part, _, _) in enumerate(self.calls) if part == "encrypt"]
-        trees = []
-        for first, last in pairwise(starts):
-            spent = dict.fromkeys(PARTS, 0.0)
-            for part, start, end in self.calls[first:last]:
-                spent[part] += end - start
-            tree = self.calls[last][1] - self.calls[first][1]
-            trees.append({"tree": tree, **spent, "rest": tree - sum(spent.values())})
-        return trees
+def tree_seconds(calls: Sequence[tuple[str, float, float]]) -> list[dict[str, float]]:
+    """Seconds of all trees by part, but of the last tree, which no encryption follows."""
+    starts = [index for index, (part, _, _) in enumerate(calls) if part == "encrypt"]
+    trees = []
+    for first, last in pairwise(starts):
+        spent = dict.fromkeys(PARTS, 0.0)
+        for part, start, end in calls[first:last]:
+            spent[part] += end - start
+        tree = calls[last][1] - calls[first][1]
+        trees.append({"tree": tree, **spent, "rest": tree - sum(spent.values())})
+    return trees
 
 
 def boosted_settings(key_bits: int, n_trees: int, depth: int) -> Settings:
-    config: dict[str, Any] = {
-        "strategy": "secureboost",
-        **BINARY,
-        "data": BOOSTED_DATA,
-        "parties": 2,
-    }
+    config: Row = {"strategy": "secureboost", **BINARY, "data": BOOSTED_DATA, "parties": 2}
     config |= {"columns": "sizes:" + ",".join(map(str, BOOSTED_COLUMNS)), "align": "ordered"}
     config |= {"allow-export": True, "test-fraction": BOOSTED_TEST, "num-boost-round": n_trees}
     config |= {"max-depth": depth, "max-bin": BOOSTED_BINS, "secureboost.key-bits": key_bits}
@@ -507,28 +480,32 @@ def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
     ``side_by_side``: the processor multiplies eight numbers at a time, which ``NUMBA_ENABLE_AVX=0``
     in the environment disables.
     """
-    checked, watch = (
-        train_boosted(boosted_settings(key_bits, checked_trees, CHECK_DEPTH)),
-        Stopwatch(),
-    )
-    with watch.running():
+    checked = train_boosted(boosted_settings(key_bits, checked_trees, CHECK_DEPTH))
+    with timed(*((ciphertexts, part) for part in PARTS)) as calls:
         start = time.perf_counter()
         figures = train_boosted(boosted_settings(key_bits, BOOSTED_TREES, BOOSTED_DEPTH))
     same = {
         f"{checked_trees} trees of depth {CHECK_DEPTH}": checked["same_nodes"],
         f"{BOOSTED_TREES} trees of depth {BOOSTED_DEPTH}": figures.pop("same_nodes"),
     }
-    first, *trees = watch.trees
+    first, *trees = tree_seconds(calls)
     seconds = medians(trees)
-    record: Row = {"data": BOOSTED_DATA, "key_bits": key_bits, "side_by_side": has_lanes()}
-    record |= {
+    return {
+        "data": BOOSTED_DATA,
+        "key_bits": key_bits,
+        "side_by_side": has_lanes(),
         "cores": n_cores(),
         "columns": BOOSTED_COLUMNS,
         "max_bin": BOOSTED_BINS,
         "depth": BOOSTED_DEPTH,
+        "seed": SEED,
+        "nodes_as_xgboost": same,
+        "repeats": len(trees),
+        **figures,
+        "seconds_a_tree": seconds.pop("tree"),
+        "parts": seconds,
+        "seconds_of_first_tree": first["tree"],
+        "seconds_before": calls[0][1] - start,
+        # Of this process; each other worker holds tables of the same size.
+        "peak_bytes": peak_bytes(),
     }
-    record |= {"seed": SEED, "nodes_as_xgboost": same, "repeats": len(trees), **figures}
-    record |= {"seconds_a_tree": seconds.pop("tree"), "parts": seconds}
-    record |= {"seconds_of_first_tree": first["tree"], "seconds_before": watch.calls[0][1] - start}
-    # The peak is of this process; each other worker holds tables of the same size.
-    return {**record, "peak_bytes": peak_bytes()}

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -169,13 +170,6 @@ def planned(sets: Sequence[str] = PREDICTED) -> list[tuple[str, Point, str, str,
     ]
 
 
-def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
-    """Rows measured at a figure's points, in order."""
-    name, points = FIGURES[figure]
-    own_rows = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
-    return sorted(own_rows, key=lambda row: row[name])
-
-
 @STUDY.table(
     "figures_4_to_6",
     "Figures 4 to 6: seconds of a prediction, exchanges",
@@ -184,9 +178,10 @@ def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
 )
 def by_figure(rows: Sequence[Row]) -> Iterator[Row]:
     """Seconds of all ways, and how much faster one round is."""
-    for figure, (name, _) in FIGURES.items():
-        groups = grouped(rows_of(figure, rows), "data", "engine", name)
-        for (_, _, value), group in groups.items():
+    for figure, (name, points) in FIGURES.items():
+        of_figure = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
+        of_figure.sort(key=itemgetter(name))
+        for (_, _, value), group in grouped(of_figure, "data", "engine", name).items():
             ways = {row["way"]: f"{row['seconds']:.3f} ({row['exchanges']})" for row in group}
             seconds = {row["way"]: row["seconds"] for row in group}
             ratio = seconds[CLASSICAL] / seconds[ONE_ROUND]

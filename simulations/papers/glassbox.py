@@ -14,12 +14,9 @@ from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import t as student
-from sklearn.metrics import roc_auc_score
 
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import baseline_rows
@@ -27,7 +24,16 @@ from fedapp.settings import load_settings
 from fedapp.trees.losses import REGRESSION
 from simulations.paper import Paper, Tables
 from simulations.papers.tuned import write_sample
-from simulations.study import Row, averaged, console, cpu_seconds, grouped, run_and_load, score
+from simulations.study import (
+    Row,
+    auc_or_rmse,
+    averaged,
+    console,
+    cpu_seconds,
+    grouped,
+    run_and_load,
+    score,
+)
 
 PARTIES = 3
 FIRST_SEED = 142  # settings were chosen by test scores of seeds from 42 on
@@ -64,19 +70,14 @@ def check_interpret(python: str) -> None:
     raise ConfigError(f"interpret {rule}aside/bin/pip install interpret-core), got {python!r}")
 
 
-def scored(labels: npt.NDArray[Any], margins: npt.NDArray[Any], is_numbers: bool) -> float:
-    """RMSE of numbers, AUC of two classes."""
-    rmse = np.sqrt(np.mean((labels - margins) ** 2))
-    return float(rmse if is_numbers else roc_auc_score(labels, margins))
-
-
 def train_pax(config: Row) -> list[Row]:
     """A run's test score, without noise, CPU seconds and exchanges."""
     start = cpu_seconds()
     settings, model, summary = run_and_load(config)
     took = {"seconds": cpu_seconds() - start, "exchanges": summary["exchanges"]}
-    test, is_numbers = score(settings, model)["test"], not model.classes
-    return [{"score": scored(test.labels, test.margins[:, 0], is_numbers), **took}]
+    test = score(settings, model)["test"]
+    _, of_test = auc_or_rmse(test.labels, test.margins[:, 0], bool(model.classes))
+    return [{"score": of_test, **took}]
 
 
 def train_ebm(python: str, how: Row, config: Row) -> list[Row]:
@@ -94,7 +95,7 @@ def train_ebm(python: str, how: Row, config: Row) -> list[Row]:
         (folder / "how.json").write_text(json.dumps(of_rows | how))
         subprocess.run([python, "-W", "ignore", str(FITS), name], check=True)
         fit = np.load(folder / "fit.npz")
-        result = scored(rows.labels[test], fit["margins"], is_numbers)
+        _, result = auc_or_rmse(rows.labels[test], fit["margins"], not is_numbers)
         return [{"score": result, "seconds": float(fit["seconds"]), "exchanges": None}]
 
 

@@ -63,7 +63,7 @@ METRICS = ("accuracy", "auc", "f1")
 # Table 1, ids a party.
 N_IDS, MANY_IDS = (1000, 10_000, 100_000), 1_000_000
 # Figure 5; the paper goes on to 5000 columns.
-DEPTHS, N_COLUMNS, N_ROWS = range(3, 9), (50, 500, 1000), (5000, 10000, 0)
+DEPTHS, N_COLUMNS, N_ROWS = range(3, 9), (50, 500, 1000), (5000, 10000, 0)  # 0: all
 # Not timed: the first tree, which includes the run's set-up, and the last, which no encryption
 # follows.
 STAGES = 7
@@ -106,11 +106,6 @@ def write_ids(folder: Path, sizes: Sequence[int]) -> str:
     return ",".join(map(str, paths))
 
 
-def id_pairs(million: bool) -> list[tuple[int, int]]:
-    """Numbers of ids of both parties."""
-    return [*itertools.product(N_IDS, N_IDS), *[(MANY_IDS, MANY_IDS)] * million]
-
-
 def alignment(n_first: int, n_second: int) -> list[Row]:
     """A row with seconds and bytes from the first message of the alignment to the last."""
     sizes = (n_first, n_second)
@@ -141,12 +136,6 @@ def product_columns(values: Matrix, n_columns: int) -> Matrix:
     return np.stack(
         [values[:, list(factors_of_column)].prod(axis=1) for factors_of_column in chosen], axis=1
     )
-
-
-def points(n_rows: int) -> list[tuple[str, int]]:
-    """What varies in each of the three parts, and its values; the last part ends with all rows."""
-    varied = [("depth", depth) for depth in DEPTHS] + [("columns", n) for n in N_COLUMNS]
-    return varied + [("rows", n or n_rows) for n in N_ROWS]
 
 
 def stage(part: str, value: int, n_stages: int) -> Row:
@@ -368,13 +357,15 @@ def main(million: bool = False, seeds: int = 1) -> Tables:
     """
     console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, only for these figures")
     # Read now, so that a missing file is noticed before the first run.
-    n_rows = {credit: read_source(data).n_rows for credit, data in CREDITS.items()}
+    *_, n_rows = (read_source(data).n_rows for data in CREDITS.values())  # of Credit 2
     psi, first = load_settings({**COMMON, "align": "psi"}), list[Row]()
-    for pair in id_pairs(million):
+    for pair in (*itertools.product(N_IDS, N_IDS), *[(MANY_IDS, MANY_IDS)] * million):
         name = "alignment-{}-{}".format(*pair)
         first += STUDY.rows(name, psi, partial(alignment, *pair))
     yield "table_1", first
-    yield "figure_5", [stage(*point, STAGES) for point in points(n_rows["Credit 2"])]
+    points = [("depth", depth) for depth in DEPTHS] + [("columns", n) for n in N_COLUMNS]
+    points += [("rows", n or n_rows) for n in N_ROWS]
+    yield "figure_5", [stage(*point, STAGES) for point in points]
     runs = [
         trained(credit, method, TREES, SEED + draw)
         for draw in range(seeds)

@@ -114,10 +114,9 @@ def pooled_scores(settings: Settings) -> dict[str, float]:
     ``held_out`` is of a model that was not trained on these rows; ``test`` is absent without test
     rows.
     """
-    scores = _pooled(settings)
-    if "test" in scores:
-        return {**scores, "held_out": scores["test"]}
-    other = _pooled(settings.model_copy(update={"test_fraction": HELD_OUT}))
+    scores = other = _pooled(settings)
+    if "test" not in scores:
+        other = _pooled(settings.model_copy(update={"test_fraction": HELD_OUT}))
     return {**scores, "held_out": other["test"]}
 
 

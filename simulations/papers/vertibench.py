@@ -9,7 +9,7 @@ Only the order of columns can change a score: of two splits with equal gain, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -57,30 +57,6 @@ covtype are not at hand."""
 STUDY = Paper(Path("runs/benchmarks/vertibench"), NOTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One split of the columns of a set."""
-
-    data: str  # name of the set
-    kind: str  # "importance" or "correlation"
-    value: float  # alpha, or beta
-
-    @property
-    def name(self) -> str:
-        """Name of its files."""
-        return f"{self.data}-{KINDS[self.kind]}-{self.value:g}"
-
-
-def points(sets: Sequence[str]) -> list[Point]:
-    """All splits."""
-    return [
-        Point(data, kind, value)
-        for data in sets
-        for kind, values in (("importance", ALPHAS), ("correlation", BETAS))
-        for value in values
-    ]
-
-
 def drawn_table(data: str, n_rows: int) -> Table:
     """Draw ``n_rows`` rows of a set, in the order of the set."""
     whole = read_source(data)
@@ -88,42 +64,41 @@ def drawn_table(data: str, n_rows: int) -> Table:
     return whole.take(np.sort(rows))
 
 
-def split_of(point: Point, table: Table) -> Split:
-    """Columns of each party."""
+def split_of(kind: str, value: float, table: Table) -> Split:
+    """Columns of each party; ``value`` is alpha, or beta."""
     rng = np.random.default_rng(SEED)
-    if point.kind == "importance":
-        return importance_split(len(table.columns), N_PARTIES, point.value, rng)
-    return correlation_split(rank_correlations(table.values), N_PARTIES, point.value, rng)
+    if kind == "importance":
+        return importance_split(len(table.columns), N_PARTIES, value, rng)
+    return correlation_split(rank_correlations(table.values), N_PARTIES, value, rng)
 
 
-def settings_of(point: Point, method: str, path: str, columns: str) -> Settings:
+def settings_of(task: str, method: str, path: str, columns: str) -> Settings:
     """Settings of one run."""
     config: Row = {"data": path, "columns": columns, **METHODS[method]}
-    config |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
+    config |= {"objective": OBJECTIVES[task]}
     config |= {"num-boost-round": TREES, "secureboost.key-bits": KEY_BITS}
     return load_settings({**COMMON, **config})
 
 
-def run_point(point: Point, whole: Table) -> list[Row]:
+def run_point(data: str, kind: str, value: float, whole: Table) -> list[Row]:
     """Scores and costs of both methods on one split, unless they are finished."""
-    split = split_of(point, whole)
+    split, point = split_of(kind, value, whole), f"{data}-{KINDS[kind]}-{value:g}"
     order, columns = column_order(split)
     names = tuple(whole.columns[column] for column in order)
     ordered = replace(whole, columns=names, values=np.ascontiguousarray(whole.values[:, order]))
-    path = STUDY.folder / f"{point.name}.parquet"
-    data = write_rows(path, ordered, np.arange(ordered.n_rows))
-    metric = SCORES[find_dataset(point.data).task]
-    rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
+    path, task = STUDY.folder / f"{point}.parquet", find_dataset(data).task
+    rows, what, metric = [], f"{data}, {KINDS[kind]} {value:g}", SCORES[task]
+    written = write_rows(path, ordered, np.arange(ordered.n_rows))
     for method in METHODS:
-        settings = settings_of(point, method, data, columns)
-        summary = STUDY.run(settings, point.name, what)
-        name = f"{point.name}/pooled-{settings.strategy}"
+        settings = settings_of(task, method, written, columns)
+        summary = STUDY.run(settings, point, what)
+        name = f"{point}/pooled-{settings.strategy}"
         (pooled,) = STUDY.rows(name, settings, partial(pooled_scores, settings), what)
         rows.append(
             {
-                "data": point.data,
-                "kind": point.kind,
-                "value": point.value,
+                "data": data,
+                "kind": kind,
+                "value": value,
                 "method": method,
                 "columns": [len(party) for party in split],
                 "metric": metric,
@@ -158,8 +133,10 @@ def by_split(rows: Sequence[Row]) -> Iterator[Row]:
 def main(data: tuple[str, ...] = DATA) -> Tables:
     """Scores and costs of both methods on all splits; ``--data`` are sets with classes."""
     tables = {name: drawn_table(name, ROWS) for name in data}
-    rows = [row for point in points(data) for row in run_point(point, tables[point.data])]
-    yield "rows", rows
+    points = [("importance", alpha) for alpha in ALPHAS]
+    points += [("correlation", beta) for beta in BETAS]
+    cells = (run_point(name, *point, tables[name]) for name in data for point in points)
+    yield "rows", [row for rows in cells for row in rows]
 
 
 # VertiBench's two ways to split columns among parties: by importance and by correlation.
