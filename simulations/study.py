@@ -165,12 +165,12 @@ class Bench:
         doubles with the size; ``ratio of X`` is to the line of ``base``.
         """
         fields, lines = self.reference(), list[Row]()
-        turns = [partial(self.measure, **case) for case in self.cases]
+        measure = [partial(self.measure, **case) for case in self.cases]
+        measured: Iterable[Row] = (apart(with_peak, each) for each in measure)
         if self.repeats:
             fields |= {"repeats": self.repeats}
-            measured: Iterable[Row] = map(medians, repeated(turns, self.repeats))
-        else:
-            measured = (apart(with_peak, turn) for turn in turns)
+            _, *turns = ([each() for each in measure] for _ in range(self.repeats + 1))
+            measured = map(medians, zip(*turns, strict=True))
         for case, figures in zip(self.cases, measured, strict=True):
             line = {**case, **figures}
             others = {name: value for name, value in case.items() if name != self.size}
@@ -258,12 +258,6 @@ def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None
     for name in names:
         if name not in (choices := list(allowed)):
             raise ConfigError(f"{what} must be of {', '.join(choices)}, got {name!r}")
-
-
-def repeated(functions: Sequence[Callable[[], T]], repeats: int = 5) -> list[list[T]]:
-    """Results of each function over ``repeats``, in which all take turns, after a warm-up."""
-    turns = [[function() for function in functions] for _ in range(repeats + 1)]
-    return [list(results) for results in zip(*turns[1:], strict=True)]
 
 
 def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> None:

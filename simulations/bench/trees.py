@@ -92,13 +92,7 @@ def config_of(method: str, n_trees: int, key_bits: int, parties: int) -> Row:
 
 
 def train_rows(
-    rows: int,
-    method: str,
-    engine: str = ENGINES[0],
-    trees: int = ROWS_TREES,
-    key_bits: int = 2048,
-    parties: int = ROWS_PARTIES,
-    columns: int = sum(ROWS_COLUMNS),
+    rows: int, method: str, engine: str, columns: int, parties: int, trees: int, key_bits: int
 ) -> Row:
     """Run by the local engine in this process, then by another one, to the same model."""
     settings = config_of(method, trees, key_bits, parties)
@@ -221,26 +215,14 @@ def rows(
     if (parties, columns) != (ROWS_PARTIES, sum(ROWS_COLUMNS)) and not is_pax_here:
         rule = "--parties and --columns must be 2 and 20 but for PAX on one machine"
         raise ConfigError(f"{rule}, got {parties} and {columns}")
+    sizes: Row = {"engine": engine, "columns": columns, "parties": parties, "trees": trees}
+    sizes |= {"key_bits": key_bits}
     return Bench(
         cases=[{"method": method, "rows": n_rows} for method in methods for n_rows in sorted(rows)],
-        measure=partial(
-            train_rows,
-            engine=engine,
-            trees=trees,
-            key_bits=key_bits,
-            parties=parties,
-            columns=columns,
-        ),
+        measure=partial(train_rows, **sizes),
         size="rows",
         figures=("seconds", "cpu_seconds", "peak_bytes", "bytes"),
-        sizes={
-            "engine": engine,
-            "columns": columns,
-            "parties": parties,
-            "trees": trees,
-            "key_bits": key_bits,
-            "seed": SEED,
-        },
+        sizes={**sizes, "seed": SEED},
     )
 
 
