@@ -13,7 +13,6 @@ import numpy as np
 
 from clients.cuts import Counted
 from clients.handshake import Floats
-from clients.scoring import first_margins
 from clients.secagg import ROW_BYTES
 from fedapp.data.partition import HELD_OUT
 from fedapp.data.scratch import batches, empty
@@ -112,10 +111,8 @@ class Private(Counted):
             ("trees", n_trees == self.n_outputs, f"must be {self.n_outputs}, got {n_trees}"),
             ("leaf_values", n_values == n_leaves, rule),
         )
-        if not self.margins:
-            self.check_outputs(request, "base_margin")
-            self.margins = first_margins(self, request.base_margin)
-        elif n_values:
+        self.begin_margins(request)
+        if n_values:
             margins = self.margins["train"] + request.leaf_values[self.leaves.places]
             self.margins = {**self.margins, "train": margins}
         margins, labels, weights = (

@@ -102,7 +102,7 @@ LEVELS = {
     "margins": (
         0,
         {"base_margin": always(0, 0, dtype=np.float32)},
-        "base_margin must be 1, one an output",
+        "base_margin must be 1, one an output, got 2",
     ),
     "margin": (0, {"base_margin": lambda each: each * np.inf}, "base_margin must be finite"),
     "splits": (
