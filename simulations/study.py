@@ -485,6 +485,7 @@ class Scored:
 
     margins: Floats  # (n_rows, n_outputs)
     labels: Floats  # (n_rows,): class ids, or numbers
+    row_ids: npt.NDArray[np.int64]  # rows of the whole table
 
 
 @contextmanager
@@ -496,6 +497,12 @@ def temporary_run(settings: Settings) -> Iterator[RunFolder]:
             yield run
         finally:
             forget_model(run.summary["model_id"])
+
+
+def run_summary(config: Row) -> Summary:
+    """The summary of a run in this process, whose files are deleted."""
+    with temporary_run(load_settings(config)) as run:
+        return run.summary
 
 
 def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, Summary]:
@@ -514,7 +521,7 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
     scored = {}
     for subset in SUBSETS:
         row_ids = np.concatenate([by_subset[subset] for by_subset in rows.values()])
-        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
+        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids], row_ids)
     return scored
 
 

@@ -20,8 +20,8 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Paper, Tables, run_and_tidy
-from simulations.study import Row, averaged, costs, grouped, run_and_load, write_rows
+from simulations.paper import Paper, Tables
+from simulations.study import Row, averaged, costs, grouped, run_summary, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
@@ -87,7 +87,7 @@ def quality(config: Row) -> list[Row]:
     alone = float(np.mean([scores["auc"] for scores in baselines["alone"].values()]))
     rows = []
     for bins in BINS:
-        summary = run_and_load({**config, "pax.bins": bins})[2]
+        summary = run_summary({**config, "pax.bins": bins})
         auc = summary["metrics"]["test"]["auc"]
         row = {"data": config["data"], "seed": config["seed"], "bins": bins, "auc": auc}
         row |= {"pooled": pooled, "difference": auc - pooled, "alone": alone}
@@ -115,16 +115,14 @@ def partitions(table: Table, draw: str, config: Row) -> list[Row]:
         config = {**config, "data": path, "label": "y"}
         pooled = run_baselines(load_settings(config))["pooled"]
         results = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
-        for number, sizes in enumerate(PARTITIONS, 1):
-            partition = "sizes:" + ",".join(map(str, sizes))
-            summary = run_and_load({**config, "partition": partition})[2]
-            row: Row = {"draw": draw, "partition": number, "seed": seed}
+        first, *_ = parts = ["sizes:" + ",".join(map(str, sizes)) for sizes in PARTITIONS]
+        ways: list[tuple[Row, Row]]
+        ways = [({"partition": number}, {"partition": of}) for number, of in enumerate(parts, 1)]
+        ways += [({"method": name}, {"partition": first, **how}) for name, how in METHODS.items()]
+        for about, how in ways:
+            summary = run_summary({**config, **how})
+            row: Row = {"draw": draw, **about, "seed": seed}
             row["parties"] = [party["rows"] for party in summary["parties"]]
-            results.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
-        for method, how in METHODS.items():
-            equal = {**config, "partition": "sizes:1000,1000,1000", **how}
-            summary = run_and_tidy(load_settings(equal)).summary
-            row = {"draw": draw, "method": method, "seed": seed}
             results.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
     return results
 

@@ -31,8 +31,8 @@ from fedapp.data.datasets import read_source
 from fedapp.run_files import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, span_of
-from simulations.study import Row, averaged, console, write_rows
+from simulations.paper import Paper, Tables, span_of
+from simulations.study import Row, averaged, console, temporary_run, write_rows
 from strategies.secureboost import SecureBoostSettings
 
 Matrix = npt.NDArray[np.float32]
@@ -112,9 +112,9 @@ def alignment(n_first: int, n_second: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         table = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
         config = {**COMMON, **table, "align": "psi", "num-boost-round": 1, "max-depth": 1}
-        run = run_and_tidy(load_settings({**config, "run-dir": f"{folder}/run"}))
-        common = sum(run.summary["matched_rows"].values())
-        ledger = read_run(run.path).ledger
+        with temporary_run(load_settings(config)) as run:
+            common = sum(run.summary["matched_rows"].values())
+            ledger = read_run(run.path).ledger
     messages = [line for line in ledger if ".alignment_" in line["type"]]
     return [{"ids": sizes, "common": common, **span_of(messages)}]
 

@@ -25,8 +25,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from fedapp.data.datasets import source_frame
 from fedapp.runs.baselines import Pooled, baseline_rows, run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Paper, Tables, run_and_tidy
-from simulations.study import Row, averaged, console
+from simulations.paper import Paper, Tables
+from simulations.study import Row, averaged, console, run_summary
 
 DATA = ("airline", "default-credit", "give-me-some-credit", "higgs-11k", "adult")
 SPLITS = {"random": "iid", "skewed": "dirichlet:0.3"}
@@ -160,8 +160,7 @@ def beside(data: str, most: int, draws: int, seed: int) -> list[Row]:
         }
         ways["PAX, tuned"] = {"strategy": "pax", **as_settings, "num-boost-round": MOST_ROUNDS}
         for name, how in ways.items():
-            run = run_and_tidy(load_settings({**config, **how}))
-            aucs[name] = run.summary["metrics"]["test"]["auc"]
+            aucs[name] = run_summary({**config, **how})["metrics"]["test"]["auc"]
         vertical = {**config, "parties": 2, "strategy": "secureboost", "columns": "even"}
         pooled = run_baselines(load_settings({**vertical, "align": "ordered"}))["pooled"]
         aucs["SecureBoost"] = pooled["auc"]

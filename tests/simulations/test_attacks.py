@@ -145,7 +145,8 @@ def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_
     # The row that has trained all models says nothing.
     assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
     assert found.members.tolist() == [True, False]
-    own = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
+    labels = np.array([0, 1, 0], np.float32)
+    own = Scored(np.array([[0.1], [3], [-2]], np.float32), labels, np.arange(3))
     np.testing.assert_allclose(horizontal.own_margins(own), [-0.1, 3, 2], rtol=1e-6)
 
 
