@@ -15,13 +15,7 @@ from fedapp.messages.fields import check_fields
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.roles import Order, handlers, role
-from fedapp.trees.linear import (
-    GradientDescent,
-    LinearModel,
-    descend,
-    moments,
-    predict_linear,
-)
+from fedapp.trees.linear import GradientDescent, LinearModel, descend, moments, predict_linear
 
 
 @role

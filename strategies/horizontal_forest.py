@@ -48,12 +48,7 @@ from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Outcome
-from strategies.scoring import (
-    ROUND_BINS,
-    History,
-    pooled_statistics,
-    scores_of,
-)
+from strategies.scoring import ROUND_BINS, History, pooled_statistics, scores_of
 from strategies.secagg import Form, check_secure_aggregation, row_bounds
 
 CUTS = pax_sums.CutKinds(

@@ -36,13 +36,7 @@ from fedapp.messages.federated_forest import (
     Won,
 )
 from fedapp.messages.fields import Array, Letter, check_fields, fields_of
-from fedapp.messages.vertical import (
-    LevelSplits,
-    MatchRequest,
-    OrderRequest,
-    SentReply,
-    block_rows,
-)
+from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply, block_rows
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits

@@ -23,13 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.vertical.growing import (
-    SplitList,
-    Trees,
-    split_table,
-    store_active_part,
-    store_part,
-)
+from clients.vertical.growing import SplitList, Trees, split_table, store_active_part, store_part
 from clients.vertical.party import Aligned, Floats, Subsets, numbered
 from fedapp import metrics
 from fedapp.data.partition import SUBSETS, WATCHED

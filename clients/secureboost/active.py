@@ -34,15 +34,7 @@ from clients.secureboost.columns import (
     initial_part,
 )
 from clients.secureboost.model import Boosted, Scores, Target, joined, margin_column, trimmed
-from clients.secureboost.round import (
-    NO_ROUND,
-    Claim,
-    Claims,
-    Round,
-    Unsent,
-    by_tree,
-    drawn_pairs,
-)
+from clients.secureboost.round import NO_ROUND, Claim, Claims, Round, Unsent, by_tree, drawn_pairs
 from clients.vertical.ciphertexts import Cipher
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes
