@@ -18,7 +18,7 @@ from fedapp.data.partition import HELD_OUT
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import ConfigError
 from fedapp.histograms.fixed_point import Bounds
-from fedapp.messages.fields import check_fields
+from fedapp.messages.fields import check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
@@ -102,17 +102,10 @@ class Private(Counted):
 
     def grow(self, request: PrivateTreesRequest) -> Sums:
         """Add the last round's leaves; sum gradients and hessians at leaves of the next trees."""
-        grown, n_values = self.read_trees(request), len(request.leaf_values)
-        n_trees, n_leaves = len(grown.trees), self.leaves.n
-        rule = f"must be {n_leaves}, those of the last round, got {n_values}"
-        check_fields(
-            self.name,
-            request,
-            ("trees", n_trees == self.n_outputs, f"must be {self.n_outputs}, got {n_trees}"),
-            ("leaf_values", n_values == n_leaves, rule),
-        )
+        grown, n_leaves = self.read_trees(request), self.leaves.n
+        check_sizes(self.name, request, n_trees=self.n_outputs, n_leaf_values=n_leaves)
         self.begin_margins(request)
-        if n_values:
+        if n_leaves:
             margins = self.margins["train"] + request.leaf_values[self.leaves.places]
             self.margins = {**self.margins, "train": margins}
         margins, labels, weights = (

@@ -27,7 +27,7 @@ from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
 from fedapp.histograms.sketch import BASE, descend
 from fedapp.messages import describe as messages
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Request, check_sizes
 from fedapp.messages.secagg import EVERYONE
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics import tables
@@ -215,9 +215,8 @@ class DescribeColumns(VerticalStrategy):
         figures = described[active].associations
         if not len(figures):
             self.warn_once(WITHHELD.format(active))
-        elif len(figures) != len(features):
-            rule = f"must be {len(features)}, got {len(figures)}"
-            raise ProtocolError(active, "ColumnsReply", "associations", rule)
+        else:
+            check_sizes(active, described[active], n_associated=len(features))
         for column, values in zip(features, figures.tolist(), strict=False):
             pairs = zip(messages.ASSOCIATIONS, values, strict=True)
             column["label"] = {name: figure for name, figure in pairs if not np.isnan(figure)}

@@ -25,6 +25,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel
 from fedapp.data.columns import check_kinds
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
@@ -50,7 +51,7 @@ from fedapp.messages.federated_forest import (
     SumRequest,
     TakeRequest,
 )
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import Array, check_sizes, fields_of
 from fedapp.messages.vertical import LevelSplits, SentReply, read_splits
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
@@ -209,13 +210,8 @@ class FederatedForest(vertical.VerticalStrategy):
             party: LevelRequest(**fields_of(run.structure.last, LevelSplits), n_drawn=drawn)
             for party, drawn in self._drawn(parties, run).items()
         }
-
-        def check_reply(party: str, reply: LevelReply) -> None:
-            if len(reply.improvements) != len(trees):
-                rule = f"must be of {len(trees)} open nodes, got {len(reply.improvements)}"
-                raise ProtocolError(party, "LevelReply", "improvements", rule)
-
-        replies = yield from run.mailbox.relay_each(requests, LevelReply, check_reply)
+        check = partial(check_sizes, n_open=len(trees))
+        replies = yield from run.mailbox.relay_each(requests, LevelReply, check)
         if run.structure.level:
             yield self._progress(run, replies[run.mailbox.active])
         best = winners(list(replies.values()))
@@ -299,9 +295,7 @@ class FederatedForest(vertical.VerticalStrategy):
         cuts = list[tuple[Lookup, Categories]]()
         for i, party in enumerate(parties):
             part = parts[party]
-            if len(part.columns) != n_splits[i]:
-                counts = f"must be {n_splits[i]}, got {len(part.columns)}"
-                raise ProtocolError(party, type(part).__name__, "columns", counts)
+            check_sizes(party, part, n_records=int(n_splits[i]))
             with as_protocol_error(party, type(part).__name__, "kinds"):
                 check_kinds(part.kinds, widths[i])
             cuts.append(read_splits(party, part, widths[i], OF_CATEGORIES))

@@ -42,7 +42,7 @@ from fedapp.messages.federated_forest import (
     PartKept,
     SetupRequest,
 )
-from fedapp.messages.fields import Request, check_fields
+from fedapp.messages.fields import Request, check_fields, check_sizes
 from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_draws
@@ -122,9 +122,7 @@ class Forest:
             raise ConfigError(f"allow-export {rule}, got false")
         values = np.asarray(party.values[: party.n_train])
         n_rows, n_columns = values.shape
-        n_seeds = len(settings.column_seeds)
-        rule = f"must be one a column of {n_columns}, got {n_seeds}"
-        check_fields(party.name, settings, ("column_seeds", n_seeds == n_columns, rule))
+        check_sizes(party.name, settings, n_columns=n_columns)
         bins = bin_columns(values, settings.max_bin, category_counts(party.categories, n_columns))
         counts = row_counts(settings.bootstrap, settings.rows_seed, settings.trees, n_rows)
         if settings.bootstrap:  # all parties draw the same rows
