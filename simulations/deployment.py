@@ -300,4 +300,6 @@ def run_words(settings: Mapping[str, object]) -> list[str]:
 
 def settings_of(values: Mapping[str, object]) -> list[str]:
     """``-c key=value`` for each setting."""
-    return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
+    texts = {key: f"{key}={value}" for key, value in values.items()}
+    texts |= {key: text.lower() for key, text in texts.items() if isinstance(values[key], bool)}
+    return [word for text in texts.values() for word in ("-c", text)]

@@ -22,11 +22,11 @@ from pydantic import Field
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ConfigError, DataError, ProtocolError
+from fedapp.errors import ConfigError, DataError
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages import horizontal_forest as messages
-from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes
+from fedapp.messages.fields import MOST_DEPTH, Array, check_fields, check_sizes
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import sets_of_rows
@@ -404,9 +404,7 @@ def check_cells(
         "must be of weights > 0": (weights >= 0).all(axis=1) & weights.any(axis=1),
         "must have the same total in every column of a node": by_column == by_column[:, :1],
     }
-    for rule, holds in rules.items():
-        if not holds.all():
-            raise ProtocolError(party, "CellsReply", "sums", rule)
+    check_fields(party, reply, *(("sums", holds.all(), rule) for rule, holds in rules.items()))
 
 
 STRATEGIES = {HorizontalForest.method: HorizontalForest}

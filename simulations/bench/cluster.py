@@ -40,7 +40,6 @@ from simulations.reference import digests_of
 from simulations.study import (
     BINARY,
     SEED,
-    STATUS,
     Bench,
     Row,
     check_names,
@@ -239,11 +238,8 @@ def in_stages(folder: Path, is_training: bool, largest: int, trees: int) -> Row:
 
 def sample(process: psutil.Process, samples: list[tuple[float, ...]]) -> None:
     """Add the time, and a process's bytes of anonymous memory and of files."""
-    text = Path(STATUS.format(process=process.pid)).read_text()
-    status = dict(line.split(":", 1) for line in text.splitlines())
-    names = "RssAnon", "RssFile", "RssShmem"
-    anonymous, *files = (1024 * int(status[name].split()[0]) for name in names)
-    samples.append((time.time(), anonymous, sum(files)))
+    memory = process.memory_info()
+    samples.append((time.time(), memory.rss - memory.shared, memory.shared))
 
 
 def site_rows(

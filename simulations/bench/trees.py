@@ -155,16 +155,12 @@ def simulated(settings: Row, run_dir: Path) -> tuple[RunFolder, Row]:
 
 def deployed(deployment: Deployment, settings: Row, run_dir: Path) -> tuple[RunFolder, Row]:
     """Run across sites; also the peak memory of the largest process of each and the coordinator."""
-    words = {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in settings.items()
-    }
 
     def families() -> dict[str, list[psutil.Process]]:
         return {name: deployment.family(name) for name in ("coordinator", *ROWS_SITES)}
 
     with deployment.running(), peaks_of(families) as peaks:
-        return deployment.train(run_dir, words), peaks
+        return deployment.train(run_dir, settings), peaks
 
 
 @contextmanager
