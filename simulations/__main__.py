@@ -104,7 +104,7 @@ def run(name: str, study: Any) -> None:
     from simulations.study import Bench, command, print_line
 
     if isinstance(study, Attack):
-        text, study = study.run.__doc__, partial(attack_results, study)
+        text, study = study.run.__doc__, partial(attack_results, name, study)
         study.__doc__ = text
     lines = command(study)
     lines = lines.lines() if isinstance(lines, Bench) else lines

@@ -200,7 +200,6 @@ def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
 
 
 EINI_PATHS = Attack(
-    name="eini_paths",
     holder="the active party of Fed-EINI, from the sums of leaves that it decrypts",
     measure="share of rows whose way through all trees is found; chance: the usual way",
     data={

@@ -293,7 +293,6 @@ CYCLIC = {"strategy": "cyclic", "num-boost-round": 150}
 FEDXGBLLR = {"strategy": "fedxgbllr"}
 PAX_RUN = {"strategy": "pax"}
 TIMBERSTRIKE = Attack(
-    name="timberstrike",
     holder="whoever receives a party's trees (of PAX: the model) and the bounds of each column",
     measure="share of values rebuilt to 0.319 deviations, of matched rows; chance: "
     "a guess without the trees",

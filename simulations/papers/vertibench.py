@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from operator import neg, pos
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,9 @@ def settings_of(task: str, method: str, path: str, columns: str) -> Settings:
 def run_point(data: str, kind: str, value: float, whole: Table) -> list[Row]:
     """Scores and costs of both methods on one split, unless they are finished."""
     split, point = split_of(kind, value, whole), f"{data}-{KINDS[kind]}-{value:g}"
-    order, columns = column_order(split)
+    # Columns party by party, and the setting that splits them in this order.
+    order = [column for party in split for column in party]
+    columns = "sizes:" + ",".join(str(len(party)) for party in split)
     names = tuple(whole.columns[column] for column in order)
     ordered = replace(whole, columns=names, values=np.ascontiguousarray(whole.values[:, order]))
     path, task = STUDY.folder / f"{point}.parquet", find_dataset(data).task
@@ -213,18 +216,13 @@ def correlation_split(
     correlations : shape (n_columns, n_columns), n_columns >= n_parties.
     beta : in [0, 1]; 0: correlated columns are at one party, 1: spread over all.
     """
-    least, most = icor_range(correlations, n_parties, rng)
+    # Of the smallest and the largest Icor that the search finds.
+    least, most = (
+        inter_correlation(correlations, _search(correlations, n_parties, loss, rng))
+        for loss in (pos, neg)
+    )
     target = beta * most + (1 - beta) * least
     return _search(correlations, n_parties, lambda icor: abs(icor - target), rng)
-
-
-def icor_range(
-    correlations: Array, n_parties: int, rng: np.random.Generator
-) -> tuple[float, float]:
-    """Smallest and largest Icor that the search finds."""
-    least = _search(correlations, n_parties, lambda icor: icor, rng)
-    most = _search(correlations, n_parties, lambda icor: -icor, rng)
-    return inter_correlation(correlations, least), inter_correlation(correlations, most)
 
 
 def _search(
@@ -255,9 +253,3 @@ def _descend(
             else:
                 parties[[first, other]] = parties[[other, first]]
     return best, _by_party(parties, n_parties)
-
-
-def column_order(split: Split) -> tuple[Sequence[int], str]:
-    """Columns party by party, and the setting ``columns`` that splits them in this order."""
-    order = [column for party in split for column in party]
-    return order, "sizes:" + ",".join(str(len(party)) for party in split)
