@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -225,35 +224,27 @@ def rows(
 # parties
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table that is split among parties, and the settings of the models."""
-
-    rows: int
-    columns: int
-    parties: tuple[int, ...]
-    settings: Row
-
-
 PAX: Row = {"strategy": "pax", "num-boost-round": 10, "max-depth": 6, "max-bin": 255}
 BY_COLUMNS: Row = {**BOOSTED, "columns": "even", "num-boost-round": 3}
-SPLIT = {
-    "pax, share": Table(20_000, 23, (3, 10, 100, 300, 1000), PAX | {"pax.bins": "share"}),
-    "pax, equal": Table(20_000, 23, (3, 10, 50, 100), PAX | {"pax.bins": "equal"}),
-    "secureboost": Table(5_000, 24, (2, 4, 8), BY_COLUMNS | {"secureboost.key-bits": 2048}),
+# A table that is split among parties: its rows and columns, numbers of parties, and settings.
+Divided = tuple[int, int, tuple[int, ...], Row]
+SPLIT: dict[str, Divided] = {
+    "pax, share": (20_000, 23, (3, 10, 100, 300, 1000), PAX | {"pax.bins": "share"}),
+    "pax, equal": (20_000, 23, (3, 10, 50, 100), PAX | {"pax.bins": "equal"}),
+    "secureboost": (5_000, 24, (2, 4, 8), BY_COLUMNS | {"secureboost.key-bits": 2048}),
 }
 
 
-def train_parties(method: str, parties: int, tables: Mapping[str, Table]) -> Row:
+def train_parties(method: str, parties: int, tables: Mapping[str, Divided]) -> Row:
     """Costs of a run, after a warm-up."""
-    table = tables[method]
-    config = {**BINARY, "label": "label", "test-fraction": TEST_ROWS, **table.settings}
+    n_rows, n_columns, (fewest, *_), settings = tables[method]
+    config = {**BINARY, "label": "label", "test-fraction": TEST_ROWS, **settings}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        config |= {"data": write_numbers(path, table.rows, table.columns)}
-        run_once(load_settings({**config, "parties": table.parties[0]}))
+        config |= {"data": write_numbers(path, n_rows, n_columns)}
+        run_once(load_settings({**config, "parties": fewest}))
         figures = run_once(load_settings({**config, "parties": parties}))
-    return {"rows": table.rows, "columns": table.columns, **table.settings, **figures}
+    return {"rows": n_rows, "columns": n_columns, **settings, **figures}
 
 
 def parties(only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
@@ -267,7 +258,7 @@ def parties(only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
     """
     check_names("only", only, SPLIT)
     return Bench(
-        cases=[{"method": each, "parties": n} for each in only for n in SPLIT[each].parties],
+        cases=[{"method": each, "parties": n} for each in only for n in SPLIT[each][2]],
         measure=partial(train_parties, tables=SPLIT),
         size="parties",
         figures=("seconds", "cpu_seconds", "bytes"),
@@ -305,8 +296,7 @@ def check_same(model: BaggedForest, other: BaggedForest) -> int:
     n_nodes = 0
     pairs = zip(model.trees, other.trees, model.values, other.values, strict=True)
     for tree, (ours, theirs, mine, yours) in enumerate(pairs):
-        same = len(ours) == len(theirs) and bool((mine == yours).all())
-        if not same or (ours != theirs).any():
+        if not (np.array_equal(ours, theirs) and np.array_equal(mine, yours)):
             raise ValueError(f"trees must be those of the joined table, got another tree {tree}")
         n_nodes += len(ours)
     return n_nodes

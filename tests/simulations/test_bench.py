@@ -46,7 +46,7 @@ def _short(monkeypatch):
     for name, value in {"DATA": "breast-cancer", "DEPTHS": (2,), "REPEATS": 1}.items():
         monkeypatch.setattr(pax, f"SPEED_{name}", value)
     monkeypatch.setattr(pax, "WORST_AUC_DIFFERENCE", 0.05)  # of 190 test rows
-    monkeypatch.setattr(trees, "SPLIT", {"pax, share": trees.Table(300, 6, (2, 4), settings)})
+    monkeypatch.setattr(trees, "SPLIT", {"pax, share": (300, 6, (2, 4), settings)})
 
 
 # Arguments of a small run, and what its lines say.
