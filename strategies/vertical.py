@@ -208,7 +208,7 @@ class Mailbox:
         check: Check | None = None,
         **given: Any,
     ) -> Conversation[R]:
-        """The same, for the active party only; its reply."""
+        """As ``relay``, of the active party only; its reply."""
         return (yield from self.relay(kind, [self.active], reply, check, **given))[self.active]
 
     def relay_each(
@@ -217,7 +217,7 @@ class Mailbox:
         reply: type[R],
         check: Check | None = None,
     ) -> Conversation[dict[str, R]]:
-        """The same, with a request for each party."""
+        """As ``relay``, with a request for each party."""
         return (yield from ask(requests, reply, check, relay=self))
 
     def relay_blocks(

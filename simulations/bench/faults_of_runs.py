@@ -399,8 +399,7 @@ def expired(scene: Scene, undo: ExitStack) -> None:
 
 def proxied(scene: Scene, undo: ExitStack, mode: str) -> None:
     """A site's proxy does this with its bytes."""
-    undo.callback(setattr, scene.proxy, "mode", "pass")
-    scene.proxy.mode = mode
+    undo.enter_context(patch.object(scene.proxy, "mode", mode))
 
 
 NGINX = """
@@ -417,8 +416,7 @@ def behind_nginx(scene: Scene, undo: ExitStack) -> None:
     (scene.hooks / "nginx.conf").write_text(text)
     nginx = "PATH=$PATH:/usr/sbin nginx -c {hooks}/nginx.conf"
     scripted(scene, undo, nginx, f"{nginx} -s stop")
-    undo.callback(setattr, scene.proxy, "server", scene.port)
-    scene.proxy.server = port
+    undo.enter_context(patch.object(scene.proxy, "server", port))
 
 
 OWN_NETWORK = f"""
