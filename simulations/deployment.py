@@ -300,6 +300,6 @@ def run_words(settings: Mapping[str, object]) -> list[str]:
 
 def settings_of(values: Mapping[str, object]) -> list[str]:
     """``-c key=value`` for each setting."""
-    texts = {key: f"{key}={value}" for key, value in values.items()}
-    texts |= {key: text.lower() for key, text in texts.items() if isinstance(values[key], bool)}
-    return [word for text in texts.values() for word in ("-c", text)]
+    texts = (json.dumps(each) if isinstance(each, bool) else each for each in values.values())
+    pairs = zip(values, texts, strict=True)
+    return [word for key, text in pairs for word in ("-c", f"{key}={text}")]

@@ -40,15 +40,6 @@ class Scenario:
     id: str = "id"
     test_fraction: float = 0.0  # 0 if the reported score is of the training rows
 
-    @property
-    def subset(self) -> str:
-        """Rows of the reported score."""
-        return "test" if self.test_fraction else "train"
-
-    @property
-    def metric(self) -> str:
-        return "mse" if self.objective == REGRESSION else "auc"
-
     def data(self) -> Row:
         """Settings that name the tables."""
         if self.source:
@@ -134,8 +125,9 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
 def run_scenario(scenario: Scenario, rows_only: bool) -> Row:
     """Scores of XGBoost, and those and costs of SecureBoost unless only rows are compared."""
     settings = settings_of(scenario)
-    pooled, subset = pooled_scores(settings), scenario.subset
-    row: Row = {"scenario": scenario.name, "metric": scenario.metric, "subset": subset}
+    pooled, subset = pooled_scores(settings), "test" if scenario.test_fraction else "train"
+    metric = "mse" if scenario.objective == REGRESSION else "auc"
+    row: Row = {"scenario": scenario.name, "metric": metric, "subset": subset}
     row |= {"reported": scenario.reported, "pooled": pooled[subset]}
     row |= {name: pooled[name] for name in ("train", "held_out")}
     if rows_only:
