@@ -132,14 +132,11 @@ class Deployment:
     def wait_until_listening(self) -> None:
         """Wait until the SuperLink accepts connections; asking Flower would cost a process."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._is_listening() and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def _is_listening(self) -> bool:
         host, _, port = self.superlink.rpartition(":")
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return True
-        return False
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+                return
+            time.sleep(0.1)
 
     def stop(self, *names: str) -> None:
         """Stop scripts; raise if they fail or leave processes behind."""
@@ -183,19 +180,14 @@ class Deployment:
 
     def kill(self, name: str, program: str) -> bool:
         """Wait for a process of a script and SIGKILL it; returns whether it was found in time."""
-        if process := self.caught(name, program):
-            process.kill()
-            process.wait(STOP_SECONDS)  # until its ports are free
-        return process is not None
-
-    def caught(self, name: str, program: str) -> psutil.Process | None:
-        """Wait for a process of a script; None if it does not start in time."""
         deadline = time.monotonic() + START_SECONDS
         while (process := self.process(name, program)) is None:
             if time.monotonic() > deadline:
-                return None
+                return False
             time.sleep(0.02)
-        return process
+        process.kill()
+        process.wait(STOP_SECONDS)  # until its ports are free
+        return True
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -308,4 +300,6 @@ def run_words(settings: Mapping[str, object]) -> list[str]:
 
 def settings_of(values: Mapping[str, object]) -> list[str]:
     """``-c key=value`` for each setting."""
-    return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
+    texts = (json.dumps(each) if isinstance(each, bool) else each for each in values.values())
+    pairs = zip(values, texts, strict=True)
+    return [word for key, text in pairs for word in ("-c", f"{key}={text}")]

@@ -32,12 +32,7 @@ from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Outcome
-from strategies.scoring import (
-    ROUND_BINS,
-    History,
-    shares,
-    weight_sums,
-)
+from strategies.scoring import ROUND_BINS, History, shares, weight_sums
 
 
 class FedAvgLinearSettings(Section):

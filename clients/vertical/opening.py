@@ -19,14 +19,7 @@ from clients.vertical.party import Aligned, Ints, Subsets
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
-from fedapp.data.partition import (
-    LEFT_OUT,
-    SUBSETS,
-    Holdout,
-    Split,
-    split_numbered,
-    split_queries,
-)
+from fedapp.data.partition import LEFT_OUT, SUBSETS, Holdout, Split, split_numbered, split_queries
 from fedapp.data.scratch import taken
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import WITHHELD, ConfigError, DataError, ProtocolError, as_protocol_error
@@ -64,12 +57,7 @@ from fedapp.site.mail import (
 from fedapp.site.policy import check_memory, check_subsets
 from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
-from fedapp.site.rows_to_predict import (
-    check_range,
-    quantiles,
-    read_to_predict,
-    unlike_columns,
-)
+from fedapp.site.rows_to_predict import check_range, quantiles, read_to_predict, unlike_columns
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import new_rows
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits

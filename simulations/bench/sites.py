@@ -92,9 +92,8 @@ class Sites:
 
     def train(self, strategy: str = "secureboost", **settings: Any) -> str:
         """Train; returns the model's id."""
-        keys = {f"{strategy}.{key}": value for key, value in SMALL_KEY.items()}
-        if strategy != "secureboost":
-            keys = {}
+        small = SMALL_KEY if strategy == "secureboost" else {}
+        keys = {f"{strategy}.{key}": value for key, value in small.items()}
         return str(self.run(strategy, **keys, **settings).summary["model_id"])
 
     def predicted(self, model: str, way: str = "interactive", **settings: Any) -> Any:
