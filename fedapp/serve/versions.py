@@ -23,7 +23,7 @@ from fedapp.serve.http import RefusedError
 from fedapp.site.certificates import WARNED_DAYS, days_left
 from fedapp.site.log import LogError, append, check_takes, drop_old
 from fedapp.site.rows_to_predict import Features, features_of, source_of
-from fedapp.site.settings import SiteConfig, parse_node_config, site_config
+from fedapp.site.settings import SiteConfig, read_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,
     METHOD,
@@ -109,7 +109,7 @@ class Site:
         self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
 
     def _read_config(self) -> SiteConfig:
-        return site_config(parse_node_config(str(self._path)), {})
+        return site_config(read_node_config(self._path), {})
 
     def check_allowed(self, status: int) -> None:
         """Raise RefusedError if the site permits nothing, ``UNREADABLE`` if nobody knows."""

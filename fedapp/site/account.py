@@ -175,7 +175,7 @@ def _check_rounds(config: SiteConfig, method: str, request: Plan) -> None:
     is_plain = request.aggregation == "plain" and declared and declared.family == "horizontal"
     trains = declared is None or declared.trains
     for name, most in (
-        ("rounds", config.limits["most-rounds"] - request.restarts if trains else 0),
+        ("rounds", config.most_rounds - request.restarts if trains else 0),
         ("restarts", MOST_RESTARTS * bool(is_plain)),
     ):
         rule = f"must be <= {most} in such a run (most-rounds includes restarts)"

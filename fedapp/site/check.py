@@ -88,7 +88,7 @@ def check_site(
         for name, method in methods.items()
     }
     n_readable = readable_in_round(table.n_rows, max_depth)
-    n_disclosed = disclosed_in_round(max_depth, most_columns=config.limits["most-columns"])
+    n_disclosed = disclosed_in_round(max_depth, most_columns=config.most_columns)
     possible = {
         name: methods[name] for name, (answer, _) in answers.items() if not answer.startswith("no:")
     }

@@ -357,7 +357,7 @@ def _noted(
             other for other in earlier if other.run.number != run.number or other.is_elsewhere
         ]
     else:
-        run, most = asked, config.limits["runs-per-day"]
+        run, most = asked, config.runs_per_day
         if n_today((other.run for other in earlier), time) >= most:
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more{time.hint}")

@@ -36,7 +36,7 @@ from fedapp.serve.versions import Site  # noqa: E402
 from fedapp.site import clock  # noqa: E402
 from fedapp.site.certificates import own_certificate  # noqa: E402
 from fedapp.site.log import LOG, Audit  # noqa: E402
-from fedapp.site.settings import parse_node_config  # noqa: E402
+from fedapp.site.settings import read_node_config  # noqa: E402
 from fedapp.site.standing import current, folder_of  # noqa: E402
 from fedapp.trees import cells as cells_of_trees  # noqa: E402
 from simulations.bench.sites import SERVICE  # noqa: E402
@@ -396,13 +396,13 @@ def test_a_node_config_is_read_again_though_it_stays_as_it_is(threads, monkeypat
     """Such as where the process had no file descriptor left."""
     path, name = threads.sites.config("insurer"), ids()[0]
 
-    def fails(text):
-        if text == str(path):
+    def fails(config):
+        if config == path:
             raise OSError("too many open files")
-        return parse_node_config(text)
+        return read_node_config(config)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedapp.serve.versions.parse_node_config", fails)
+        patch.setattr("fedapp.serve.versions.read_node_config", fails)
         path.touch()
         assert live(threads, name)[0] == 502
     until(lambda: live(threads, name)[0] == 200)
