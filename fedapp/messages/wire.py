@@ -139,6 +139,8 @@ def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
     check_values(kind, values, party)
     if kind.carries_letters:
         check_values(Parcels, values, party, kind.__name__)
+        if len(values["peers"]) != len(values["parcel_ends"]):
+            raise ProtocolError(party, kind.__name__, "peers", "must be one a parcel")
 
 
 @dataclass(frozen=True, slots=True)
