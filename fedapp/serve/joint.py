@@ -191,8 +191,8 @@ class Joint:
     @property
     def parties(self) -> dict[str, str]:
         """Whether the other parties answer, or why not."""
-        faults = {name: str(error) for name, error in self.faults.items()}
-        reasons = {name: text.removeprefix(name).lstrip(": ") for name, text in faults.items()}
+        faults = self.faults.items()
+        reasons = {name: str(one).removeprefix(name).lstrip(": ") for name, one in faults}
         return dict.fromkeys(self._clients, "answers") | reasons
 
     @property

@@ -80,11 +80,6 @@ class Scorer:
         self.outputs: Sequence[Tensor] = [*(Tensor(name, "FP32") for name in self.scores), *classes]
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that every row must have: the model's, and that of base margins if any."""
-        return (*self.model.columns, *([self.margin] if self.margin else []))
-
-    @property
     def schema(self) -> dict[str, Any]:
         """Columns and the model's output."""
         return {

@@ -106,7 +106,7 @@ class Site:
         if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
             way = "fedapp federation activate renews it"
             log.warning("the certificate ends in %d days: %s", days, way)
-        self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
+        self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder)
 
     def _read_config(self) -> SiteConfig:
         return site_config(read_node_config(self._path), {})
@@ -267,7 +267,7 @@ class Site:
 
     def context_to(self, peer_certificate: str) -> ssl.SSLContext:
         """For connections to one peer, which must have this certificate, PEM."""
-        context = _context(ssl.PROTOCOL_TLS_CLIENT, self.folder / TLS)
+        context = _context(ssl.PROTOCOL_TLS_CLIENT, self.folder)
         context.check_hostname = False  # the certificate itself is pinned
         context.load_verify_locations(cadata=peer_certificate)
         return context
@@ -281,13 +281,13 @@ def _refusing() -> Iterator[None]:
         raise RefusedError(503, str(error.strerror)) from None
 
 
-def _context(side: int, own: Path) -> ssl.SSLContext:
+def _context(side: int, folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     # Otherwise OpenSSL takes the first certificate of a subject only, such as the one before.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_cert_chain(own)
+    context.load_cert_chain(folder / TLS)
     return context
 
 
