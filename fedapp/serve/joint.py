@@ -351,18 +351,15 @@ class Joint:
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    reply = await _replied(client, most, method, path, **content)
+                    reply = await _replied(client, name, most, method, path, **content)
                 except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                     # It had closed the connection, which another process may have had before it.
-                    reply = await _replied(client, most, method, path, **content)
+                    reply = await _replied(client, name, most, method, path, **content)
         except (TimeoutError, httpx.TimeoutException):
             reason = f" within {seconds:g} s, got nothing"
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             cause = " ".join(str(error).split())[:200] or type(error).__name__
             reason = f", got: {cause}"
-        except _LongError:
-            rule = f"answer must have at most {most:,} bytes"
-            raise RefusedError(502, f"{name}: {rule}, got more") from None
         else:
             return reply
         self._note(name, away := AwayError(504, f"{name} must answer at {address}{reason}"))
@@ -552,20 +549,17 @@ def _refusal(name: str, reply: httpx.Response, content: bytes) -> RefusedError:
     return kind(status if status in (WITHDRAWN, 422, 429) else 502, f"{name}: {text}")
 
 
-class _LongError(Exception):
-    """A reply is too long."""
-
-
 async def _replied(
-    client: httpx.AsyncClient, most: int, method: str, path: str, **content: Any
+    client: httpx.AsyncClient, name: str, most: int, method: str, path: str, **content: Any
 ) -> tuple[httpx.Response, bytes]:
-    """A reply and its body, which is not unpacked, whatever its headers say."""
+    """A party's reply and its body, which is not unpacked, whatever its headers say."""
     body = bytearray()
     async with client.stream(method, path, **content) as reply:
         async for chunk in reply.aiter_raw():
             body += chunk
             if len(body) > most:
-                raise _LongError
+                rule = f"answer must have at most {most:,} bytes"
+                raise RefusedError(502, f"{name}: {rule}, got more")
     return reply, bytes(body)
 
 

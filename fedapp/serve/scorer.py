@@ -23,12 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from fedapp.data.columns import Columns, in_words
 from fedapp.data.convert import BOOLEANS, EPOCH, is_date
 from fedapp.data.csv_errors import quoted
-from fedapp.data.predictions import (
-    columns_of_frame,
-    most_probable,
-    named_predictions,
-    score_names,
-)
+from fedapp.data.predictions import columns_of_frame, most_probable, named_predictions, score_names
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, did_you_mean_path

@@ -185,10 +185,8 @@ def _check_rounds(config: SiteConfig, method: str, request: Plan) -> None:
 
 def opening_of(request: Any) -> dict[str, Any]:
     """All fields of an opening, as JSON values."""
-    values = {name: getattr(request, name) for name in type(request).forms}
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
-    }
+    fields = ((name, getattr(request, name)) for name in type(request).forms)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
 def planned(store: Store) -> Mapping[str, Any]:

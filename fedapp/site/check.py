@@ -213,9 +213,8 @@ def _takes_part(
     """``yes``, or the reason why not."""
     for subset, count in n_rows.items() if not method.uses_model else ():
         if count < config.min_rows and (count or subset == "train"):
-            return (
-                f"no: {count} {SUBSET_NAMES[subset]} rows, fewer than {config.min_rows} (min-rows)"
-            )
+            few = f"{count} {SUBSET_NAMES[subset]} rows"
+            return f"no: {few}, fewer than {config.min_rows} (min-rows)"
     if method.needs_label and table.labels is None:
         return "no: needs a label"
     if method.needs_label:

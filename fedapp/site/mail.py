@@ -90,12 +90,9 @@ class Mail:
         """
         modules = [import_module(request.__module__), *modules_of_method(method)]
         for sender, content in self._letters:
-            classes = (vars(module).get(content.name) for module in modules)
-            kind = next(
-                (message_class for message_class in classes if isinstance(message_class, type)),
-                None,
-            )
-            if kind is None or not issubclass(kind, Letter) or kind is Letter:
+            named = (vars(module).get(content.name) for module in modules)
+            kind = next((one for one in named if isinstance(one, type)), Letter)
+            if not issubclass(kind, Letter) or kind is Letter:
                 raise ProtocolError(sender, "parcel", "class", f"must be known, got {content.name}")
             yield sender, from_content(kind, content, sender)
 
