@@ -283,18 +283,14 @@ def _rounds(store: Store, asked: Round) -> range:
     last = position_of(store).round_id
     first = asked.id if account.first_round is None else account.first_round
     # After the last round, a request that does not train may score the model.
-    end = first + _n_rounds(account) - asked.trains
+    n_rounds = planned(store)["rounds"] if account.rounds is None else account.rounds
+    end = first + n_rounds - asked.trains
     if last is None:
         return range(first, min(first, end) + 1)
     # What was answered here before a step back is compared as a whole by ``take``.
     is_known = str(position_of(store).number + 1) in account.answered
     is_over = asked.begins and not (is_known or _may_restart(account))
     return range(last + is_over, min(last + 1, end) + 1)
-
-
-def _n_rounds(account: Account) -> int:
-    assert account.opening is not None
-    return int(account.opening["rounds"] if account.rounds is None else account.rounds)
 
 
 def _may_end(account: Account, request: Request) -> bool:

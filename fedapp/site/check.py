@@ -80,10 +80,12 @@ def check_site(
     split = holdout.split(table.n_rows) if table.labels is None else split_table(table, holdout)
     n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
     ids, has_ids = _ids(table, config)
+    keys = ("least-bin-rows", "least-parties", "run-epsilon", "encrypted-labels")
+    in_force = {key for key in keys if getattr(config, NODE_KEYS[key])}
     answers = {
         name: (
             _obstacle(name, config) or _takes_part(config, table, method, n_rows, has_ids),
-            _gets(config, method),
+            method.gets_with(in_force),
         )
         for name, method in methods.items()
     }
@@ -241,8 +243,3 @@ def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
     if wanted and not config.trusted:
         wanted.append(TRUST)
     return f"yes, but only with {' and '.join(wanted)}" if wanted else "yes"
-
-
-def _gets(config: SiteConfig, method: Method) -> str:
-    keys = "least-bin-rows", "least-parties", "run-epsilon", "encrypted-labels"
-    return method.gets_with({key for key in keys if getattr(config, NODE_KEYS[key])})

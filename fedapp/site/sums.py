@@ -49,7 +49,7 @@ from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, NOISE_LABEL, Budget, di
 from fedapp.crypto.sealed import Address, Stream, derived_key, prefixed, seal, unseal
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
-from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.fields import Array, Reply, Request, check_fields
 from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import (
     SEALED_BYTES,
@@ -300,9 +300,8 @@ def _checked(
         f"must be {fewest} or more": len(parties) >= fewest,
         "must be those of the sums that this one is part of": not follows or parties == list(among),
     }
-    for rule, is_kept in rules.items():
-        if not is_kept:
-            raise ProtocolError(name, "sum", "names", f"{rule}, got {', '.join(parties)}")
+    got = f", got {', '.join(parties)}"
+    check_fields(name, "sum", *(("names", is_kept, rule + got) for rule, is_kept in rules.items()))
     return parties
 
 
