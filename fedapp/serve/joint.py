@@ -8,9 +8,8 @@ The answer names the way, and the age of what was sent ahead. A party that withd
 deleted. After a switch the cells of the version before serve until all parties have sent those of
 the new one.
 
-A call waits for ``versions.WAIT_SECONDS`` until a new version is loaded, for ``LIVE_SECONDS`` until
-all parties have answered, each of which waits for its versions too, and for ``ROWS_SECONDS`` until
-a database has answered: in all less than callers wait.
+A call waits for ``LIVE_SECONDS`` until all parties have answered, and for ``ROWS_SECONDS`` until a
+database has answered: in all less than callers wait.
 """
 
 from __future__ import annotations

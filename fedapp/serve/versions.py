@@ -40,7 +40,6 @@ from fedapp.trees.cells import Crossing
 from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
-WAIT_SECONDS = 0.1  # part of a call's time: see fedapp.serve.joint
 LISTED, LISTED_SECONDS = 60, 60.0  # refusals of one asker that have lines; the others are counted
 UNREADABLE = 423  # HTTP status; unlike a withdrawal, it deletes no cells
 MOST_TEXT = 160  # characters of a text in the line of a refusal
@@ -83,8 +82,8 @@ class Site:
 
     ``refreshed`` compares the files' times, so that a node config which withdraws permission, or a
     switch to none, counts from the next request on. A version that is new, or whose table changes,
-    is loaded in a thread. Requests wait for a new one, but not longer than ``WAIT_SECONDS`` if the
-    one before can answer them. If a table cannot be read, nothing is answered.
+    is loaded in a thread. Requests wait for a new one only if none can answer them. If a table
+    cannot be read, nothing is answered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,7 +98,6 @@ class Site:
         self._seen: tuple[Any, ...] = ()
         self._is_read = True  # the node config, and which version answers
         self._loading: asyncio.Task[None] | None = None
-        self._waits_until = 0.0
         self._refused = Counter[tuple[str, str]]()  # by event and peer, since that time
         self._refused_since = time.monotonic()
         certificate(self.config.name)
@@ -132,9 +130,9 @@ class Site:
             self._read()
             self._seen = seen
         if self._due - self.versions.keys():
-            seconds = max(self._waits_until - time.monotonic(), 0)
-            is_needed = not {version, self.current} <= self._ready
-            await asyncio.wait({self._load_due()}, timeout=None if is_needed else seconds)
+            loading = self._load_due()
+            if not {version, self.current} <= self._ready:
+                await asyncio.wait({loading})
 
     async def follow(self) -> None:
         """Read what has changed, also the table, or could not be read."""
@@ -174,7 +172,6 @@ class Site:
         names = set(self._names) - {NO_VERSION}
         self.versions = {name: self.versions[name] for name in self.versions if name in names}
         self._due = names - self.versions.keys() | self._outdated()
-        self._waits_until = time.monotonic() + WAIT_SECONDS
         if self.current not in self.versions or self._names[0] in self._ready:
             self.current = self._names[0]
         self.server_context.load_cert_chain(self.folder / TLS)  # a switch may have renewed it

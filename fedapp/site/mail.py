@@ -67,11 +67,6 @@ class Session:
     pairs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
-def session_of(store: Store) -> Session:
-    """The session of a run; an empty one before it is opened."""
-    return store.find(Session) or Session()
-
-
 class Mail:
     """Letters that came with a request to `name`, each with its sender."""
 
@@ -129,13 +124,13 @@ def box_key(name: str) -> Array:
 
 def note_greeting(store: Store, greeting: Request) -> None:
     """Store the digest of the server's greeting; all session keys are derived from it."""
-    store.put(replace(session_of(store), opening=_digest(greeting)))
+    store.put(replace(store.find(Session) or Session(), opening=_digest(greeting)))
 
 
 def begin_session(store: Store) -> None:
     """Draw the site's key pair of the run."""
     private = new_private_key()
-    session = session_of(store)
+    session = store.find(Session) or Session()
     store.put(replace(session, public_key=public_key(private), private_key=private))
 
 
