@@ -526,19 +526,16 @@ class Joint:
 
 
 def _outputs(part: ActivePart) -> Sequence[Tensor]:
-    """Scores by name, and the class."""
     model = part.model
     scores = [Tensor(name, "FP64") for name in score_names(model.classes, model.n_outputs)]
     return (*scores, *([Tensor(CLASS, "BYTES")] if model.classes else ()))
 
 
 def _longer(seconds: float, n_rows: int) -> float:
-    """Seconds of a request for some rows."""
     return seconds + n_rows // LONG_ROWS * LONG_SECONDS
 
 
 def _refusal(name: str, reply: httpx.Response, content: bytes) -> RefusedError:
-    """What a party has refused."""
     status = reply.status_code
     try:
         text = str(json.loads(content)["error"])[:1000].encode(errors="replace").decode()

@@ -22,7 +22,7 @@ from fedapp.home import home
 from fedapp.serve.http import RefusedError
 from fedapp.site.certificates import WARNED_DAYS, days_left
 from fedapp.site.log import LogError, append, check_takes, drop_old
-from fedapp.site.rows_to_predict import Features, features_of, source_of
+from fedapp.site.rows_to_predict import Features, InDatabase, InTable, is_database, source_of
 from fedapp.site.settings import SiteConfig, read_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,
@@ -67,9 +67,9 @@ class Version:
         if isinstance(part, ActivePart):
             crossing = Crossing.of(part)
             numbers = {name: number for number, name in enumerate(ids.tolist())}
-        features = features_of(config, part, ids)
+        kind = InDatabase if is_database(config.predict_data) else InTable
         digest = part_digest(folder).hex()
-        return cls(agreed, part, digest, ids, features, crossing, numbers)
+        return cls(agreed, part, digest, ids, kind(config, part, ids), crossing, numbers)
 
     @property
     def nesting(self) -> Nesting:

@@ -160,7 +160,6 @@ def _mixed(words: Hashes) -> Hashes:
 
 
 def _number(key: bytes, use: str, name: str) -> np.uint64:
-    """Key of a column, as a number."""
     text = json.dumps([use, name]).encode()
     digest = hashlib.blake2b(text, key=key, digest_size=WORD_BYTES).digest()
     return np.uint64(int.from_bytes(digest, "little"))

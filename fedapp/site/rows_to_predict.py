@@ -228,12 +228,6 @@ class InDatabase:
 Features = InTable | InDatabase  # where a version's rows come from
 
 
-def features_of(config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> Features:
-    """Features of a version's rows."""
-    kind = InDatabase if is_database(config.predict_data) else InTable
-    return kind(config, part, ids)
-
-
 def source_of(config: SiteConfig) -> Hashable:
     """Where the rows are and how they are read, with the version of a file; if it changes, the rows
     may have."""

@@ -39,9 +39,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError
 from fedapp.home import PRIVATE, open_private, private_folder, write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, check_fields
 from fedapp.records.codec import Codec, codec_of
 from fedapp.records.document import UNREADABLE, Fields, from_document, to_document
 from fedapp.records.journal import Journal, State, Stored
@@ -330,10 +330,9 @@ def part_digest(folder: Path) -> bytes:
 def sent_bits(sender: str, message: str, field: str, packed: Array, n_rows: int) -> Bits:
     """Unpack a bit for each of some rows; raises a ProtocolError if the bytes do not fit."""
     n_bytes = -(-n_rows // 8)
-    if len(packed) != n_bytes:
-        rule = f"must be {n_bytes} bytes, got {len(packed)}"
-        raise ProtocolError(sender, message, field, rule)
+    rule = f"must be {n_bytes} bytes, got {len(packed)}"
+    check_fields(sender, message, (field, len(packed) == n_bytes, rule))
     bits = np.unpackbits(packed).astype(bool)
-    if bits[n_rows:].any():
-        raise ProtocolError(sender, message, field, f"must be 0 past the {n_rows} rows")
+    rule = f"must be 0 past the {n_rows} rows"
+    check_fields(sender, message, (field, not bits[n_rows:].any(), rule))
     return bits[:n_rows]
