@@ -34,7 +34,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import read_node_config, site_config
 from fedapp.site.trust import identity, pin
 
 # Timeouts, long enough for a busy machine.
@@ -88,7 +88,7 @@ class Deployment:
         return self.folder / name / "home"
 
     def node_config(self, name: str) -> Mapping[str, Any]:
-        return parse_node_config(str(self.folder / name / "site.toml"))
+        return read_node_config(self.folder / name / "site.toml")
 
     def locally(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
         """Run by the local engine, with the sites' node configs."""

@@ -169,7 +169,7 @@ class Active(Aligned):
         letters = {self.name: column_bins(self, self.table, settings, n_records, none)}
         for name in self.others:
             letters[name] = mail.one(ColumnBins, name)
-            most = self.config.limits["most-columns"]
+            most = self.config.most_columns
             check_bins(name, letters[name], wanted, settings.max_bin, most, self.name)
         self.joint = Joint.of({name: letters[name] for name in self.peers}, wanted)
         if settings.auto_child_weight:

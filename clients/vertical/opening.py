@@ -377,7 +377,7 @@ class Opening(Aligned):
         n_rows, ratio = self.n_table, self.config.align_most_ratio
         limits = {
             "most_rows of the run's opening": planned(self.site.store)["most_rows"],
-            f"align-most-rows of {self.name}": self.config.limits["align-most-rows"],
+            f"align-most-rows of {self.name}": self.config.align_most_rows,
         }
         if self._is_asked:
             limits[f"{ratio} x {n_rows} rows, align-most-ratio of {self.name}"] = ratio * n_rows
@@ -463,7 +463,7 @@ def look(
         config = with_present_times(config, Holdout(**fields_of(request, Holdout)))
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
-    max_rows = min(request.most_rows, config.limits["align-most-rows"])
+    max_rows = min(request.most_rows, config.align_most_rows)
     if len(ids) > max_rows:
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
         raise ConfigError(f"align-most-rows {rule}, got {max_rows}")

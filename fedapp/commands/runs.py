@@ -246,7 +246,7 @@ def audit(
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")
     if site:
-        audited = at_site(run_dir, str(node_config(site)))
+        audited = at_site(run_dir, node_config(site))
     else:
         auditing = Auditing.of(run_dir, quick)
         for attack in auditing.attacks:

@@ -24,7 +24,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model, parts_of, predict_table, trained_settings
 from fedapp.serve.scorer import open_scorer
 from fedapp.settings import load_settings
-from fedapp.site.settings import parse_node_config
+from fedapp.site.settings import read_node_config
 from fedapp.site.trust import PINNED, pins_in
 from fedapp.superlinks import superlinks
 from fedapp.trees.model import DIVIDED
@@ -147,8 +147,8 @@ READ = {
     "schema": ("rows.toml", read_schema, "schema '.*rows.toml' must be TOML: "),
     "node config": (
         "site.toml",
-        lambda path: parse_node_config(str(path)),
-        'node config must be like name="bank" data="rows.csv": ',
+        read_node_config,
+        'node config .*site.toml must be TOML, like name = "bank": ',
     ),
     "keys": (PINNED, lambda path: pins_in(path.parent), "trusted.toml must have a fingerprint "),
     "run": (
