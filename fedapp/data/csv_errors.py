@@ -55,8 +55,8 @@ class TextFile:
 
     path: Path
     reader: Reader  # with its delimiter
-    # numbers, from 0, of the file's rows that the table has; None: all
-    row_numbers: Sequence[int] | None = None
+    # numbers, from 0, of the file's rows that the table has, as an array; None: all
+    row_numbers: Any = None
     id_column: str = ""
     without: tuple[str, ...] = ()  # ids of rows that are passed over
 
