@@ -30,10 +30,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fedapp.data.columns import Columns
-from fedapp.data.datasets import NAME, dataset_names, read_source
+from fedapp.data.datasets import NAME, read_source
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import column_names, file_version
-from fedapp.data.schema import PLAIN, Reader, Roles, with_names
+from fedapp.data.schema import PLAIN, REGISTRY, Reader, Roles, with_names
 from fedapp.data.scratch import batches, side_by_side
 from fedapp.data.table import Table, ids_of
 from fedapp.errors import ConfigError, DataError, check_package
@@ -352,7 +352,7 @@ def taken_by_id(table: Table, ids: npt.NDArray[np.str_], wanted: npt.NDArray[np.
 
 
 def _column_names(source: str, reader: Reader) -> set[str]:
-    if source in dataset_names():
+    if source in REGISTRY:
         return set(read_source(source).columns)
     return set(column_names(Path(source), replace(reader, tolerant=True)))
 

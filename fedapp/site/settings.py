@@ -462,11 +462,9 @@ def parse_node_config(text: str) -> dict[str, Value]:
 
     `text` is ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
     """
-    if text.endswith(".toml"):
-        text = Path(text).read_text()
-    else:
-        text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
-    return read_toml(text, 'node config must be like name="bank" data="rows.csv"')
+    pairs = (f"{key} = {value}" for key, value in PAIR.findall(text))
+    content = Path(text).read_bytes() if text.endswith(".toml") else "\n".join(pairs)
+    return read_toml(content, 'node config must be like name="bank" data="rows.csv"')
 
 
 def paths_in(node: Mapping[str, Value]) -> list[str]:

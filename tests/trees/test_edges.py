@@ -170,6 +170,15 @@ def test_toml_that_is_nested_too_deeply_is_refused(kind, nested, monkeypatch, tm
         read(Path(name).absolute())
 
 
+@pytest.mark.parametrize("kind", [kind for kind in READ if kind != "run"])
+def test_toml_that_is_no_utf8_is_refused(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    name, read, rule = READ[kind]
+    Path(name).write_bytes(b"a = '\xff'")
+    with pytest.raises(ConfigError, match=rf"^{rule}.*'utf-8' codec can't decode byte 0xff"):
+        read(Path(name).absolute())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nested", NESTED)
 def test_settings_that_are_nested_too_deeply_are_refused(nested):
