@@ -303,7 +303,7 @@ def _with_labels(
             f"label column {{}} must have a value in some row, got none in {len(labelled):,} rows"
         )
         raise DataError.naming(rule, listed([roles.label]))
-    row_numbers = np.flatnonzero(labelled).tolist()
+    row_numbers = np.flatnonzero(labelled)
     text = replace(text, row_numbers=row_numbers) if text else None
     return frame.filter(pa.array(labelled)), text
 

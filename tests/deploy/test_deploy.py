@@ -588,6 +588,23 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(both):
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_a_unit_reaches_the_head_of_a_cluster_by_the_lines_of_the_page(both):
+    _, folder = both("systemd")
+    path = folder / "fedapp-bank-superexec.service"
+    (folder / f"{path.name}.d").mkdir()
+    page = Path("docs/how-to/a-site-on-a-cluster.md").read_text()
+    reached = []
+    for lines in ("", page.partition("```ini\n")[2].partition("```")[0]):
+        (folder / f"{path.name}.d" / "override.conf").write_text(lines)
+        for words in (["verify"], ["security", "--offline=true"]):
+            command = ["systemd-analyze", *words, str(path)]
+            checked = subprocess.run(command, check=True, capture_output=True, text=True)
+            assert str(folder) not in checked.stderr
+        reached += re.findall("IP address allow list with (only|non-localhost)", checked.stdout)
+    assert reached == ["only", "non-localhost"]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_takes_the_units(both):
     for folder, n_units in zip(both("systemd"), (3, 4), strict=True):
         units = [str(path) for path in folder.glob("*.service")]
