@@ -66,7 +66,6 @@ from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.rings import (
     N_LANES,
     Bytes,
-    PlainRing,
     Residues,
     Ring,
     from_bytes_array,
@@ -367,7 +366,7 @@ class SquareBase:
     tables: tuple[tuple[list[mpz], list[mpz]], ...]
 
     def powers(self, digits: Bytes) -> Residues:
-        """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
+        """Powers mod p^2 as residues of ``Ring``; digits as for ``FixedBases``."""
         prime = self.prime
         modulus = self.prime**2
         columns = digits.T.tolist()
@@ -386,7 +385,7 @@ class SquareBase:
             ]
         pairs = zip(products, totals, strict=True)
         powers = [product * (1 + prime * total) % modulus for product, total in pairs]
-        return PlainRing(modulus).take(powers)
+        return Ring(modulus).take(powers)
 
     @property
     def n_tables(self) -> int:
@@ -400,7 +399,7 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
     The exponent has ``n_bytes``, rounded up to an even number.
     """
     tables = []
-    for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
+    for table in fixed_bases(Ring(prime**2), [base], n_bytes + n_bytes % 2).tables:
         inverses = [mpz(1)]
         inverse = gmpy2.invert(table[1], prime)
         while len(inverses) < len(table):

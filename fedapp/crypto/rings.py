@@ -1,14 +1,14 @@
 """Big integers as rows of bytes, and batched modular arithmetic.
 
-``PlainRing`` has residues as gmpy2 integers in an object array, and processes share the work.
-``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's lock, so
-threads share it. Both serialise alike: an integer is a big-endian row of bytes.
+``Ring`` has residues as gmpy2 integers in an object array, and processes share the work. Its
+subclass ``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's
+lock, so threads share it. Both serialise alike: an integer is a big-endian row of bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,32 +37,8 @@ def from_bytes_array(rows: Bytes) -> list[mpz]:
     ]
 
 
-class Ring(Protocol):
-    """Arithmetic modulo a number; see ``fedapp.crypto.lanes.ring.LaneRing``."""
-
-    modulus: mpz
-
-    def read(self, rows: Bytes) -> Residues: ...
-    def write(self, residues: Residues, width: int) -> Bytes: ...
-    def take(self, numbers: Sequence[mpz]) -> Residues: ...
-    def numbers(self, residues: Residues) -> list[mpz]: ...
-    def ones(self, n: int) -> Residues: ...
-    def multiply(
-        self,
-        left: Residues,
-        right: Residues,
-        left_rows: RowIds | None = None,
-        right_rows: RowIds | None = None,
-    ) -> Residues: ...
-    def add(self, left: Residues, right: Residues) -> Residues: ...
-    def power(self, residues: Residues, exponent: int) -> Residues: ...
-    def squares(self, residues: Residues, times: int) -> Residues: ...
-    def table_products(self, tables: Residues, digits: Bytes) -> Residues: ...
-    def lift(self, residues: Residues, ring: Any) -> Residues: ...
-
-
-class PlainRing:
-    """``Ring`` on arrays of gmpy2 integers."""
+class Ring:
+    """Arithmetic modulo a number, on arrays of gmpy2 integers."""
 
     def __init__(self, modulus: mpz) -> None:
         self.modulus = modulus

@@ -1,6 +1,7 @@
 """Arithmetic of many big integers at once, beside gmpy2's, whichever way the processor has."""
 
 import math
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
 from fedapp.crypto.paillier_keys import PrivateKey, generate_key
-from fedapp.crypto.rings import PlainRing, products_by_place
+from fedapp.crypto.rings import Ring, products_by_place
 from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from tests.crypto.test_paillier import sums_read
 
 needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
-KINDS = [PlainRing, pytest.param(LaneRing, marks=needs_lanes)]
+KINDS = [Ring, pytest.param(LaneRing, marks=needs_lanes)]
 # One limb to many; just below and above a power of two, where quotients and carries are extreme.
 MODULI = [
     mpz(3),
@@ -74,7 +75,7 @@ def test_products_sums_and_powers_are_those_of_gmpy2(kind, modulus):
 )
 @example(modulus=mpz(2**600 + 1), numbers=[(2**600, 2**600)] * 9)
 def test_side_by_side_is_one_by_one(modulus, numbers):
-    plain, lanes = PlainRing(modulus), LaneRing(modulus)
+    plain, lanes = Ring(modulus), LaneRing(modulus)
     pairs = [(mpz(one) % modulus, mpz(other) % modulus) for one, other in numbers]
     left, right = [one for one, _ in pairs], [other for _, other in pairs]
     found = [own.multiply(own.take(left), own.take(right)) for own in (plain, lanes)]
@@ -212,7 +213,7 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(made, full_masks, mo
 def test_threads_that_draw_masks_at_once_get_masks_of_their_own():
     key = generate_key(256, insecure_small_key=True)
     source = paillier.PublicMasks(key.public)
-    with Workers(4) as workers:
+    with closing(Workers(4)) as workers:
         drawn = workers.run_here(source.draw, [(7,)] * 20)
     own = lanes.ring_of(key.public.n_squared)
     values = [value for part in drawn for value in own.numbers(part)]

@@ -16,7 +16,7 @@ from typing import Any
 
 from gmpy2 import mpz
 
-from fedapp.crypto.rings import PlainRing, Ring
+from fedapp.crypto.rings import Ring
 from fedapp.crypto.workers import Call, Workers
 
 LANES, FEATURE = "fedapp.crypto.lanes.registers", "avx512ifma"
@@ -37,7 +37,7 @@ def has_lanes() -> bool:
 def ring_of(modulus: mpz) -> Ring:
     """The faster ring of an odd modulus; not cached, as a modulus may be secret."""
     if not has_lanes():
-        return PlainRing(modulus)
+        return Ring(modulus)
     from fedapp.crypto.lanes.ring import LaneRing, check_known_answers
 
     check_known_answers()
