@@ -69,12 +69,6 @@ class Address:
     since: int = 0
     last: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.step <= LARGEST_STEP:
-            raise ValueError(f"step must be 0 to {LARGEST_STEP}, got {self.step}")
-        if not 0 <= self.attempt <= LARGEST_ATTEMPT:
-            raise ValueError(f"attempt must be 0 to {LARGEST_ATTEMPT}, got {self.attempt}")
-
 
 def new_private_key() -> bytes:
     """A private key from the operating system's randomness: 32 bytes."""

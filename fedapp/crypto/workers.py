@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,12 +110,6 @@ class Workers:
     def n_workers(self) -> int:
         """Number of processes."""
         return self._n_workers
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
         """Call ``function`` with each tuple of arguments, in any order and any process.

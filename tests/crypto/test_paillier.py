@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -47,7 +48,7 @@ def key():
 
 @pytest.fixture(scope="module")
 def two():
-    with Workers(2) as workers:
+    with closing(Workers(2)) as workers:
         yield workers
 
 
@@ -464,7 +465,7 @@ def _end_if_not(process_id):
 
 @pytest.mark.slow
 def test_workers_share_the_work_raise_errors_here_and_are_replaced_when_they_die():
-    with Workers(2) as workers:
+    with closing(Workers(2)) as workers:
         assert workers.run(pow, [(2, power) for power in range(50)]) == [2**n for n in range(50)]
         assert workers.run(pow, []) == []
         assert any(len(set(workers.run(_slow_pid, [(0.05,)] * 10))) == 2 for _ in range(60))
