@@ -30,7 +30,7 @@ from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Cuts, Ints
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.sketch import BASE, N_DIGITS, descend
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.kernels import frozen
 from fedapp.messages import pax as messages
 from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
@@ -319,9 +319,10 @@ class PAX(HorizontalStrategy):
             with as_protocol_error(party, "QuantilesReply", "counts"):
                 search.check(party, reply.counts)
 
-        for digit, prefixes, offsets in descend(search):
+        while search.digit < N_DIGITS:
+            prefixes, offsets = search.wanted()
             request = messages.QuantilesRequest(
-                digit=digit,
+                digit=search.digit,
                 n_trees=len(leaf_ids),
                 leaf_ids=ids,
                 grown_offsets=np.append(0, np.cumsum([*map(len, leaf_ids)])),

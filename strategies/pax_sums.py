@@ -30,10 +30,10 @@ from fedapp.histograms.build import make_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
     BASE,
+    N_DIGITS,
     Descent,
     Sketch,
     bin_map,
-    descend,
     fuse_sketches,
     used_categories,
 )
@@ -458,14 +458,15 @@ class MaskedTotals(Totals):
         masked = self.state.sums
         *sums, counts = yield from masked.add(parties, opening.request, *shapes, may_fail=0)
         descent.take(opening.consistent(counts, None))
-        for digit, prefixes, offsets in descend(descent):
+        while descent.digit < N_DIGITS:
+            prefixes, offsets = descent.wanted()
             shape, n_bytes = (len(prefixes), BASE), opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
                 rule = f"must be less for so many columns with {setting_of(self.settings)}=secure: "
                 most = f"{MAX_COUNT_BYTES:,} at most"
                 rule += f"counts of {needed:,} bytes a party are needed, {most}"
                 raise ConfigError(f"max-bin {rule}")
-            request = opening.count(digit, prefixes, offsets)
+            request = opening.count(descent.digit, prefixes, offsets)
             (counts,) = yield from masked.add(parties, request, shape, n_bytes=n_bytes, may_fail=0)
             descent.take(opening.consistent(counts, descent.masses))
         labels, used = self._read_opening(sums)

@@ -314,7 +314,8 @@ class Active(Aligned):
         )
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.round.exponents)
         trees, nodes = wanted.T
-        ordered = sum_jobs(cipher.layouts, growth.level, trees, nodes, has_one_tree)
+        n_outputs = [layout.n_outputs for layout in cipher.layouts]
+        ordered = sum_jobs(n_outputs, growth.level, trees, nodes, has_one_tree)
         jobs = list(ordered) if n_bins else []
         is_read = [(group, np.ones(len(nodes) * n_bins, bool)) for group, _, nodes in jobs]
         fields = cipher.read(party, letter, is_read)

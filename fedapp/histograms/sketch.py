@@ -11,10 +11,9 @@ rows equally well, and the row's value is not disclosed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -330,26 +329,6 @@ class _Column:
     under: Whole  # weight below each cut
     # values at resolved targets; of a prefix that is not resolved further its lowest
     points: ValueKeys
-
-
-class Search(Protocol):
-    """A search for values by counts of what begins with their digits so far."""
-
-    @property
-    def digit(self) -> int:
-        """Number of digits counted so far, 0 to 4."""
-
-    def wanted(self) -> tuple[ValueKeys, Ints]:
-        """``prefixes`` and ``offsets`` to count by the next digit."""
-
-    def take(self, counts: Whole) -> None:
-        """Continue with the next digit."""
-
-
-def descend(search: Search) -> Iterator[tuple[int, ValueKeys, Ints]]:
-    """Digit, prefixes and offsets to count next; ``take`` gets the counts before the next one."""
-    while search.digit < N_DIGITS:
-        yield search.digit, *search.wanted()
 
 
 class Descent:
