@@ -82,10 +82,7 @@ def leaves_of(rows: PredictedRows) -> npt.NDArray[np.int32]:
     """Number of each row's leaf in each tree; int32, shape (n_rows, n_trees)."""
     if not isinstance(model := rows.model, Ensemble):
         raise ConfigError("apply must be of boosted trees, got another model")
-    leaves = np.empty((len(model.trees), rows.table.n_rows), np.int32)
-    for tree, of_tree in zip(model.trees, leaves, strict=True):
-        find_leaves(tree, rows.table.values, of_tree, model.sets)
-    return leaves.T
+    return find_leaves(model.trees, rows.table.values, model.sets).T
 
 
 def evaluate_rounds(

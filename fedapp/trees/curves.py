@@ -256,11 +256,11 @@ def _curve(model: Ensemble, columns: tuple[int, ...], numbers: list[int]) -> Cur
         name = " & ".join(axis.name for axis in axes)
         raise ConfigError(f"a pair must have <= {MOST_CELLS} cells, got {n} of {name}")
     rows: Floats = np.stack([axis.ravel() for axis in np.meshgrid(*points, indexing="ij")], axis=1)
-    values, leaves, weights = np.zeros((n, model.n_outputs)), np.empty(n, np.int32), np.zeros(0)
+    values, weights = np.zeros((n, model.n_outputs)), np.zeros(0)
     for number in numbers:
         tree = model.trees[number].copy()
         tree["column"] = np.searchsorted(columns, tree["column"])
-        find_leaves(tree, rows, leaves, model.sets)
+        (leaves,) = find_leaves([tree], rows, model.sets)
         values += (model.leaf_terms(number) - _mean(model, number))[leaves]
         if number == numbers[0]:
             # The model has sums of leaves only: each is divided evenly among its places; those of

@@ -181,13 +181,13 @@ def add_trees(
 
 
 def find_leaves(
-    tree: npt.NDArray[Any],
-    values: npt.NDArray[np.float32],
-    leaves: npt.NDArray[np.int32],
-    sets: CategorySets = NO_SETS,
-) -> None:
-    """Write the leaf of each row of a tree into ``leaves``."""
-    _find_leaves(*(_walked(tree, sets), *frozen(values), leaves))
+    trees: Sequence[Tree], values: npt.NDArray[np.float32], sets: CategorySets = NO_SETS
+) -> Nodes:
+    """Leaf of each row in each tree; ``values`` is float32, shape (n_rows, n_columns)."""
+    leaves = np.empty((len(trees), len(values)), dtype=np.int32)
+    for tree, of_tree in zip(trees, leaves, strict=True):
+        _find_leaves(*(_walked(tree, sets), *frozen(values), of_tree))
+    return leaves
 
 
 def _walked(nodes: Tree, sets: CategorySets) -> tuple[Any, ...]:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from fedapp.errors import ConfigError
 from fedapp.histograms.build import inside_of
-from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import (
     NO_SET,
     NO_SETS,
@@ -58,7 +57,6 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 WRITTEN = "left", "column", "threshold", "default_left"  # in a document; other fields are 0
 Doubles = npt.NDArray[np.float64]
-ALL = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,33 +210,20 @@ def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> 
 
 def row_counts(bootstrap: bool, seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
     """How often each tree draws each row (1 without bootstrap); uint8, shape (n_trees, n_rows)."""
+    counts = np.ones((n_trees, n_rows), dtype=np.uint8)
     if bootstrap:
-        return bootstrap_counts(seed, n_trees, n_rows)
-    return np.ones((n_trees, n_rows), dtype=np.uint8)
+        trees, rows = (mix(np.arange(n, dtype=np.uint64)) for n in (n_trees, n_rows))
+        half = np.uint64(32)
+        for tree, root in enumerate(mix(np.uint64(seed) ^ trees)):
+            # One draw a word: its upper half as a fraction of 2**32.
+            drawn = ((mix(root ^ rows) >> half) * np.uint64(n_rows)) >> half
+            counts[tree] = np.bincount(drawn.astype(np.int64), minlength=n_rows).clip(max=255)
+    return counts
 
 
 def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
     """Seeds of all parties' columns, from which they are drawn for nodes."""
     return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
-
-
-def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
-    """How often each tree draws each row, in ``n_rows`` draws with replacement."""
-    roots = mix(np.uint64(seed) ^ mix(np.arange(n_trees, dtype=np.uint64)))
-    counts = np.zeros((n_trees, n_rows), dtype=np.uint8)
-    for tree in range(n_trees):
-        words = mix(roots[tree] ^ mix(np.arange(n_rows, dtype=np.uint64)))
-        _count(words, counts[tree])
-    return counts
-
-
-@kernel
-def _count(words: Any, counts: Any) -> None:
-    """Draw one row per word: its upper half as a fraction of 2**32."""
-    for word in words:
-        row = np.int64(((word >> np.uint64(32)) * np.uint64(len(counts))) >> np.uint64(32))
-        if counts[row] < 255:
-            counts[row] += 1
 
 
 def n_features(rule: str | float, n_columns: int) -> int:
@@ -308,8 +293,8 @@ class BaggedForest(Model):
         """
         sums = np.zeros((leaves.shape[1], self.n_outputs))
         for tree, (values, leaf_ids) in enumerate(zip(self.values, leaves, strict=True)):
-            is_counted = ALL if counted is None else counted[tree]
-            _add_leaves(*(*frozen(values, leaf_ids, is_counted), sums))
+            terms = values[leaf_ids]
+            sums += terms if counted is None else np.where(counted[tree][:, None], terms, 0.0)
         n_trees = len(self.trees) if counted is None else counted.sum(axis=0)[:, None]
         means: Doubles = sums / n_trees
         return means
@@ -325,10 +310,7 @@ class BaggedForest(Model):
 
     def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
         """Leaf of each row in each tree; ``values`` is float32, shape (n_rows, n_columns)."""
-        leaf_ids = np.zeros((len(self.trees), len(values)), dtype=np.int32)
-        for tree, tree_leaf_ids in zip(self.trees, leaf_ids, strict=True):
-            find_leaves(tree, values, tree_leaf_ids, self.sets)
-        return leaf_ids
+        return find_leaves(self.trees, values, self.sets)
 
 
 def branches(
@@ -371,31 +353,16 @@ def leaf_values(
     """
     values = []
     for inside, drawn, size in zip(nodes, draws, n_nodes.tolist(), strict=True):
-        sums = np.zeros((size, 1 + max(n_classes, 1)))  # of all rows, and by class or w y
-        _add_rows(*(*frozen(inside, drawn, weights, labels), n_classes > 0, sums))
-        totals, shares = sums[:, :1], sums[:, sums.shape[1] - n_outputs :]
+        drawn_weights = drawn * weights
+        totals = np.bincount(inside, drawn_weights, size)[:, None]
+        if n_classes:
+            cells = inside.astype(np.int64) * n_classes + labels.astype(np.int64)
+            sums = np.bincount(cells, drawn_weights, size * n_classes).reshape(size, n_classes)
+        else:
+            sums = np.bincount(inside, drawn_weights * labels, size)[:, None]
+        shares = sums[:, sums.shape[1] - n_outputs :]
         values.append(np.divide(shares, totals, where=totals > 0, out=shares * 0))
     return tuple(values)
-
-
-@kernel
-def _add_rows(nodes: Any, draws: Any, weights: Any, labels: Any, is_class: bool, sums: Any) -> None:
-    for row in range(len(nodes)):
-        weight = draws[row] * weights[row]
-        sums[nodes[row], 0] += weight
-        if is_class:
-            sums[nodes[row], 1 + np.int64(labels[row])] += weight
-        else:
-            sums[nodes[row], 1] += weight * labels[row]
-
-
-@kernel
-def _add_leaves(values: Any, leaves: Any, counted: Any, sums: Any) -> None:
-    """Add a tree's values to the rows it counts for; all rows if ``counted`` is empty."""
-    for row in range(len(leaves)):
-        if len(counted) == 0 or counted[row]:
-            for output in range(sums.shape[1]):
-                sums[row, output] += values[leaves[row], output]
 
 
 def grow_forest(
