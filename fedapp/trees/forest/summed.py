@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Ints, spans
+from fedapp.histograms.bins import Codes, Cuts, Ints
 from fedapp.histograms.build import inside_of
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
@@ -290,15 +290,8 @@ def _splits(
     # Empty bins between both sides: any value in them divides the rows alike.
     below, above = cuts.edges[firsts + codes[lefts]], cuts.edges[firsts + codes[lefts + 1] - 1]
     thresholds[is_cut] = (below.astype(np.float64) + above) / 2
-    # The sums of each chosen column, one after the other, and which of them go right.
-    splits, places = spans(listing.ends[listed + 1] - starts)
-    rows, rights = starts[splits] + places, listing.rights(choices, nodes, codes, categories)
-    is_missing = places >= listing.n_bins[listed[splits]]
-    is_right = np.where(
-        is_missing, defaults[splits] == 0, ~is_cut[splits] | (places > last[splits])
-    )
-    is_coded = (widths[splits] > 0) & ~is_missing
-    is_right[is_coded] = rights[splits[is_coded], codes[rows[is_coded]]]
+    splits, rows, is_right = listing.sides(choices, nodes)
+    rights = listing.rights(choices, nodes, codes, categories)
     children = np.zeros((len(nodes), 2, sums.shape[1]), dtype=np.int64)
     np.add.at(children, (splits, is_right.astype(np.int64)), sums[rows])
     gains = choices.improvements[nodes]
