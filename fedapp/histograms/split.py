@@ -26,9 +26,6 @@ SPLIT = np.dtype(
 )
 SMALLEST_GAIN = np.float32(1e-6)  # XGBoost's kRtEps: no split gains less
 
-FREE_COLUMNS = np.empty(0, dtype=np.int8)
-NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
-
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
@@ -132,8 +129,8 @@ def best_splits(
     cuts: Cuts,
     penalties: Penalties,
     rules: CategoryRules,
-    monotone: npt.NDArray[np.int8] = FREE_COLUMNS,
-    bounds: npt.NDArray[np.float32] = NO_BOUNDS,
+    monotone: npt.NDArray[np.int8],
+    bounds: npt.NDArray[np.float32],
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -157,8 +154,7 @@ def best_splits(
     allowed : bool, shape (n_nodes, n_columns): columns that may split the node.
     monotone : int8, shape (n_columns,): 1 if the right side must not weigh less than the left, -1
         if not more, else 0; empty without constraints, which columns of categories exclude.
-    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, with
-        constraints.
+    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides.
 
     Returns
     -------

@@ -33,7 +33,6 @@ import numpy.typing as npt
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
-    NO_BOUNDS,
     CategoryRules,
     Penalties,
     best_splits,
@@ -44,7 +43,7 @@ from fedapp.histograms.split import (
 )
 from fedapp.kernels import frozen
 from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets, set_numbers
-from fedapp.trees.limits import FREE, WIDEST, GrowPolicy, Limits
+from fedapp.trees.limits import FREE, GrowPolicy, Limits
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, node_of, ordered_sets
 from fedapp.trees.structure import Numbers, Routes, number_children, roots_of, routes_of
 
@@ -95,13 +94,10 @@ class Queue:
         nodes : int64, shape (n_nodes,): what number each of its nodes had as it grew.
         places : int64: the node that each node of the tree that grew is now, or is below.
         """
-        every = np.arange(len(tree))
-        if self.is_by_level:
-            whole = tree.copy()
-            whole["value"][whole["left"] != LEAF] = 0
-            return whole, every, every
         most = self.max_leaves - 1 if self.max_leaves else len(tree)
-        order = _by_gain(tree["left"], tree["gain"], most)
+        order = np.flatnonzero(tree["left"] != LEAF)
+        if not self.is_by_level:
+            order = _by_gain(tree["left"], tree["gain"], most)
         lefts = tree["left"][order].astype(np.int64)
         nodes = np.concatenate(([0], np.stack((lefts, lefts + 1), axis=1).ravel()))
         places = np.full(len(tree), -1)
@@ -349,7 +345,7 @@ class Growth:
             self.shape.penalties,
             self.shape.rules,
             self.limits.monotone,
-            bounds if len(self.limits.monotone) else NO_BOUNDS,
+            bounds,
         )
 
     def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Numbers, Bools]:
@@ -368,11 +364,9 @@ class Growth:
     def _bounds(self) -> npt.NDArray[np.float32]:
         """Lowest and highest leaf weight below each open node."""
         state = self.state
-        if not len(self.limits.monotone):
-            return np.tile([-WIDEST, WIDEST], (len(state.open_nodes), 1))
         places = state.open_nodes.tolist()
         bounds = [self.limits.bounds(state.trees[tree], node) for tree, node in places]
-        return np.array(bounds, dtype=np.float32)
+        return np.array(bounds, dtype=np.float32).reshape(-1, 2)
 
     def grown(self) -> Grown:
         """The trees so far."""
