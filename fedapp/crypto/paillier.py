@@ -58,7 +58,6 @@ from typing import Any
 
 import gmpy2
 import numpy as np
-import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
 from fedapp.crypto.lanes import has_lanes, ring_of, run_shared
@@ -70,7 +69,6 @@ from fedapp.crypto.rings import (
     Ring,
     from_bytes_array,
     product,
-    to_bytes_array,
 )
 from fedapp.crypto.workers import Workers
 
@@ -131,18 +129,12 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         form = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
-    n2_ring = ring_of(key.n_squared)
-    limit = to_bytes_array([key.n_squared], width)[0]
+    n2_ring, n_squared = ring_of(key.n_squared), key.n_squared
     # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
-        # Compare with n^2 at the first byte that differs.
-        differs = rows != limit
-        places = differs.argmax(axis=1)
-        below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
-        below &= differs.any(axis=1)
-        n_wrong += len(rows) - int((below & rows.any(axis=1)).sum())
+        n_wrong += sum(not 0 < value < n_squared for value in from_bytes_array(rows))
         if not n_wrong:
             common = common * product(n2_ring, n2_ring.read(rows)) % key.n
     if n_wrong:
