@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram, add_histograms
 from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.kernels import frozen

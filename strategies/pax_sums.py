@@ -20,12 +20,13 @@ import numpy as np
 from pydantic import Field
 
 from fedapp import metrics
+from fedapp.arrays import Doubles, Ints
 from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import SIZES
 from fedapp.crypto.noise import Budget
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.build import make_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
@@ -55,7 +56,7 @@ from fedapp.settings import Section, Settings
 from fedapp.trees import objective as objectives
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import LossParameters
-from fedapp.trees.rounds import Boosting, Doubles
+from fedapp.trees.rounds import Boosting
 from fedapp.trees.shown import WHAT
 from fedapp.trees.survival import N_SUMS
 from strategies.common_table import CommonTable

@@ -32,6 +32,7 @@ from clients.vertical.growing import (
 )
 from clients.vertical.party import Aligned, Floats, Subsets, numbered
 from fedapp import metrics
+from fedapp.arrays import Ints
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -68,7 +69,6 @@ from fedapp.trees.forest.cart import (
     Candidates,
     Codes,
     Criterion,
-    Ints,
     RowFields,
     Rules,
     bin_columns,

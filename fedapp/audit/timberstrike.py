@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import coo_array, eye_array, hstack, vstack
 
+from fedapp.arrays import Doubles, Flags, Ints
 from fedapp.audit.listening import Trained
 from fedapp.data.labels import class_ids
 from fedapp.records.document import from_text
@@ -23,9 +23,6 @@ from fedapp.trees.stacked import StackedModel
 
 # timberstrike: the arithmetic
 
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 WHOLE = 1e-6  # tolerance: a solver's share may be this far below a whole number of rows
 
 
@@ -41,7 +38,7 @@ class Kinds:
     occurring: Flags  # (n_marks,): whether any row has it
 
     @classmethod
-    def of(cls, values: Array, categories: Ints) -> Kinds:
+    def of(cls, values: Doubles, categories: Ints) -> Kinds:
         """The marks of a table's values."""
         kinds = cls(categories, np.empty(0, dtype=bool))
         shares = [kinds.shares(column, values[:, column]) for column in range(len(categories))]
@@ -58,14 +55,14 @@ class Kinds:
         ends = np.cumsum(np.maximum(self.categories, 1) + 1)
         return np.concatenate(([0], ends)).astype(np.int64)
 
-    def shares(self, column: int, values: Array) -> Array:
+    def shares(self, column: int, values: Doubles) -> Doubles:
         """Share of a column's values that have each of its marks."""
         width = int(max(self.categories[column], 1))
         codes = values if self.categories[column] else np.where(np.isnan(values), values, 0.0)
         marks = np.where(np.isnan(codes), width, codes).astype(np.int64)
         return np.bincount(marks, minlength=width + 1) / max(len(marks), 1)
 
-    def drop_empty(self, lows: Array, highs: Array, marks: Flags) -> None:
+    def drop_empty(self, lows: Doubles, highs: Doubles, marks: Flags) -> None:
         """A value that no number can be is missing, and its range that of any."""
         numbers = np.flatnonzero(self.categories == 0)
         empty = lows >= highs
@@ -77,11 +74,11 @@ class Kinds:
 class Leaves:
     """The leaves of a tree that a row can be in."""
 
-    lows: Array  # (n_leaves, n_columns): the boxes, lows <= values < highs
-    highs: Array
-    weights: Array  # (n_leaves,): -G / (H + lambda)
-    hessians: Array  # (n_leaves,): H, or zeros if not disclosed
-    steps: Array  # (n_leaves,): what a leaf adds to a row's margin
+    lows: Doubles  # (n_leaves, n_columns): the boxes, lows <= values < highs
+    highs: Doubles
+    weights: Doubles  # (n_leaves,): -G / (H + lambda)
+    hessians: Doubles  # (n_leaves,): H, or zeros if not disclosed
+    steps: Doubles  # (n_leaves,): what a leaf adds to a row's margin
     marks: Flags  # (n_leaves, n_marks): marks that rows in it may have
     kinds: Kinds
 
@@ -126,10 +123,10 @@ class Leaves:
 class Rows:
     """What is known of each row."""
 
-    lows: Array  # (n_rows, n_columns): the box of each row
-    highs: Array
-    labels: Array  # (n_rows,), 0 or 1
-    margins: Array  # (n_rows,)
+    lows: Doubles  # (n_rows, n_columns): the box of each row
+    highs: Doubles
+    labels: Doubles  # (n_rows,), 0 or 1
+    margins: Doubles  # (n_rows,)
     marks: Flags  # (n_rows, n_marks): that it may have
 
     @classmethod
@@ -229,8 +226,13 @@ def dealt(rows: Rows, leaves: Leaves, reg_lambda: float) -> Ints:
 
 
 def _shares(
-    open_to: Flags, sizes: Ints, labels: Array, margins: Array, leaves: Leaves, reg_lambda: float
-) -> Array:
+    open_to: Flags,
+    sizes: Ints,
+    labels: Doubles,
+    margins: Doubles,
+    leaves: Leaves,
+    reg_lambda: float,
+) -> Doubles:
     """How many rows of each group are in each leaf, float64, shape (n_groups, n_leaves)."""
     means = 1 / (1 + np.exp(-margins))
     gradients, hessians = means - labels, means * (1 - means)
@@ -269,7 +271,7 @@ UNSEEN = 1e-6  # share of a mark that no known row has
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
 
 
-def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator, kinds: Kinds) -> Array:
+def drawn(rows: Rows, known_rows: Doubles, rng: np.random.Generator, kinds: Kinds) -> Doubles:
     """Draw a value of each row in each column uniformly from its range, and append its label.
 
     Categories, and whether a value is missing, are drawn by their shares among the known rows.
@@ -295,7 +297,7 @@ def drawn(rows: Rows, known_rows: Array, rng: np.random.Generator, kinds: Kinds)
     return np.column_stack([values, rows.labels])
 
 
-def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
+def matched(rebuilt: Doubles, truth: Doubles, tolerances: Doubles) -> Doubles:
     """Share of each true row's values that its rebuilt row has within the tolerance.
 
     Rows, of shape (n_rows, n_columns + 1), are matched one to one so that the mean is largest.
@@ -312,7 +314,7 @@ def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
     return shares
 
 
-def _near(rebuilt: Array, truth: Array, tolerances: Array | float) -> Flags:
+def _near(rebuilt: Doubles, truth: Doubles, tolerances: Doubles | float) -> Flags:
     near: Flags = np.abs(rebuilt - truth) <= tolerances
     return near | (np.isnan(rebuilt) & np.isnan(truth))
 
@@ -325,8 +327,8 @@ class Target:
     margin: float  # of all rows before the first tree
     # (n_rows, n_columns + 1), the labels last: rows that have grown the trees, and as many known
     # to the attacker
-    truth: Array
-    known: Array
+    truth: Doubles
+    known: Doubles
 
     def rebuilt(self, reg_lambda: float) -> Rows:
         """Rows rebuilt from the trees; they must have grown the first one."""
@@ -339,7 +341,7 @@ class Target:
                 rows.move(leaves)
         return rows
 
-    def shares(self, reg_lambda: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    def shares(self, reg_lambda: float, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
         """Shares of each row's values that the attack rebuilds, and that a guess does.
 
         The attacker knows the bounds of each column, as in the paper, and the rows of each class.
@@ -357,12 +359,12 @@ class Target:
         return rebuilt, guess
 
     @property
-    def tolerances(self) -> Array:
+    def tolerances(self) -> Doubles:
         """How near a value must be in each column, and a label: a category is right or wrong."""
         present, kinds = ~np.isnan(self.truth), self.trees[0][0].kinds
         deviations = self.truth.std(axis=0, where=present | ~present.any(axis=0))
         deviations[:-1][kinds.categories > 0] = 0
-        near: Array = TOLERANCE * np.nan_to_num(deviations)
+        near: Doubles = TOLERANCE * np.nan_to_num(deviations)
         return near
 
     def finds_planted(self, reg_lambda: float, rng: np.random.Generator) -> bool:

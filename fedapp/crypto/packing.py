@@ -31,15 +31,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from fedapp.arrays import Doubles, Floats, Ints
 
 PAIR = 2  # gradient and hessian
 # float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums. Fewer
 # would shorten slots, but change splits of late rounds.
 PRECISION = 53
 MAX_PRECISION = 62  # fixed-point values are int64
-
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class FixedPoint:
     precision: int = PRECISION
 
     @staticmethod
-    def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
+    def covering(gradients: Floats, precision: int = PRECISION) -> FixedPoint:
         """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2)."""
         if not 1 <= precision <= MAX_PRECISION:
             raise ValueError(f"precision must be 1 to {MAX_PRECISION}, got {precision}")
@@ -64,7 +63,7 @@ class FixedPoint:
         first, second = (int(np.frexp(np.float64(value))[1]) for value in largest)
         return FixedPoint((first, second), precision)
 
-    def encode(self, gradients: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    def encode(self, gradients: Floats) -> Ints:
         """Nearest multiples, int64, of float32 gradients of shape (n_rows, n_outputs, 2)."""
         _check_finite(gradients)
         n_negative = int((gradients[..., 1] < 0).sum())
@@ -76,7 +75,7 @@ class FixedPoint:
         if n_large:
             limits = " and ".join(f"2^{exponent}" for exponent in self.exponents)
             raise ValueError(f"gradients must be at most {limits}, got {n_large} that are not")
-        integers: npt.NDArray[np.int64] = multiples.astype(np.int64)
+        integers: Ints = multiples.astype(np.int64)
         return integers
 
     def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Doubles:
@@ -138,7 +137,7 @@ class Layout:
         """Plaintexts for ``n_sums`` sums, all full but the last."""
         return -(-n_sums // self.n_slots)
 
-    def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
+    def pack(self, fields: Ints) -> list[int]:
         """One plaintext a row, the row's fields in slot 0.
 
         Expects int64 of shape (n_rows, n_outputs, 2) if ``in_pairs``, from ``FixedPoint.encode``,
@@ -221,7 +220,7 @@ def readable_rows(layouts: Sequence[Layout], max_depth: int, max_leaves: int = 0
     return n_bits * min(n_nodes, 2 * max_leaves or n_nodes)
 
 
-def _check_finite(gradients: npt.NDArray[np.float32]) -> None:
+def _check_finite(gradients: Floats) -> None:
     n_wrong = int((~np.isfinite(gradients)).sum())
     if n_wrong:
         raise ValueError(f"gradients must be finite, got {n_wrong} that are not")

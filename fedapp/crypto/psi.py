@@ -29,6 +29,7 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.rings import ORDER, Bytes
 from fedapp.errors import MachineError
@@ -129,7 +130,7 @@ def intersect(lists: Sequence[Points]) -> Points:
     return common.view(np.uint8).reshape(-1, POINT_BYTES)
 
 
-def places(points: Points, common: Points) -> npt.NDArray[np.int64]:
+def places(points: Points, common: Points) -> Ints:
     """Position of each common point in a party's list: ``points[places]`` equals ``common``.
 
     Both are uint8, shape (n, 32), ``points`` without duplicates. Raises a ValueError if a list has
@@ -172,7 +173,7 @@ def _sorted(name: str, points: Points) -> tuple[Keys, npt.NDArray[np.intp]]:
     return ordered, order
 
 
-def _find(keys: Keys, ordered: Keys) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+def _find(keys: Keys, ordered: Keys) -> tuple[npt.NDArray[np.intp], Flags]:
     """Rank of each point among sorted ones, and whether it is one of them."""
     ranks = np.searchsorted(ordered, keys)
     is_present = ranks < len(ordered)

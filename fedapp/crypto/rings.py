@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
+from fedapp.arrays import Ints
+
 N_LANES = 8  # big integers side by side in a register
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of ristretto255: l of RFC 9496, Section 4
 
 Bytes = npt.NDArray[np.uint8]
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
-RowIds = npt.NDArray[np.int64]
 
 
 def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
@@ -64,8 +65,8 @@ class Ring:
         self,
         left: Residues,
         right: Residues,
-        left_rows: RowIds | None = None,
-        right_rows: RowIds | None = None,
+        left_rows: Ints | None = None,
+        right_rows: Ints | None = None,
     ) -> Residues:
         left = left if left_rows is None else left[left_rows]
         right = right if right_rows is None else right[right_rows]
@@ -103,8 +104,8 @@ def product(ring: Ring, residues: Residues) -> mpz:
 
 
 def products_by_place(
-    ring: Ring, residues: Residues, places: RowIds, rows: RowIds | None = None
-) -> tuple[RowIds, Residues]:
+    ring: Ring, residues: Residues, places: Ints, rows: Ints | None = None
+) -> tuple[Ints, Residues]:
     """The distinct places, ascending, and the product of all residues of each place.
 
     ``places`` is int64, shape (n,), and ``rows`` the residue for each; None for all in order.

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.lanes import ring_of, run_shared
 from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import (
@@ -36,8 +37,6 @@ from fedapp.crypto.paillier import (
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.rings import Bytes, Residues, products_by_place
 from fedapp.crypto.workers import Rows, Workers
-
-Ints = npt.NDArray[np.int64]
 
 # Rows a call: fewer are not worth sending to another process, more would take too much memory.
 FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
@@ -93,7 +92,7 @@ def sum_rows(
 
 
 def select_ciphertexts(
-    key: PublicKey, ciphertexts: Bytes, chosen: npt.NDArray[np.bool_], workers: Workers
+    key: PublicKey, ciphertexts: Bytes, chosen: Flags, workers: Workers
 ) -> Bytes:
     """Chosen ciphertexts under fresh masks, and fresh encryptions of 0 in place of the others.
 
@@ -158,7 +157,7 @@ def pack_terms(
 def read_jobs(
     key: PrivateKey,
     ciphertexts: Bytes,
-    jobs: Sequence[tuple[Layout, npt.NDArray[np.bool_]]],
+    jobs: Sequence[tuple[Layout, Flags]],
     workers: Workers,
     convert: Callable[[list[list[int]]], Any] = list,
 ) -> list[Any]:

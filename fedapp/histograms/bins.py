@@ -25,10 +25,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.kernels import kernel, n_cores
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8 | np.uint16]
 Empty = Callable[[Any, Any], npt.NDArray[Any]]  # as ``np.empty``
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class Cuts:
         return np.diff(self.offsets)
 
     @property
-    def by_category(self) -> npt.NDArray[np.bool_]:
+    def by_category(self) -> Flags:
         """Which columns are categorical; bool, shape (n_columns,)."""
         if not len(self.categories):
             return np.zeros(self.n_columns, dtype=bool)
@@ -70,7 +69,7 @@ class Cuts:
         return self.edges[self.offsets[column_id] : self.offsets[column_id + 1]]
 
 
-def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
+def ragged(arrays: list[Floats]) -> tuple[Floats, Ints]:
     """Concatenate arrays; returns the flat array and the start of each."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])

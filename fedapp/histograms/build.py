@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Ints, in_parts
+from fedapp.arrays import Doubles, Floats, Ints
+from fedapp.histograms.bins import Codes, in_parts
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen, kernel
 
-Histogram = npt.NDArray[np.float64]
+Histogram = Doubles
 HistogramSums = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]  # see ``build_histograms``
 Places = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
 
 # Standard deviations of noise that a clear count exceeds: of 256 empty cells, none passes with a
 # probability of 0.98.
@@ -118,7 +118,7 @@ def build_vector_histograms(
     missing_code: int,
     columns: Ints,
     widths: Ints,
-    gradients: npt.NDArray[np.float32],
+    gradients: Floats,
     nodes: npt.NDArray[np.int32],
     wanted_trees: npt.NDArray[np.int32],
     wanted_nodes: npt.NDArray[np.int32],

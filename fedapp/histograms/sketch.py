@@ -18,12 +18,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.histograms.bins import (
     Codes,
     Cuts,
     Empty,
-    Floats,
-    Ints,
     column_groups,
     column_ranges,
     digitise,
@@ -234,7 +233,7 @@ def _fuse_column(
     return np.append(points[cut_points], upper_edge(np.float32(top))), -upper_edge(-points[0])
 
 
-def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]:
+def prune(masses: Doubles, n_bins: int) -> Ints:
     """Points at which to cut, so that ``n_bins`` bins have about the same mass.
 
     ``masses[i]`` is the weight from point i up to the next. Returns int64, ascending, at most
@@ -344,7 +343,7 @@ class Descent:
 
     def __init__(
         self,
-        is_number: npt.NDArray[np.bool_],
+        is_number: Flags,
         n_bins: int,
         lightest: int = 0,
         percents: Sequence[int] = (),
@@ -428,7 +427,7 @@ class Descent:
         )
 
     @property
-    def is_whole(self) -> npt.NDArray[np.bool_]:
+    def is_whole(self) -> Flags:
         """Which columns are resolved completely: each bin has one value only."""
         return np.array([column.whole for column in self._columns])
 

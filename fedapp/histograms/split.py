@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.kernels import frozen, inlined, kernel
@@ -123,14 +124,14 @@ class CategoryRules:
 
 def best_splits(
     histograms: Histogram,
-    sums: npt.NDArray[np.float64],
+    sums: Doubles,
     missing: npt.NDArray[np.int32],
-    allowed: npt.NDArray[np.bool_],
+    allowed: Flags,
     cuts: Cuts,
     penalties: Penalties,
     rules: CategoryRules,
     monotone: npt.NDArray[np.int8],
-    bounds: npt.NDArray[np.float32],
+    bounds: Floats,
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -177,7 +178,7 @@ def best_splits(
 
 def right_categories(
     histogram: Histogram, cut: int, penalties: Penalties, rules: CategoryRules
-) -> npt.NDArray[np.bool_]:
+) -> Flags:
     """Which categories a split sends right; bool, shape (n_categories,).
 
     ``histogram`` is float64, shape (n_categories, 2), of the node and column. ``cut`` is the
@@ -357,9 +358,9 @@ def _accept(
 
 def best_vector_splits(
     histograms: Histogram,
-    sums: npt.NDArray[np.float64],
+    sums: Doubles,
     missing: npt.NDArray[np.int32],
-    allowed: npt.NDArray[np.bool_],
+    allowed: Flags,
     cuts: Cuts,
     penalties: Penalties,
 ) -> npt.NDArray[Any]:

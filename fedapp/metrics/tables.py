@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts, Floats, Ints, digitise, with_categories
+from fedapp.arrays import Floats, Ints
+from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, to_fixed
 from fedapp.histograms.groups import cell_starts, group
 from fedapp.histograms.sketch import N_DIGITS, Descent, digit_counts

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
+from fedapp.arrays import Floats
 from fedapp.errors import ConfigError
 from fedapp.records.document import to_text
 from fedapp.run_files import Scores
 from fedapp.run_folder import INITIAL_MODEL, RunFolder
 from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import Floats, transform
+from fedapp.trees.objective import transform
 from fedapp.trees.predict import add_trees, find_leaves, predict_margins
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.scoring import History

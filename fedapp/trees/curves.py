@@ -16,16 +16,14 @@ from math import prod
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.errors import ConfigError
 from fedapp.trees.categories import names_of
 from fedapp.trees.model import LARGEST_LEAF, LEAF, Ensemble, Tree
 from fedapp.trees.predict import find_leaves
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
+Places = Ints
 
 MOST_CELLS = 2**24  # of a pair
 # A threshold that only separates missing values: no finite number is below it.

@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedapp.arrays import Floats, Ints
 from fedapp.trees.losses import PLAIN, REGRESSION, LossParameters, Objective
-from fedapp.trees.stacked import Floats, HeadShape, split_weights
+from fedapp.trees.stacked import HeadShape, split_weights
 
 WATCHED_ROWS = 4096  # validation rows per batch
 
@@ -101,7 +101,7 @@ def _epoch(
     batches: _Batches,
     layers: list[Tensor],
     adam: torch.optim.Optimizer,
-    order: npt.NDArray[np.int64],
+    order: Ints,
 ) -> float:
     """One pass over the rows in this order; returns the mean loss."""
     total = torch.zeros((), device=layers[0].device)
@@ -159,7 +159,7 @@ class _Batches:
         mean = rows.weights.mean(dtype=np.float64)
         self._scales = torch.tensor((rows.weights / mean).astype(np.float32), device=device)
 
-    def loss(self, layers: list[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
+    def loss(self, layers: list[Tensor], rows: Ints) -> Tensor:
         """Mean loss of a batch; each row is weighted relative to the mean weight of all rows."""
         places = torch.from_numpy(rows).to(self._device)
         labels = self._labels[places]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.trees.c_math import log32
@@ -33,8 +33,6 @@ from fedapp.trees.losses import (
 )
 from fedapp.trees.ranking import grades_of
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 # Placeholder until the parties have reported what their labels are.
 AUTO: Final[str] = "auto"
 

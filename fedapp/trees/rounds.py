@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.arrays import Doubles, Flags, Floats, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.split import Penalties, leaf_weights
 from fedapp.kernels import frozen
 from fedapp.trees.categories import NO_SETS, CategorySets, Members
@@ -36,8 +36,6 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.structure import NO_ROUTES, Routes
 
-Doubles = npt.NDArray[np.float64]
-
 # Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
 # their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
 SHRINKING = 3.0
@@ -51,7 +49,7 @@ class Sampling:
     colsample: float  # share of the columns each tree may split, in (0, 1]
     weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of the draws; or empty
 
-    def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
+    def columns(self, round_id: int, n_trees: int, n_columns: int) -> Flags:
         """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
         n_drawn = max(1, int(self.colsample * n_columns))
         if n_drawn == n_columns:
@@ -120,7 +118,7 @@ class Boosting:
         self.route_sets = NO_SETS
         self.leaves_sent = True
 
-    def unsent_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def unsent_leaves(self) -> tuple[Floats, Ints]:
         """Unsent leaf values of the last round, one per node of the parties, and each start."""
         if self.leaves_sent:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
@@ -139,9 +137,7 @@ def n_leaves(trees: Iterable[Tree]) -> int:
 # Trees with random structure
 
 
-def draw_trees(
-    cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
-) -> Grown:
+def draw_trees(cuts: Cuts, allowed: Flags, max_depth: int, seed: int, round_id: int) -> Grown:
     """Structures of a round's trees, each of one column; ``allowed`` is (n_trees, n_columns)."""
     categories = cuts.categories if len(cuts.categories) else np.zeros_like(cuts.widths)
     widths = np.where(categories > 0, categories, cuts.widths)
@@ -163,7 +159,7 @@ def draw_trees(
 def _draw_tree(
     cuts: Cuts,
     column: int,
-    bins: npt.NDArray[np.int64],
+    bins: Ints,
     max_depth: int,
     rng: np.random.Generator,
     sets: list[Members],
@@ -194,9 +190,7 @@ def _draw_tree(
     return np.concatenate(nodes)
 
 
-def _draw_right(
-    bins: npt.NDArray[np.int64], by_category: bool, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
+def _draw_right(bins: Ints, by_category: bool, rng: np.random.Generator) -> Flags:
     """Which of at least two bins go right, never none or all; numeric bins: the upper ones."""
     n_right = int(rng.integers(1, len(bins)))
     if not by_category:
@@ -209,7 +203,7 @@ def _draw_right(
 
 def with_leaf_weights(
     grown: Grown,
-    sums: npt.NDArray[np.float64],
+    sums: Doubles,
     eta: float,
     penalties: Penalties,
     deviation: float,

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.trees.categories import NO_SETS, Categories, CategorySets, CodedSets, category_counts
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
@@ -36,7 +37,6 @@ from fedapp.trees.model import (
 from fedapp.trees.objective import base_margin, check_base_score, n_outputs
 from fedapp.trees.predict import add_outputs
 
-Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]
 Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, second, its bias
 
@@ -49,7 +49,7 @@ PREDICT_NUMBERS = 2**23  # tree outputs in memory at once
 def tree_outputs(
     ensembles: Sequence[Sequence[Tree]],
     n_trees: int,
-    values: npt.NDArray[np.float32],
+    values: Floats,
     sets: CategorySets = NO_SETS,
 ) -> Floats:
     """Leaf value of every tree for every row; float32, shape (n_rows, n_ensembles * n_trees).
@@ -183,7 +183,7 @@ def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDArray[np.float64]:
+def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> Doubles:
     """How much the head amplifies each tree: mean over rows of d margin / d tree output.
 
     A tree of class k counts for margin k; a plain sum of trees has 1 everywhere. ReLU switches
@@ -340,7 +340,7 @@ class StackedModel(Model):
 
 
 def rates_by_party(
-    model: StackedModel, names: Sequence[str], rates: npt.NDArray[np.float64]
+    model: StackedModel, names: Sequence[str], rates: Doubles
 ) -> dict[str, dict[str, Any]]:
     """The learned rate of each tree, and the weight Z of each party.
 

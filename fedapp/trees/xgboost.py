@@ -15,14 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.trees.categories import (
     NO_SET,
     Categories,
     CategorySets,
-    Ints,
     as_categories,
     category_counts,
     names_of,
@@ -42,7 +41,6 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import gradients, has_risk_sets, is_survival, n_outputs
 
-Floats = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal
 
 
@@ -325,7 +323,7 @@ def _tree_as_json(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
     }
 
 
-def _vectors_as_json(tree: Tree, is_leaf: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _vectors_as_json(tree: Tree, is_leaf: Flags) -> dict[str, Any]:
     """What differs in a tree of vectors: a leaf's place among them is its right child."""
     return {
         "leaf_weights": _floats(tree["value"][is_leaf].ravel()),

@@ -26,7 +26,6 @@ config: Any = numba.config
 WORD = ir.IntType(64)
 REGISTER = ir.VectorType(WORD, N_LANES)
 Limbs = npt.NDArray[np.uint64]
-RowIds = npt.NDArray[np.int64]
 WORD_BYTES = 8
 
 

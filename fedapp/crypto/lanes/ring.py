@@ -32,11 +32,11 @@ import gmpy2
 import numpy as np
 from gmpy2 import mpz
 
+from fedapp.arrays import Ints
 from fedapp.crypto.lanes.registers import (
     LIMB_BITS,
     WORD_BYTES,
     Limbs,
-    RowIds,
     add,
     add_high,
     add_low,
@@ -106,8 +106,8 @@ class LaneRing(Ring):
         self,
         left: Limbs,
         right: Limbs,
-        left_rows: RowIds | None = None,
-        right_rows: RowIds | None = None,
+        left_rows: Ints | None = None,
+        right_rows: Ints | None = None,
     ) -> Limbs:
         """Products of rows of two arrays, in new memory.
 
@@ -191,7 +191,7 @@ class LaneRing(Ring):
             raise ValueError(f"integers must be below 2^{LIMB_BITS * self.n_limbs}, got a larger")
         return limbs
 
-    def _checked(self, residues: Limbs, rows: RowIds | None = None) -> Limbs:
+    def _checked(self, residues: Limbs, rows: Ints | None = None) -> Limbs:
         """Contiguous residues, after checking their form and that they have all ``rows``."""
         if residues.dtype != np.uint64 or residues.shape[1:] != (self.n_limbs,):
             form = f"{residues.dtype} of shape {residues.shape}"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.errors import ConfigError
 from fedapp.histograms.build import inside_of
 from fedapp.trees.categories import (
@@ -25,7 +26,7 @@ from fedapp.trees.categories import (
     category_counts,
     sets_of_rows,
 )
-from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, RowFields, Rules, fewest_rows
+from fedapp.trees.forest.cart import Bins, Candidates, Codes, RowFields, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
@@ -56,7 +57,6 @@ PER_NODE, PER_TREE = "node", "tree"  # what columns are drawn for
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 WRITTEN = "left", "column", "threshold", "default_left"  # in a document; other fields are 0
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +66,8 @@ class Rows:
     # codes, bins: see ``fedapp.trees.forest.cart``
     codes: Codes
     bins: Bins
-    targets: npt.NDArray[np.float64]  # (n_rows,): class ids or numbers
-    weights: npt.NDArray[np.float64]  # (n_rows,)
+    targets: Doubles  # (n_rows,): class ids or numbers
+    weights: Doubles  # (n_rows,)
     counts: npt.NDArray[np.uint8]  # (n_trees, n_rows): how often each tree draws each row
 
 
@@ -132,7 +132,7 @@ class BestSplits(Protocol):
     """Improvements and ranks of a party's best splits, as in ``Candidates``."""
 
     @property
-    def improvements(self) -> npt.NDArray[np.float64]: ...
+    def improvements(self) -> Doubles: ...
     @property
     def ranks(self) -> Ints: ...
 
@@ -221,7 +221,7 @@ def row_counts(bootstrap: bool, seed: int, n_trees: int, n_rows: int) -> npt.NDA
     return counts
 
 
-def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
+def column_seeds(seed: int, n_columns: int) -> Ints:
     """Seeds of all parties' columns, from which they are drawn for nodes."""
     return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
 
@@ -272,11 +272,11 @@ class BaggedForest(Model):
         return n_outputs(self.objective, len(self.classes))
 
     @property
-    def base_margin(self) -> npt.NDArray[np.float32]:
+    def base_margin(self) -> Floats:
         """Where histograms of scores are centred: at even odds, as a forest starts nowhere."""
         return np.zeros(self.n_outputs, dtype=np.float32)
 
-    def margins(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def margins(self, values: Floats) -> Floats:
         """Predictions of rows on the scale of margins; float32, shape (n_rows, n_outputs)."""
         return margins_of(self.objective, self.predictions(self.leaves(values)))
 
@@ -284,7 +284,7 @@ class BaggedForest(Model):
         self,
         leaves: Nodes,
         base_margins: Margins | None = None,
-        counted: npt.NDArray[np.bool_] | None = None,
+        counted: Flags | None = None,
     ) -> Doubles:
         """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).
 
@@ -308,7 +308,7 @@ class BaggedForest(Model):
         means: Doubles = sums / len(self.trees)
         return means
 
-    def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
+    def leaves(self, values: Floats) -> Nodes:
         """Leaf of each row in each tree; ``values`` is float32, shape (n_rows, n_columns)."""
         return find_leaves(self.trees, values, self.sets)
 
@@ -338,7 +338,7 @@ def leaf_values(
     nodes: Nodes,
     draws: npt.NDArray[np.uint8],
     weights: Doubles,
-    labels: npt.NDArray[np.float32],
+    labels: Floats,
     n_nodes: Ints,
     n_classes: int,
     n_outputs: int,
@@ -367,7 +367,7 @@ def leaf_values(
 
 def grow_forest(
     rows: Rows,
-    values: npt.NDArray[np.float32],
+    values: Floats,
     column_seeds: Ints,
     n_drawn: int,
     max_depth: int,

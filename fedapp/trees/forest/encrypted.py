@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.histograms.bins import spans
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import (
@@ -32,8 +33,6 @@ from fedapp.trees.forest.cart import (
     Bins,
     Candidates,
     Codes,
-    Floats,
-    Ints,
     RowFields,
     Rules,
     between,
@@ -43,8 +42,7 @@ from fedapp.trees.forest.cart import (
 from fedapp.trees.structure import joined
 
 Places = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
-Sums = npt.NDArray[np.float64]
+Sums = Doubles
 Inside = tuple[Places, Ints]  # rows of some nodes, see ``inside_of``
 
 
