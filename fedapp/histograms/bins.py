@@ -98,17 +98,6 @@ def with_categories(cuts: Cuts, categories: Ints, used: Ints) -> Cuts:
     return Cuts(*ragged(edges), np.where(categories > 0, np.float32(0), cuts.minima), categories)
 
 
-def without_categories(values: Floats, categories: Ints) -> Floats:
-    """The values, with columns of categories set to missing; ``categories`` as in ``Cuts``."""
-    return np.where(categories > 0, np.float32(np.nan), values) if categories.any() else values
-
-
-def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:
-    """Smallest dtype for codes of ``max_width`` bins, and the missing code (or ``NO_CODE``)."""
-    kind = np.uint8 if max_width + any_missing <= 256 else np.uint16
-    return kind, int(np.iinfo(kind).max) if any_missing else NO_CODE
-
-
 def column_groups(shape: tuple[int, ...]) -> Iterator[slice]:
     """Neighbouring columns, of ``GROUP_CELLS`` or one column each; one group if there are none."""
     size = max(1, GROUP_CELLS // max(1, shape[0]))
@@ -133,7 +122,8 @@ def digitise(values: Floats, cuts: Cuts, empty: Empty = np.empty) -> tuple[Codes
     limits = np.where(cuts.by_category, widths, 0)
     limits[widths == 0] = -1
     is_missing = any_missing(values, limits)
-    kind, missing_code = code_type(int(widths.max(initial=0)), is_missing)
+    kind = np.uint8 if int(widths.max(initial=0)) + is_missing <= 256 else np.uint16
+    missing_code = int(np.iinfo(kind).max) if is_missing else NO_CODE
     codes: Codes = empty(values.shape, kind)
     columns = [cuts.column(column_id)[:-1] for column_id in range(cuts.n_columns)]
     find_bins(values, columns, limits, missing_code, codes)

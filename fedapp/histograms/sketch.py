@@ -29,7 +29,6 @@ from fedapp.histograms.bins import (
     n_threads,
     ragged,
     sum_weights,
-    without_categories,
 )
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen
@@ -101,8 +100,8 @@ def quantile_cuts(
     edges, widths, minima = list[Floats](), list[Ints](), list[Floats]()
     for group in column_groups(values.shape):
         numbers = values[:, group]
-        if categories is not None:
-            numbers = without_categories(numbers, categories[group])
+        if categories is not None and categories[group].any():
+            numbers = np.where(categories[group] > 0, np.float32(np.nan), numbers)
         matrix = xgboost.QuantileDMatrix(
             numbers, label=labels, weight=weights, max_bin=max_bin, nthread=n_threads(numbers.shape)
         )
