@@ -59,13 +59,9 @@ def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
 def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
     """Function from a message to ``n_bytes`` uniform bytes: expand_message_xmd with SHA-512.
 
-    Source: RFC 9380, Section 5.3.1. Raises a ValueError if dst, the domain separation tag, is not 1
-    to 255 bytes, or n_bytes not 1 to 16320.
+    Source: RFC 9380, Section 5.3.1. The domain separation tag, dst, is of 1 to 255 bytes, and
+    n_bytes 1 to 16320.
     """
-    if not 1 <= len(dst) <= 255:
-        raise ValueError(f"dst must be 1 to 255 bytes, got {len(dst)}")
-    if not 1 <= n_bytes <= 255 * SHA512_OUTPUT:
-        raise ValueError(f"n_bytes must be 1 to {255 * SHA512_OUTPUT}, got {n_bytes}")
     tag = dst + bytes([len(dst)])
     first = n_bytes.to_bytes(2, "big") + b"\0" + tag
     last = b"\1" + tag
@@ -119,11 +115,9 @@ def mask(points: Points, scalar: bytes) -> Points:
 def intersect(lists: Sequence[Points]) -> Points:
     """The points that all lists have, sorted bytewise; uint8, shape (m, 32).
 
-    Each of the lists is uint8, shape (n, 32), without duplicates. Raises a ValueError if there is
-    no list, or one has another form or a point twice.
+    Each of the lists, one at least, is uint8, shape (n, 32), without duplicates. Raises a
+    ValueError if one has another form or a point twice.
     """
-    if not lists:
-        raise ValueError("lists must have one or more, got 0")
     common, *others = [_sorted(f"lists[{index}]", points)[0] for index, points in enumerate(lists)]
     for other in others:
         common = common[_find(common, other)[1]]

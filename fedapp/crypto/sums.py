@@ -67,15 +67,6 @@ def sum_rows(
     ``n_nodes * offsets[-1]`` sums, node after node, residues mod n^2. A sum of no rows is 1, the
     encryption of 0 without a mask: all must be packed, or re-randomised, before they are sent.
     """
-    n_rows = len(ciphertexts)
-    if codes.shape != (n_rows, len(offsets) - 1):
-        raise ValueError(f"codes must be of shape {(n_rows, len(offsets) - 1)}, got {codes.shape}")
-    if nodes.shape != (n_rows,):
-        raise ValueError(f"nodes must be of shape {(n_rows,)}, got {nodes.shape}")
-    if n_rows and not -1 <= nodes.min() <= nodes.max() < n_nodes:
-        raise ValueError(f"nodes must be -1 to {n_nodes - 1}, got {nodes.min()} to {nodes.max()}")
-    if (codes >= np.diff(offsets)).any():
-        raise ValueError("codes must be below their column's bins, got one that is not")
     rows = np.flatnonzero(nodes >= 0)
     n2_ring, most = ring_of(key.n_squared), MOST_ROWS * workers.n_workers
     sums = n2_ring.ones(n_nodes * int(offsets[-1]))

@@ -100,8 +100,6 @@ class Workers:
     """
 
     def __init__(self, n_workers: int) -> None:
-        if n_workers < 1:
-            raise ValueError(f"n_workers must be >= 1, got {n_workers}")
         self._n_workers = n_workers
         self._others: list[_Worker] = []
         self._lock = threading.Lock()
