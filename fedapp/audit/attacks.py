@@ -368,8 +368,7 @@ def _guess(
 
 
 def _group(party: guessing.ForestParty, run: Trained) -> Iterator[Measured]:
-    table, groups, auc = join_tables(run.settings)[0], party.groups, guessing.label_auc
-    labels = table.labels[table.split.train]
+    labels, groups, auc = _train_labels(run), party.groups, guessing.label_auc
     classes = [np.flatnonzero(labels == class_id) for class_id in (0, 1)]
     span = bootstrapped(lambda rows: auc(groups[rows], labels[rows]), *classes)
     measure = "AUC with a known label of each of the two largest groups"

@@ -17,7 +17,7 @@ from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.trees.categories import Categories, entries_of
 from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.model import LINEAR, KindsOfColumns, Model
-from fedapp.trees.objective import gradients, n_outputs
+from fedapp.trees.objective import gradients
 
 ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
@@ -130,11 +130,6 @@ class LinearModel(Model):
     def n_inputs(self) -> int:
         """Number of inputs."""
         return len(self.inputs)
-
-    @property
-    def n_outputs(self) -> int:
-        """Margins per row: the number of classes for softmax, else 1."""
-        return n_outputs(self.objective, len(self.classes))
 
     @property
     def base_margin(self) -> Floats:

@@ -115,6 +115,12 @@ class Model:
         """Column whose values the margins of rows start from; empty for none."""
         return ""
 
+    @property
+    def n_outputs(self) -> int:
+        """Numbers per prediction of a whole model: the number of classes for softmax, else 1."""
+        model: Any = self
+        return n_outputs(model.objective, len(model.classes))
+
     def completed(self) -> Self:
         """The model with what follows from its fields; ValueError if they do not fit together."""
         model: Any = self
@@ -186,11 +192,6 @@ class Ensemble(Model):
             raise ValueError("curve must be of binary:logistic")
         widths = category_counts(self.categories, len(self.columns))
         return self.with_trees(trees_with_sets(self.trees, self.sets, widths))
-
-    @property
-    def n_outputs(self) -> int:
-        """Margins per row: the number of classes for softmax, else 1."""
-        return n_outputs(self.objective, len(self.classes))
 
     @property
     def width(self) -> int:

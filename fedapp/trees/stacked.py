@@ -34,7 +34,7 @@ from fedapp.trees.model import (
     trees_with_sets,
     unpack_trees,
 )
-from fedapp.trees.objective import base_margin, check_base_score, n_outputs
+from fedapp.trees.objective import base_margin, check_base_score
 from fedapp.trees.predict import add_outputs
 
 Kind = Literal["cnn", "cnn3", "fcnn"]
@@ -283,18 +283,12 @@ class StackedModel(Model):
         """The model as a document has it, with numbered sets; ValueError if it is none."""
         Model.completed(self)
         check_base_score(self.objective, self.base_score)
-        width = n_outputs(self.objective, len(self.classes))
         kind, channels = self.shape.kind, self.shape.channels
-        if self.shape != HeadShape.over(kind, self.counts.tolist(), width, channels):
+        if self.shape != HeadShape.over(kind, self.counts.tolist(), self.n_outputs, channels):
             raise ValueError("shape must be that of a head over the ensembles")
         widths = category_counts(self.categories, len(self.columns))
         grown = trees_with_sets(self.trees, self.sets, widths)
         return replace(self, ensembles=split_ensembles(grown.trees, self.counts), sets=grown.sets)
-
-    @property
-    def n_outputs(self) -> int:
-        """Margins per row."""
-        return self.shape.n_outputs
 
     @property
     def trees(self) -> tuple[Tree, ...]:

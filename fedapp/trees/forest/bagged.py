@@ -45,7 +45,7 @@ from fedapp.trees.model import (
     stack_trees,
     trees_with_sets,
 )
-from fedapp.trees.objective import margins_of, n_outputs
+from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes, Places, find_leaves
 from fedapp.trees.structure import NO_ROUTES, Routes, Structure, joined, route_rows, routes_of
 
@@ -265,11 +265,6 @@ class BaggedForest(Model):
         widths = category_counts(self.categories, len(self.columns))
         trees, sets = trees_with_sets(self.trees, self.sets, widths)
         return replace(self, trees=trees, sets=sets)
-
-    @property
-    def n_outputs(self) -> int:
-        """Numbers per prediction: the number of classes for softmax, else 1."""
-        return n_outputs(self.objective, len(self.classes))
 
     @property
     def base_margin(self) -> Floats:
