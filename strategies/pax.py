@@ -61,7 +61,7 @@ from fedapp.trees.objective import (
     is_survival,
 )
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
-from fedapp.trees.rounds import Boosting, Sampling
+from fedapp.trees.rounds import Boosting
 from fedapp.trees.structure import ROUTE
 from fedapp.trees.survival import hazards_of
 from strategies import method as methods
@@ -223,7 +223,7 @@ class PAX(HorizontalStrategy):
             self.bare_model(mean),
             cuts,
             Shape.of(parameters_of(settings), settings.num_parallel_tree),
-            Sampling(settings.seed, settings.colsample_bytree, weights),
+            settings.colsample_bytree,
             Limits(
                 seed=settings.seed,
                 bylevel=settings.colsample_bylevel,

@@ -158,6 +158,14 @@ class Limits:
     weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of draws; or empty
     both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
+    def of_trees(self, share: float, n_trees: int, n_columns: int) -> Flags:
+        """Columns that each tree may split, a share of all, at least one; (n_trees, n_columns)."""
+        every = np.ones((n_trees, n_columns), dtype=bool)
+        if max(1, int(share * n_columns)) == n_columns:
+            return every
+        rng = np.random.default_rng([self.seed, self.round_id])
+        return np.array([draw_columns(columns, share, rng, self.weights) for columns in every])
+
     def columns(
         self, level: int, places: Sequence[Sequence[int]], trees: Sequence[Nodes], allowed: Flags
     ) -> Flags:

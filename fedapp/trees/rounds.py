@@ -23,7 +23,7 @@ from fedapp.histograms.split import Penalties, leaf_weights
 from fedapp.kernels import frozen
 from fedapp.trees.categories import NO_SETS, CategorySets, Members
 from fedapp.trees.grow import Growth, Shape, leaves_under
-from fedapp.trees.limits import ALIKE, FREE, Limits, Weights, draw_columns
+from fedapp.trees.limits import FREE, Limits
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -41,25 +41,6 @@ from fedapp.trees.structure import NO_ROUTES, Routes
 SHRINKING = 3.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sampling:
-    """Random draws of a run."""
-
-    seed: int
-    colsample: float  # share of the columns each tree may split, in (0, 1]
-    weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of the draws; or empty
-
-    def columns(self, round_id: int, n_trees: int, n_columns: int) -> Flags:
-        """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
-        n_drawn = max(1, int(self.colsample * n_columns))
-        if n_drawn == n_columns:
-            return np.ones((n_trees, n_columns), dtype=bool)
-        rng = np.random.default_rng([self.seed, round_id])
-        every = np.ones(n_columns, dtype=bool)
-        drawn = [draw_columns(every, self.colsample, rng, self.weights) for _ in range(n_trees)]
-        return np.array(drawn)
-
-
 @dataclass(slots=True, eq=False)
 class Boosting:
     """Boosting, round by round."""
@@ -67,7 +48,7 @@ class Boosting:
     bare: Ensemble  # the model without trees
     cuts: Cuts  # layout of the histograms
     shape: Shape  # limits of a tree
-    sampling: Sampling
+    colsample: float  # share of the columns each tree may split, in (0, 1]
     limits: Limits = FREE  # of single nodes; the round's number is set for each round
     grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
     # routes, route_sets: splits of the last round not yet sent, with their sets
@@ -100,9 +81,9 @@ class Boosting:
     def growth(self) -> Growth:
         """The trees of the next round, not yet grown."""
         n_columns = len(self.bare.columns)  # a further one, of times, is split by no tree
-        allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
-        allowed = np.pad(allowed, ((0, 0), (0, self.cuts.n_columns - n_columns)))
         limits = replace(self.limits, round_id=self.n_rounds)
+        allowed = limits.of_trees(self.colsample, self.width, n_columns)
+        allowed = np.pad(allowed, ((0, 0), (0, self.cuts.n_columns - n_columns)))
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
     def add(self, grown: Grown, places: tuple[Ints, ...] = ()) -> None:
