@@ -68,7 +68,7 @@ from fedapp.crypto.rings import (
     Residues,
     Ring,
     from_bytes_array,
-    product,
+    products_by_place,
 )
 from fedapp.crypto.workers import Workers
 
@@ -136,7 +136,9 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
         n_wrong += sum(not 0 < value < n_squared for value in from_bytes_array(rows))
         if not n_wrong:
-            common = common * product(n2_ring, n2_ring.read(rows)) % key.n
+            together = np.zeros(len(rows), dtype=np.int64)
+            _, products = products_by_place(n2_ring, n2_ring.read(rows), together)
+            common = common * n2_ring.numbers(products)[0] % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")
     if gmpy2.gcd(common, key.n) != 1:

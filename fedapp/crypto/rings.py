@@ -94,15 +94,6 @@ class Ring:
         return residues
 
 
-def product(ring: Ring, residues: Residues) -> mpz:
-    """The product of all residues."""
-    while len(residues) > 1:
-        half = len(residues) // 2
-        halves = ring.multiply(residues[:half], residues[half : 2 * half])
-        residues = np.concatenate([halves, residues[2 * half :]])
-    return ring.numbers(residues)[0] if len(residues) else mpz(1)
-
-
 def products_by_place(
     ring: Ring, residues: Residues, places: Ints, rows: Ints | None = None
 ) -> tuple[Ints, Residues]:

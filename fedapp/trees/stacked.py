@@ -68,12 +68,8 @@ def tree_outputs(
     """
     outputs = np.zeros((len(values), len(ensembles) * n_trees), dtype=np.float32)
     trees = [tree for ensemble in ensembles for tree in ensemble]
-    places = [
-        party * n_trees + tree_id
-        for party, ensemble in enumerate(ensembles)
-        for tree_id in range(len(ensemble))
-    ]
-    add_outputs(trees, np.array(places, dtype=np.int64), values, outputs, sets)
+    places = [party * n_trees + np.arange(len(each)) for party, each in enumerate(ensembles)]
+    add_outputs(trees, np.concatenate(places), values, outputs, sets)
     return outputs
 
 

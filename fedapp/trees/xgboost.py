@@ -148,16 +148,8 @@ def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
 
 def sets_of(fields: Mapping[str, Any]) -> dict[int, list[int]]:
     """The categories that each categorical split of a tree sends right, by node, ascending."""
-    codes_by_node = {}
-    segments = zip(
-        fields["categories_nodes"],
-        fields["categories_segments"],
-        fields["categories_sizes"],
-        strict=True,
-    )
-    for node, start, size in segments:
-        codes_by_node[node] = fields["categories"][start : start + size]
-    return dict(sorted(codes_by_node.items()))
+    segments = sorted(zip(*(fields[name] for name in PER_SET), strict=True))
+    return {node: fields["categories"][start : start + size] for node, start, size in segments}
 
 
 def tree_of_xgboost(fields: Mapping[str, Any], widths: Ints) -> Tree:

@@ -215,12 +215,9 @@ def bin_columns(values: Floats, max_bin: int, n_categories: Ints | None = None) 
             shares = np.arange(1, max_bin) * (ends[-1] / max_bin)
             firsts = np.unique(np.concatenate(([0], np.searchsorted(ends, shares) + 1)))
             firsts = firsts[firsts < len(distinct)]
+        ends = np.append(firsts[1:], len(distinct))[: len(firsts)]
         lows.append(distinct[firsts])
-        highs.append(
-            distinct[np.concatenate((firsts[1:], [len(distinct)])) - 1]
-            if len(distinct)
-            else distinct
-        )
+        highs.append(distinct[ends - 1])
         offsets[column + 1] = offsets[column] + len(firsts)
     return Bins(np.concatenate(lows), np.concatenate(highs), offsets, n_categories)
 
