@@ -48,14 +48,6 @@ UNIFORM_BYTES = 64
 CHUNK = 1024
 
 
-def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
-    """Hash byte strings to encoded points, uint8, shape (n, 32), under a domain separation tag.
-
-    Source: RFC 9380, Appendix B; one-way map of RFC 9496, Section 4.3.4.
-    """
-    return points_of(_uniform(messages, expander(dst, UNIFORM_BYTES)))
-
-
 def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
     """Function from a message to ``n_bytes`` uniform bytes: expand_message_xmd with SHA-512.
 
@@ -88,7 +80,10 @@ def draw_scalar() -> bytes:
 
 
 def mask_ids(ids: Sequence[str], scalar: bytes) -> Points:
-    """``mask(hash_messages(ids), scalar)`` without encoding the points in between."""
+    """Hash ids to points, and ``mask`` these without encoding them in between.
+
+    Source: RFC 9380, Appendix B; one-way map of RFC 9496, Section 4.3.4.
+    """
     _check_scalar(scalar)
     _check_expander()
     try:

@@ -1,6 +1,6 @@
 """Worker processes for work on big integers that holds Python's lock, and threads for the rest.
 
-A worker is a new process of this interpreter, on a pipe. It imports only numpy and gmpy2, not the
+A worker is a new process of this interpreter, on a pipe. It imports numpy, numba and gmpy2, not the
 main program as ``multiprocessing`` would, so it starts in a fifth of a second, also from a daemonic
 process or one with threads. The caller works too and takes calls from the same queue. A worker ends
 when its pipe closes.

@@ -10,15 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.crypto import psi
-from fedapp.crypto.lanes import ristretto
+from fedapp.crypto.lanes import has_lanes, ristretto
 from fedapp.crypto.lanes.field import CARRIED, LIMB, P, of_slots
-from fedapp.crypto.lanes.registers import supported
 from fedapp.crypto.psi import (
     DST,
     ORDER,
     draw_scalar,
     expander,
-    hash_messages,
     intersect,
     mask,
     mask_ids,
@@ -26,6 +24,7 @@ from fedapp.crypto.psi import (
     points_of,
     scale_parts,
 )
+from tests.letters import hash_messages
 
 EXPAND_DST = b"QUUX-V01-CS02-with-expander-SHA512-256"
 OPRF_DST = b"HashToGroup-OPRFV1-\x00-ristretto255-SHA512"
@@ -178,7 +177,7 @@ def test_what_is_no_list_scalar_id_or_tag_is_refused():
 
 # Points of ristretto255 eight at a time: vectors of RFC 9496
 
-needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
+needs_lanes = pytest.mark.skipif(not has_lanes(), reason="needs AVX-512 IFMA")
 KINDS = [
     pytest.param(True, marks=needs_lanes, id="eight at a time"),
     pytest.param(False, id="one by one"),

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedapp.crypto import lanes, paillier
-from fedapp.crypto.lanes.registers import supported
+from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.lanes.ring import LaneRing
 from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import decrypt, encrypt, share_out
@@ -19,7 +19,7 @@ from fedapp.crypto.sums import pack_sums, sum_rows
 from fedapp.crypto.workers import Workers
 from tests.crypto.test_paillier import sums_read
 
-needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
+needs_lanes = pytest.mark.skipif(not has_lanes(), reason="needs AVX-512 IFMA")
 KINDS = [Ring, pytest.param(LaneRing, marks=needs_lanes)]
 # One limb to many; just below and above a power of two, where quotients and carries are extreme.
 MODULI = [
@@ -194,12 +194,12 @@ def test_either_ring_reads_and_sums_what_the_other_encrypts(made, full_masks, mo
     codes, offsets = rng.integers(0, 4, (300, 2)).astype(np.uint8), np.array([0, 4, 8])
     nodes = rng.integers(-1, 2, 300).astype(np.int32)
     found = []
-    for has_lanes in (True, False):
-        monkeypatch.setattr(lanes, "has_lanes", lambda has=has_lanes: has)
-        monkeypatch.setattr(paillier, "has_lanes", lambda has=has_lanes: has)
+    for here_has in (True, False):
+        monkeypatch.setattr(lanes, "has_lanes", lambda has=here_has: has)
+        monkeypatch.setattr(paillier, "has_lanes", lambda has=here_has: has)
         encrypted = encrypt(key, layout.pack(scale.encode(rows)), here)
-        monkeypatch.setattr(lanes, "has_lanes", lambda has=has_lanes: not has)
-        monkeypatch.setattr(paillier, "has_lanes", lambda has=has_lanes: not has)
+        monkeypatch.setattr(lanes, "has_lanes", lambda has=here_has: not has)
+        monkeypatch.setattr(paillier, "has_lanes", lambda has=here_has: not has)
         assert decrypt(key, encrypted, here) == layout.pack(scale.encode(rows))
         sums = sum_rows(key.public, encrypted, codes, offsets, nodes, 2, here)
         packed = pack_sums(key.public, sums, layout, here)
