@@ -54,11 +54,10 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gmpy2
 import numpy as np
-import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
 from fedapp.crypto.lanes import has_lanes, ring_of, run_shared
@@ -66,18 +65,12 @@ from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.rings import (
     N_LANES,
     Bytes,
-    PlainRing,
     Residues,
     Ring,
     from_bytes_array,
-    product,
-    to_bytes_array,
+    products_by_place,
 )
 from fedapp.crypto.workers import Workers
-from fedapp.errors import check_package
-
-if TYPE_CHECKING:
-    from phe.paillier import EncryptedNumber, PaillierPrivateKey
 
 # Several calls a process, so that none waits long for the last; the rows of a call fit in memory.
 CALLS_PER_WORKER, MOST_ROWS = 4, 4096
@@ -136,20 +129,16 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         form = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
-    n2_ring = ring_of(key.n_squared)
-    limit = to_bytes_array([key.n_squared], width)[0]
+    n2_ring, n_squared = ring_of(key.n_squared), key.n_squared
     # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
-        # Compare with n^2 at the first byte that differs.
-        differs = rows != limit
-        places = differs.argmax(axis=1)
-        below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
-        below &= differs.any(axis=1)
-        n_wrong += len(rows) - int((below & rows.any(axis=1)).sum())
+        n_wrong += sum(not 0 < value < n_squared for value in from_bytes_array(rows))
         if not n_wrong:
-            common = common * product(n2_ring, n2_ring.read(rows)) % key.n
+            together = np.zeros(len(rows), dtype=np.int64)
+            _, products = products_by_place(n2_ring, n2_ring.read(rows), together)
+            common = common * n2_ring.numbers(products)[0] % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")
     if gmpy2.gcd(common, key.n) != 1:
@@ -371,7 +360,7 @@ class SquareBase:
     tables: tuple[tuple[list[mpz], list[mpz]], ...]
 
     def powers(self, digits: Bytes) -> Residues:
-        """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
+        """Powers mod p^2 as residues of ``Ring``; digits as for ``FixedBases``."""
         prime = self.prime
         modulus = self.prime**2
         columns = digits.T.tolist()
@@ -390,7 +379,7 @@ class SquareBase:
             ]
         pairs = zip(products, totals, strict=True)
         powers = [product * (1 + prime * total) % modulus for product, total in pairs]
-        return PlainRing(modulus).take(powers)
+        return Ring(modulus).take(powers)
 
     @property
     def n_tables(self) -> int:
@@ -404,7 +393,7 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
     The exponent has ``n_bytes``, rounded up to an even number.
     """
     tables = []
-    for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
+    for table in fixed_bases(Ring(prime**2), [base], n_bytes + n_bytes % 2).tables:
         inverses = [mpz(1)]
         inverse = gmpy2.invert(table[1], prime)
         while len(inverses) < len(table):
@@ -433,43 +422,3 @@ def random_digits(n_powers: int, n_tables: int) -> Bytes:
     """Independent uniform exponents from the system; uint8, shape (n_powers, n_tables)."""
     digits = np.frombuffer(secrets.token_bytes(n_powers * n_tables), dtype=np.uint8)
     return digits.reshape(n_powers, n_tables)
-
-
-# phe, the package that others use, is under GPL-3.0: an extra that only these functions need.
-def to_phe(key: PrivateKey) -> PaillierPrivateKey:
-    """The same key as phe's; its ``public_key`` is the public one."""
-    check_package("phe", "to write its keys", "phe")
-    from phe.paillier import PaillierPrivateKey, PaillierPublicKey
-
-    return PaillierPrivateKey(PaillierPublicKey(int(key.public.n)), int(key.p), int(key.q))
-
-
-def from_phe(key: PaillierPrivateKey, *, full_masks: bool = False) -> PrivateKey:
-    """The same key as ours; ``full_masks`` as in ``generate_key``."""
-    return PrivateKey(mpz(key.p), mpz(key.q), full_masks)
-
-
-def to_phe_numbers(key: PublicKey, ciphertexts: Bytes) -> list[EncryptedNumber]:
-    """Ciphertexts, uint8 of shape (n, ciphertext_bytes), as phe's encrypted integers."""
-    check_package("phe", "to write its ciphertexts", "phe")
-    from phe.paillier import EncryptedNumber, PaillierPublicKey
-
-    public = PaillierPublicKey(int(key.n))
-    return [EncryptedNumber(public, int(value)) for value in from_bytes_array(ciphertexts)]
-
-
-def from_phe_numbers(key: PublicKey, numbers: Sequence[EncryptedNumber]) -> Bytes:
-    """Encrypted integers of phe as uint8 rows, shape (n, ciphertext_bytes), big endian.
-
-    phe masks a number before it hands out its ciphertext. Raises a ValueError for a number under
-    another key, and for one with an exponent: phe's floats, of which only the mantissa is
-    encrypted.
-    """
-    for index, number in enumerate(numbers):
-        if number.public_key.n != int(key.n):
-            raise ValueError(f"numbers must be under the given key, got another at {index}")
-        if number.exponent:
-            raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {index}")
-    return to_bytes_array(
-        [mpz(phe_number.ciphertext()) for phe_number in numbers], key.ciphertext_bytes
-    )
