@@ -75,6 +75,8 @@ def intervals(
     counts = {BINARY: sums[2:N_BASE_SUMS], "multi:softprob": sums[2:]}.get(objective, sums[:1])
     counted = np.concatenate((histogram.ravel(), counts))
     is_counted = histogram.any() and (counted == np.rint(counted)).all()
+    # More than float64 counts are weights, which are all whole there.
+    is_counted = is_counted and (counted >= 0).all() and counted.sum() < 2.0**53
     if not n_rows or not is_of_rows(objective) or not is_counted:
         return {}
     if objective == "multi:softprob":

@@ -743,6 +743,10 @@ def test_intervals_are_of_whole_numbers_of_rows_and_the_same_each_time():
     assert metrics.intervals(BINARY, noised) == {}
     emptied = metrics.Statistics(drawn.sums, np.zeros_like(drawn.histogram))
     assert metrics.intervals(BINARY, emptied) == {}
+    heavy = metrics.Statistics(drawn.sums, drawn.histogram * 2.0**60)  # weights, whole as float64
+    assert metrics.intervals(BINARY, heavy) == {}
+    wrong = np.array([12.0, 5, *np.diag([-4.0, -4, -4]).flat]), np.tile(np.arange(8.0), (6, 1))
+    assert metrics.intervals("multi:softprob", metrics.Statistics(*wrong)) == {}
 
 
 def test_a_score_that_no_draw_changes_has_no_interval():
