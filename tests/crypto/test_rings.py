@@ -185,6 +185,16 @@ def made(monkeypatch):
 
 
 @needs_lanes
+@pytest.mark.parametrize(
+    ("features", "has"),
+    [(None, True), ("", False), ("+avx2", False), ("+avx512f,+avx512ifma", True)],
+)
+def test_lanes_are_those_that_numba_compiles_for(features, has, monkeypatch):
+    monkeypatch.setattr(lanes.config, "CPU_FEATURES", features)  # "": NUMBA_CPU_NAME=generic
+    assert lanes.has_lanes.__wrapped__() is has
+
+
+@needs_lanes
 @pytest.mark.parametrize("full_masks", [True, False])
 def test_either_ring_reads_and_sums_what_the_other_encrypts(made, full_masks, monkeypatch):
     key = PrivateKey(made.p, made.q, full_masks)

@@ -24,7 +24,9 @@ from fedapp.kernels import config
 @functools.cache
 def has_lanes() -> bool:
     """Whether code that numba compiles here multiplies big integers side by side."""
-    features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
+    features = config.CPU_FEATURES
+    if features is None:  # those that are set may be none
+        features = get_host_cpu_features()  # type: ignore[no-untyped-call]
     has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
     return has_all and not config.DISABLE_JIT
 
