@@ -496,6 +496,14 @@ def table_settings(config: Mapping[str, Value], is_shared: bool = False) -> dict
     }
 
 
+def name_of(node: Mapping[str, Value]) -> str:
+    """Name of the site with a node config; ConfigError if it has none."""
+    name = str(node.get("name", ""))
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
+    return name
+
+
 def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConfig:
     """Read a site's settings from its node config or, in simulation, from the run config.
 
@@ -515,9 +523,7 @@ def site_config(node: Mapping[str, Value], run: Mapping[str, Value]) -> SiteConf
     for key, rule in (("least-parties", f">= {FEWEST_IN_SUMS}"), ("draws-secret", "a secret")):
         if str(node.get(key)) in ("0", ""):
             raise ConfigError(f"{key} must be {rule} or absent, got {node[key]!r}")
-    name = str(node.get("name", ""))
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"name in the node config must be {NAME_RULE}, got {name!r}")
+    name = name_of(node)
     site = replace(check(SiteConfig, {**keys, "name": name}), **table_settings(node))
     path = Path(site.data)
     return replace(

@@ -549,3 +549,6 @@ def test_the_command_refuses_what_it_does_not_know(tmp_path):
     error = shown(tmp_path).exception
     assert isinstance(error, ConfigError)
     assert str(error).endswith("must be the log of bank, got none")
+    (tmp_path / "site.toml").write_text('data = "rows.csv"\n')
+    error = CliRunner().invoke(site_app, ["log", "--site", str(tmp_path)]).exception
+    assert str(error).startswith("name in the node config must be ")
