@@ -19,8 +19,7 @@ from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, as_plain,
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction, check_fields
 from fedapp.messages.handshake import GreetReply, HelloReply
-from fedapp.run_files import SUMMARY, RunFiles
-from fedapp.run_folder import RunState
+from fedapp.run_folder import RunFolder, RunState
 from fedapp.settings import Settings, flatten
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
@@ -237,12 +236,11 @@ def init_model_id(settings: Settings) -> str:
         rule = f"must be the folder of a run of {settings.strategy}, got a model of XGBoost"
         way = "no model in one piece can be divided among parties; pax, bagging and cyclic take it"
         raise ConfigError(f"init-model {rule}: {way}")
-    path = (folder if folder.is_dir() else folder.parent) / SUMMARY
-    if not path.is_file():
+    run = RunFolder(folder if folder.is_dir() else folder.parent)
+    if not run.has_finished:
         rule = "must be the folder of a finished run"
         raise ConfigError(f"init-model {rule}, got {folder}{did_you_mean_path(folder, RUNS)}")
-    summary = RunFiles(path.parent).summary
-    if (method := summary["strategy"]) != settings.strategy:
+    if (method := run.summary["strategy"]) != settings.strategy:
         rule = f"must be a run of {settings.strategy}, whose model is divided among the parties"
         raise ConfigError(f"init-model {rule}, got one of {method}")
-    return str(summary["model_id"])
+    return run.model_id

@@ -41,8 +41,7 @@ from fedapp.report.summary import (
     terminal_table,
     warning_lines,
 )
-from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, read_run
 from fedapp.settings import Section, Settings, about_settings, declared, defaults, method_sections
 from fedapp.superlinks import SIMULATED
 

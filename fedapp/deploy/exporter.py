@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
-from fedapp.run_files import LedgerSums, sums_of_ledger
+from fedapp.run_files import CONFIG, LedgerSums, sums_of_ledger
 from fedapp.run_folder import RunFolder, State, utc_now
 from fedapp.site.certificates import days_left
 from fedapp.site.log import CLOSED, LOG, parts
@@ -117,7 +117,7 @@ class FolderCollector:
         for name, path in (("superexec_idle", home() / ALIVE), ("superlink_reached", reached)):
             if path.exists():
                 yield f"{name}_seconds", [], time.time() - path.stat().st_mtime
-        configs = [path for folder in self._runs for path in folder.glob("*/config.toml")]
+        configs = [path for folder in self._runs for path in folder.glob(f"*/{CONFIG}")]
         runs = [RunFolder(path.parent) for path in configs]
         for run in sorted(runs, key=lambda run: (run.started, run.path.name))[-MOST_RUNS:]:
             for name, label_values, value in _of_run(run):
@@ -142,9 +142,9 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
     if run.started and ended:
         first, last = map(datetime.fromisoformat, (run.started, ended))
         yield "seconds", [], (last - first).total_seconds()
-    if run.ledger.exists():
-        ledger = run.ledger.stat()
-        sums = _sums(run.ledger, ledger.st_size, ledger.st_ino)
+    if run.ledger_file.exists():
+        ledger = run.ledger_file.stat()
+        sums = _sums(run.ledger_file, ledger.st_size, ledger.st_ino)
         for way, sizes in (("to_party", sums.received), ("to_server", sums.sent)):
             for party, n_bytes in sizes.items():
                 yield "bytes_total", [party, way], n_bytes

@@ -23,8 +23,9 @@ from fedapp.home import display_path
 from fedapp.messages.methods import method_of
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
-from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
-from fedapp.settings import Value, defaults, flatten
+from fedapp.run_files import GAIN, TOTAL_GAIN, Scores, Summary, importance_kind
+from fedapp.run_folder import RunFolder
+from fedapp.settings import Value, defaults
 from fedapp.terminal import one_line
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
@@ -318,7 +319,7 @@ def metric_of(summary: Summary) -> str:
     return watched_metric(summary["objective"], summary.get("eval_metrics") or ())
 
 
-def drawn_metrics(run: RunFiles) -> list[str]:
+def drawn_metrics(run: RunFolder) -> list[str]:
     """The two metrics to draw by round: the objective's, then its loss or the next."""
     first = metric_of(run.summary)
     defined = {
@@ -341,10 +342,10 @@ def warning_lines(summary: Summary) -> list[str]:
     return [*summary.get("warnings", []), *excluded]
 
 
-def read_settings(run: RunFiles) -> Iterator[tuple[str, Value, bool]]:
+def read_settings(run: RunFolder) -> Iterator[tuple[str, Value, bool]]:
     """Settings that the run has read, with a value, and whether that is the default."""
     read, usual = run.summary.get("settings_read"), defaults()
-    for name, value in flatten(run.config).items():
+    for name, value in run.settings.items():
         if (read is None or name in read) and value != "":
             yield name, value, value == usual.get(name)
 

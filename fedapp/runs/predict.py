@@ -36,9 +36,8 @@ from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.home import check_output, display_path, home
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import from_text, kind_of, model_text
-from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
-from fedapp.run_folder import schema_copy
-from fedapp.settings import flatten
+from fedapp.run_files import Summary
+from fedapp.run_folder import RunFolder, schema_copy
 from fedapp.site.rows_to_predict import read_joined
 from fedapp.site.settings import table_settings
 from fedapp.site.store import read_part
@@ -98,7 +97,7 @@ def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path)
     write_predictions(output, id_column or "row", table.ids, named)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
-        threshold = threshold_of(run_dir)
+        threshold = RunFolder(run_dir).threshold
         scores, note = prediction_scores(model, predictions, table.labels, table.weights, threshold)
     tables = {
         party: {"source": source, "rows": party_table.n_rows, "columns": len(party_table.columns)}
@@ -133,7 +132,8 @@ def predicted_rows(
     With ``label=None`` the rows are read without labels and weights.
     """
     model = load_model(run_dir / "model.json")
-    summary = summary_of(run_dir) or cast(Summary, {})
+    run = RunFolder(run_dir)
+    summary = run.summary if run.has_finished else cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
     roles = Roles(id_column=composed(id_column), base_margin=model.margin_column)
     if label is not None:
@@ -229,7 +229,8 @@ def thresholds(model: Model) -> dict[int, Floats]:
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
     """Settings of a run, with the paths of its schema copies; empty if it has no config.toml."""
-    settings = flatten(RunFiles(run_dir).config if (run_dir / CONFIG).is_file() else {})
+    run = RunFolder(run_dir)
+    settings = dict(run.settings) if run.has_begun else {}
     if schema := str(settings.get("schema", "")):
         copies = {party: schema_copy(run_dir.absolute(), party) for party in by_party(schema)}
         settings["schema"] = ",".join(

@@ -25,7 +25,7 @@ from fedapp.home import RUNS, check_output_folder, display_path, home
 from fedapp.records.document import from_text, json_of, model_text, to_text
 from fedapp.report import write_report
 from fedapp.report.progress import following
-from fedapp.run_files import ROUNDS, RunFiles, Summary, json_object
+from fedapp.run_files import Summary, json_object
 from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import (
     Model,
@@ -82,7 +82,7 @@ def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callab
 
     def plot(self: Run) -> Figure:
         from fedapp.report.page import drawings
-        from fedapp.run_files import read_run
+        from fedapp.run_folder import read_run
 
         images = {drawing.name: drawing for drawing in reversed(drawings(read_run(self.path)))}
         if name not in images:
@@ -136,7 +136,7 @@ class Run(Finished):
         >>> fedapp.load("runs/one").summary["strategy"]
         'pax'
         """
-        return RunFiles(self.path).summary
+        return RunFolder(self.path).summary
 
     @property
     def rounds(self) -> Any:
@@ -150,8 +150,8 @@ class Run(Finished):
         >>> len(run.rounds), "valid_auc" in run.rounds
         (2, True)
         """
-        lines = RunFiles(self.path).rounds if (self.path / ROUNDS).is_file() else []
-        flat = (flatten(line) for line in lines)
+        run = RunFolder(self.path)
+        flat = (flatten(line) for line in (run.rounds if run.rounds_file.is_file() else []))
         return as_frame([{key.replace(".", "_", 1): row[key] for key in row} for row in flat])
 
     @cached_property

@@ -14,8 +14,7 @@ from fedapp import metrics
 from fedapp.commands import cli
 from fedapp.errors import DataError
 from fedapp.report import summary, write_report
-from fedapp.run_files import read_run
-from fedapp.run_folder import Checkpoints, RunFolder, RunState
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, read_run
 from tests.deploy_folders import invoke
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]

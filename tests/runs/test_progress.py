@@ -16,9 +16,10 @@ import fedapp.messages
 from fedapp.errors import ConfigError
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
-from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
-from fedapp.run_folder import RunFolder, Silent, Stage, Stages
+from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, Silent, following
+from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import run_local
+from strategies.flower import Stages
 from strategies.handshake import find_nodes, removed_nodes, site_names
 from tests.report.test_report import round_line
 
@@ -219,7 +220,7 @@ def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch)
 
 
 def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
-    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
+    monkeypatch.setattr("strategies.flower.NOTED", 0.0)
     noted = []
     write = RunFolder.note
     monkeypatch.setattr(

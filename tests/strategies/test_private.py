@@ -19,7 +19,7 @@ from fedapp.messages.pax_secure import COUNTED_ROWS
 from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
 from fedapp.metrics.sums import make_plausible
 from fedapp.report.card import model_card
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
@@ -31,7 +31,7 @@ from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.method import OF_ROWS
 from strategies.secagg import exchange_keys
-from tests.federated import lines_of, model_of
+from tests.federated import model_of
 from tests.messages.declared import example
 from tests.network import die, resumed, run
 from tests.tables import made_columns
@@ -62,7 +62,7 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, told):
     assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
     assert summary["metrics"]["train"] == summary["metrics"]["by_party"] == {}
     assert "accuracy" in summary["metrics"]["test"]
-    assert all(line["train"] == line["valid"] == {} for line in lines_of(folder.rounds))
+    assert all(line["train"] == line["valid"] == {} for line in folder.rounds)
     assert any("are never split" in text for text in summary["warnings"])
     card = model_card(read_run(folder.path))
     assert "## Privacy\n\n- promised: epsilon 20, delta 1e-05\n" in card
