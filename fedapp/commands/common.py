@@ -26,8 +26,8 @@ from fedapp.home import home
 from fedapp.known_names import alias, command_hint, setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
-from fedapp.run_files import adapter, existing_folder
-from fedapp.run_folder import without_nan
+from fedapp.run_files import adapter, without_nan
+from fedapp.run_folder import existing_folder
 from fedapp.settings import about_settings, defaults
 from fedapp.terminal import Terminal, one_line
 
@@ -59,6 +59,24 @@ RENAMED = {
     "fedapp tune --bytes": "fedapp tune --runs",
     "fedapp site check --config": "fedapp site check --site",
     "fedapp site check --node-config": "fedapp site check --site",
+}
+
+# Options that other tools have, and their names here.
+SYNONYMS = {"-o": "--output", "--table": "--data", "--input": "--data"}
+
+
+def _is_table(word: str) -> bool:
+    return Path(word).suffix in (".csv", ".parquet") or Path(word).is_file()
+
+
+# Which option a word without one is of: the first that the command has and the word fits.
+OPTION_OF: Mapping[str, Callable[[str], bool]] = {
+    "--port": str.isdecimal,
+    "--data": _is_table,
+    "--without": _is_table,
+    "--site": lambda word: Path(word).suffix == ".toml" or (Path(word) / "site.toml").is_file(),
+    "--to": str.isidentifier,
+    "--output": lambda _: True,
 }
 
 # Short options of settings.
@@ -203,6 +221,33 @@ class Command(TyperCommand):
             if isinstance(parameter, TyperArgument) and not parameter.help:
                 (info,) = hints[str(parameter.name)].__metadata__
                 parameter.help = info.help
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; ConfigError names the option of a word that lacks it."""
+        command = f"fedapp {context.command_path.partition(' ')[2]}"
+        options = {name for option in self.params for name in option.opts}
+        try:
+            values, extra, _ = self.make_parser(context).parse_args(list(args))
+        except click.NoSuchOption as error:
+            letter = f"-{error.option_name.lstrip('-')}"
+            long = [name for name in options if len(letter) == 2 and name.startswith(f"-{letter}")]
+            meant = SYNONYMS.get(error.option_name, long[0] if len(long) == 1 else "")
+            if meant not in options:
+                raise
+            rule = f"an option of {command} must be one of its --help"
+            raise ConfigError(f"{rule}, got {error.option_name}: write {meant}") from error
+        arguments = [one.name for one in self.params if isinstance(one, TyperArgument)]
+        words = [word for name in arguments if isinstance(word := values.get(str(name)), str)]
+        # Where tables have an option, arguments are folders.
+        is_stray = {word: "--data" in options and Path(word).is_file() for word in [*words, *extra]}
+        words = sorted([*words, *extra], key=is_stray.__getitem__)
+        taken = [word for word in words[: len(arguments)] if not is_stray[word]]
+        for word in words[len(taken) :]:
+            for option in (one for one, fits in OPTION_OF.items() if one in options and fits(word)):
+                shown = taken or [str(name).upper() for name in arguments]
+                way = shlex.join([*command.split(), *shown, option, word])
+                raise ConfigError(f"{word} must follow {option}, got no option: write {way}")
+        return super().parse_args(context, args)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Format the help, and append the methods."""
