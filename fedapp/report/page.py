@@ -335,8 +335,9 @@ def _predictions(summary: Summary) -> dict[str, Drawing]:
     if (curves.get("roc") or {}).get("fpr"):
         images["ROC curve on test rows"] = plots.curves("roc", rocs, ("fpr", "tpr"), plots.RATES)
     if curves.get("pr"):
-        counts, classes = np.array(curves["confusion"]), _classes(summary, 2)
-        share, name = counts[1].sum() / counts.sum(), classes[1]
+        counts, classes = curves["histogram"], _classes(summary, 2)
+        shown = np.array([counts["negatives"], counts["positives"]])
+        share, name = shown[1].sum() / shown.sum(), classes[1]
         gains, axes = _gains(rocs, share), ("recall", "precision")
         models = _of_models(summary, "pr", "pr_auc")
         caption = f"Precision and recall of class {name}; dotted: its share of the rows"

@@ -285,6 +285,10 @@ def score_notes(summary: Summary) -> list[str]:
             else f"threshold {value}, of the best F1 on the {rows} rows; scores at it: {scores}. "
             "accuracy, f1, precision and recall are at 0.5"
         )
+    if summary.get("privacy"):
+        held_out = {name: summary["metrics"].get(name) or {} for name in ("test", "valid")}
+        lost = [f"{s} {name}" for s, of in held_out.items() for name in of if not defined(of, name)]
+        lines += [f"not shown, as noise is larger: {', '.join(lost)}"] if lost else []
     if weight := summary.get("weight"):
         lines.append(f"scores are weighted by the column {weight!r}, as training is")
     return lines

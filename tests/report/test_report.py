@@ -133,6 +133,20 @@ def test_a_field_that_the_summary_does_not_declare_is_not_written(tmp_path):
     assert (folder.summary["trees"], folder.summary["version"]) == (6, 1)
 
 
+def test_a_score_that_noise_hides_is_a_dash_everywhere_and_is_named(tmp_path):
+    hidden = {"test": {"rmse": None, "mae": 2.0, "r2": None}, "valid": {}, "train": {}}
+    run = make_run(tmp_path / "run", REGRESSION, metrics=hidden, privacy=PRIVATE)
+    shown = io.StringIO()
+    summary.print_summary(read_run(run).summary, Console(file=shown, width=120))
+    texts = shown.getvalue(), page_of(run), (run / "model-card.md").read_text()
+    for text in texts:
+        assert "not shown, as noise is larger: test rmse, test r2" in text
+    row = ["test", "\N{EN DASH}", "2.0000", "\N{EN DASH}"]
+    assert row in [re.split(r" +", line.strip())[1:] for line in texts[0].splitlines()]
+    assert ["federated", *row] in cells(texts[1])
+    assert f"| {' | '.join(row)} |" in texts[2]
+
+
 def test_a_finished_training_is_not_lost_by_a_field_that_cannot_be_read(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_summary(summary_of(BINARY, best_round="five", warnings=["few rows"]))
