@@ -148,6 +148,7 @@ class PAX(HorizontalStrategy):
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
+        self._limits()  # before any exchange
         if self.turns:
             width = {"num_parallel_tree": self.turns.n_trees}
             self.settings = self.settings.model_copy(update=width)
@@ -206,7 +207,8 @@ class PAX(HorizontalStrategy):
         yield from ask(parties.all(request), messages.InitReply)
         return boosting
 
-    def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
+    def _limits(self) -> dict[str, Any]:
+        """Limits of the table's columns; ConfigError if the settings name others."""
         settings, table = self.settings, self.table
         try:
             monotone, interactions = constraints_of(
@@ -216,21 +218,23 @@ class PAX(HorizontalStrategy):
             weights = weights_of(parse_weights(settings.feature_weights), table.columns)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        return {"monotone": monotone, "interactions": interactions, "weights": weights}
+
+    def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
+        settings, limits = self.settings, self._limits()
         # Where nodes merge their bins, a child's sums are not its parent's minus its sibling's.
         both = any(hello.merges_bins for hello in self.parties.values())
         return Boosting(
             self.bare_model(mean),
             cuts,
             Shape.of(parameters_of(settings), settings.num_parallel_tree),
-            Sampling(settings.seed, settings.colsample_bytree, weights),
+            Sampling(settings.seed, settings.colsample_bytree, limits["weights"]),
             Limits(
                 seed=settings.seed,
                 bylevel=settings.colsample_bylevel,
                 bynode=settings.colsample_bynode,
-                monotone=monotone,
-                interactions=interactions,
-                weights=weights,
                 both_children=both,
+                **limits,
             ),
         )
 
