@@ -32,7 +32,7 @@ from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_rec
 from fedapp.run_folder import Stage
 from strategies.delivery import FLUSH_SECONDS, Courier, read_reply
 from strategies.drive import Driver
-from strategies.handshake import find_nodes, removed_nodes, site_names
+from strategies.handshake import find_nodes, removed_nodes, shown_names
 from strategies.method import TreeStrategy
 
 APPROVAL_POLL = 2.0  # seconds
@@ -379,11 +379,10 @@ class FlowerStrategy(Driver[Any], Strategy):
         return list(self._came)
 
     def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
-        """Show whose replies are missing; an unnamed node by its registered site."""
+        """Show whose replies are missing."""
         self._away = frozenset(away)
-        sites = site_names()
-        names = {party: sites.get(party, party) for party in parties}
-        self._stages.name_waiting([*names.values()], [names[party] for party in away])
+        nodes = self._addresses.values()
+        self._stages.name_waiting(shown_names(parties, nodes), shown_names(away, nodes))
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Replies by party; asks again while people have yet to approve the run."""

@@ -42,6 +42,16 @@ def site_names() -> dict[str, str]:
     return {f"node {node}": name for node, name in sites.items()}
 
 
+def shown_names(parties: Sequence[str], nodes: Iterable[int]) -> list[str]:
+    """Parties by the names that people know; at last the number of nodes that have none yet."""
+    sites, unnamed = site_names(), {f"node {node}" for node in nodes}
+    names = [sites.get(party, party) for party in parties if party in sites or party not in unnamed]
+    if n_others := len(parties) - len(names):
+        others = f"{n_others} {'party' if n_others == 1 else 'parties'}"
+        names.append(f"{others} without a name yet" if names else others)
+    return names
+
+
 def registered_sites(flower_home: Path, kind: str = "node") -> dict[str, str]:
     """Names of the sites that ``register-sites.sh`` has registered, by node id."""
     nodes = sorted((flower_home.parent / "sites").glob(f"*.{kind}"))

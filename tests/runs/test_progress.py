@@ -20,7 +20,7 @@ from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, Silent, followin
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import run_local
 from strategies.flower import Stages
-from strategies.handshake import find_nodes, removed_nodes, site_names
+from strategies.handshake import find_nodes, removed_nodes, shown_names, site_names
 from tests.report.test_report import round_line
 
 START = 1_000_000.0
@@ -207,6 +207,15 @@ def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch)
     for name, node in {"bank": 17, "shop": 4}.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
+    nodes = (4, 17, 735, 736)
+    for labels, names in {
+        ("node 735", "node 736"): ["2 parties"],
+        ("node 735",): ["1 party"],
+        ("node 17", "node 735"): ["bank", "1 party without a name yet"],
+        ("bank", "party-2"): ["bank", "party-2"],  # once they have introduced themselves
+        (): [],
+    }.items():
+        assert shown_names(labels, nodes) == names
     for explained_after in (9.0, -1.0):
         monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", explained_after)
         why = ", not connected: the site's own log says why" if explained_after < 0 else ""
