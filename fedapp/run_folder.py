@@ -67,7 +67,8 @@ from fedapp.run_files import (
     sums_of_ledger,
     without_nan,
 )
-from fedapp.settings import Settings, defaults, flatten, load_settings
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults, load_settings
 
 # Errors of a run that was stopped from outside.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})

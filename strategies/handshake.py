@@ -20,7 +20,8 @@ from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction, check_fields
 from fedapp.messages.handshake import GreetReply, HelloReply
 from fedapp.run_folder import RunFolder, RunState
-from fedapp.settings import Settings, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.model import Ensemble

@@ -20,7 +20,8 @@ from fedapp.metrics import few_of_class
 from fedapp.process import versions
 from fedapp.run_files import OnRound, RoundInfo
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, Stage, new_run_dir, resumed_settings
-from fedapp.settings import Settings, defaults, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults
 from strategies.drive import Callbacks, Driver
 from strategies.flower import FlowerStrategy
 from strategies.handshake import ENGINES, shared_rows

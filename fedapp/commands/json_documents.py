@@ -12,8 +12,8 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from fedapp.report.summary import Trial
 from fedapp.run_files import Finding, ListedRun, Summary, Unmeasured
+from fedapp.runs.run_groups import Trial
 
 Figures = dict[str, float | None]  # by name; null if undefined
 Given = str | bool | int | float  # value of a setting

@@ -52,7 +52,8 @@ from fedapp.report.summary import (
 from fedapp.report.template import TEMPLATES
 from fedapp.run_files import HEAD, Audit, Summary, importance_kind, importance_of
 from fedapp.run_folder import RunFolder
-from fedapp.settings import Value, setting_names
+from fedapp.sections import setting_names
+from fedapp.settings import Value
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.shown import FEW, WHAT
 

@@ -17,7 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedapp.client_app import SiteApp
 from fedapp.run_files import OnRound
 from fedapp.run_folder import RunFolder
-from fedapp.settings import Settings, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings
 from fedapp.site.store import LiveStores
 from strategies.method import TreeStrategy
 from strategies.run import train

@@ -34,7 +34,8 @@ from fedapp.report.summary import score_rows
 from fedapp.run_files import OnRound, RoundInfo, Summary
 from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import check_predicted, load_model, parts_of, predict, warnings_on
-from fedapp.settings import Settings, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings
 from fedapp.terminal import Tell
 
 log = logging.getLogger("fedapp")

@@ -22,7 +22,8 @@ from fedapp.run_files import SUMMARY, json_object
 from fedapp.run_folder import INPUTS_FILE, RunFolder, State, is_of_a_beginning, read_run
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files
-from fedapp.settings import Settings, defaults, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults
 from fedapp.terminal import Tell
 
 Engine = Callable[[Settings], RunFolder]

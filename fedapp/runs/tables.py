@@ -35,7 +35,8 @@ from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.methods import all_methods, method_of
 from fedapp.messages.vertical import LEFT, VerticalHelloRequest
-from fedapp.settings import Settings, defaults, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import (
     Rows,

@@ -22,7 +22,7 @@ from fedapp.home import open_private, write_atomically
 from fedapp.known_names import setting_hint, setting_of
 from fedapp.metrics import larger_is_better
 from fedapp.report.progress import Silent, Watcher
-from fedapp.report.summary import metric_of, ranked
+from fedapp.report.summary import metric_of
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import XGBOOST, Pooled, baseline_rows, baselines_of, train_of
 from fedapp.runs.clean import SEARCH, delete_run, folder_of_runs, forget_model
@@ -32,6 +32,7 @@ from fedapp.runs.run_groups import (
     NUMBER,
     STUDY,
     finished_trials,
+    ranked,
     read_trials,
     settings_of_trial,
     trials_of,
