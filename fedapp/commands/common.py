@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -66,7 +66,17 @@ SYNONYMS = {"-o": "--output", "--table": "--data", "--input": "--data"}
 
 
 def _is_table(word: str) -> bool:
-    return Path(word).suffix in (".csv", ".parquet") or Path(word).is_file()
+    from fedapp.messages.methods import all_methods
+
+    is_file = Path(word).suffix in (".csv", ".parquet") or Path(word).is_file()
+    return is_file and word not in all_methods()
+
+
+def _words_in(value: object) -> list[str]:
+    """What a parser has read of an argument or an option, which may be nothing."""
+    if isinstance(value, str):
+        return [value]
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 # Which option a word without one is of: the first that the command has and the word fits.
@@ -76,7 +86,7 @@ OPTION_OF: Mapping[str, Callable[[str], bool]] = {
     "--without": _is_table,
     "--site": lambda word: Path(word).suffix == ".toml" or (Path(word) / "site.toml").is_file(),
     "--to": str.isidentifier,
-    "--output": lambda _: True,
+    "--output": lambda word: bool(Path(word).suffix) or "/" in word,
 }
 
 # Short options of settings.
@@ -237,17 +247,21 @@ class Command(TyperCommand):
                 raise
             rule = f"an option of {command} must be one of its --help"
             raise ConfigError(f"{rule}, got {error.option_name}: write {meant}") from error
-        arguments = [one.name for one in self.params if isinstance(one, TyperArgument)]
-        words = [word for name in arguments if isinstance(word := values.get(str(name)), str)]
-        # Where tables have an option, arguments are folders.
-        is_stray = {word: "--data" in options and Path(word).is_file() for word in [*words, *extra]}
-        words = sorted([*words, *extra], key=is_stray.__getitem__)
-        taken = [word for word in words[: len(arguments)] if not is_stray[word]]
-        for word in words[len(taken) :]:
-            for option in (one for one, fits in OPTION_OF.items() if one in options and fits(word)):
-                shown = taken or [str(name).upper() for name in arguments]
-                way = shlex.join([*command.split(), *shown, option, word])
-                raise ConfigError(f"{word} must follow {option}, got no option: write {way}")
+        arguments = [one for one in self.params if isinstance(one, TyperArgument)]
+        of_arguments = (_words_in(values.get(str(one.name))) for one in arguments)
+        words = [*chain.from_iterable(of_arguments), *extra]
+        # Where tables have an option, they are no arguments.
+        tables = [word for word in words if "--data" in options and _is_table(word)]
+        words = [word for word in words if word not in tables]
+        n_taken = len(words) if any(one.nargs < 0 for one in arguments) else len(arguments)
+        strays = [*tables, *words[n_taken:]]
+        for option, fits in OPTION_OF.items():
+            if option in options and (some := [word for word in strays if fits(word)]):
+                before = _words_in(values.get("data")) if option == "--data" else []
+                names = ("METHOD" if "strateg" in str(one.name) else "RUN" for one in arguments)
+                value = ",".join([*before, *some])
+                way = shlex.join([*command.split(), *(words[:n_taken] or names), option, value])
+                raise ConfigError(f"{some[0]} must follow {option}, got no option: write {way}")
         return super().parse_args(context, args)
 
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -303,7 +317,7 @@ class SettingsCommand(Command):
             self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; ConfigError for a setting or a table without its option."""
+        """Parse the arguments; ConfigError for a setting without its option."""
         parser = self.make_parser(context)
         parser.ignore_unknown_options = True
         options, rest, _ = parser.parse_args(list(args))
@@ -325,25 +339,15 @@ class SettingsCommand(Command):
         if strays:
             text = f"got {', '.join(strays)}: write {' '.join(strays.values())}"
             raise ConfigError(f"settings must follow -c, {text}")
-        self._check_words(f"fedapp {context.info_name}", words, options.get("data") or [])
+        self._check_methods(f"fedapp {context.info_name}", words)
         return super().parse_args(context, args)
 
-    def _check_words(self, command: str, words: Sequence[str], data: Sequence[str]) -> None:
-        """Raise ConfigError for a table among the arguments, and for a second method."""
+    def _check_methods(self, command: str, words: Sequence[str]) -> None:
+        """Raise ConfigError for a second method."""
         from fedapp.messages.methods import all_methods
 
-        if any(word.startswith("-") or "=" in word for word in words):
-            return  # an unknown option, and perhaps its value
         methods = [word for word in words if word in all_methods()]
-        others = (word for word in words if word not in methods)
-        tables = [word for word in others if Path(word).suffix or Path(word).is_file()]
-        names = {parameter.name for parameter in self.params}
-        if tables:
-            taken = methods if "strategies" in names else methods[:1]
-            named = taken or ["METHOD"] if names & {"strategy", "strategies"} else []
-            way = shlex.join([*command.split(), *named, "--data", ",".join([*data, *tables])])
-            raise ConfigError(f"a table must follow --data, got {tables[0]}: write {way}")
-        if "strategy" in names and len(methods) > 1:
+        if len(methods) > 1 and "strategy" in {parameter.name for parameter in self.params}:
             rule = f"{command} must name one method, got {', '.join(methods)}"
             raise ConfigError(f"{rule}: fedapp compare {' '.join(methods)} compares them")
 

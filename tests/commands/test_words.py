@@ -93,11 +93,15 @@ def test_an_estimator_refuses_every_setting_that_it_sets_itself():
 
 SETTING = "or a setting, got "
 WORDS = {  # what is typed first, and what answers
-    "run pax t.csv": "a table must follow --data, got t.csv: write fedapp run pax --data t.csv",
-    "run pax --data=a.csv b.csv": "got b.csv: write fedapp run pax --data a.csv,b.csv",
+    "run pax t.csv": "t.csv must follow --data, got no option: write fedapp run pax --data t.csv",
+    "run pax --data=a.csv b.csv": "write fedapp run pax --data a.csv,b.csv",
+    "run t.csv": "write fedapp run METHOD --data t.csv",
+    "compare pax t.csv bagging": "write fedapp compare pax bagging --data t.csv",
+    "run pax bagging": "must name one method, got pax, bagging",
+    "run pax xgboost": "Got unexpected extra argument (xgboost)",
     "predict one t.csv": "t.csv must follow --data, got no option: write fedapp predict one "
     "--data t.csv",
-    "predict t.csv": "write fedapp predict RUN_DIR --data t.csv",
+    "predict t.csv": "write fedapp predict RUN --data t.csv",
     "predict t.csv one": "write fedapp predict one --data t.csv",
     "predict one --input t.csv": "got --input: write --data",
     "predict one -e x": "No such option '-e'",  # --engine, or --explain
