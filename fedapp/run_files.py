@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NotRequired, TypeAlias, TypeVar, cast
 
@@ -383,9 +383,17 @@ class LedgerSums:
 
 def sums_of_ledger(path: Path) -> LedgerSums:
     """Add up a ledger, also one that is being written, or none; its last line may be half."""
+    if not path.is_file():
+        return LedgerSums()
+    state = path.stat()
+    return _sums(path, state.st_size, state.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _sums(path: Path, size: int, inode: int) -> LedgerSums:
+    """Sums of a ledger, computed again once it has another size or is another file."""
     sums = LedgerSums()
-    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.is_file() else []
-    for line in lines:
+    for line in path.read_bytes().rpartition(b"\n")[0].splitlines():
         sums.add(json.loads(line))
     return sums
 

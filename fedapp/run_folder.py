@@ -140,7 +140,7 @@ class RunFolder:
         """``ledger.jsonl``, one entry per message."""
         return checked_lines(self._text(LEDGER), LEDGER, Message)
 
-    @cached_property
+    @property
     def sums(self) -> LedgerSums:
         """Sums of the ledger, also of a run that is running."""
         return sums_of_ledger(self.ledger_file)
