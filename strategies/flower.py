@@ -32,7 +32,7 @@ from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_rec
 from fedapp.run_folder import Stage
 from strategies.delivery import FLUSH_SECONDS, Courier, read_reply
 from strategies.drive import Driver
-from strategies.handshake import find_nodes, removed_nodes, shown_names
+from strategies.handshake import find_nodes, removed_nodes, shown_names, site_names
 from strategies.method import TreeStrategy
 
 APPROVAL_POLL = 2.0  # seconds
@@ -221,14 +221,16 @@ class FlowerStrategy(Driver[Any], Strategy):
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         assert self.pending is not None
+        # Before the parties have introduced themselves, only their nodes are known.
+        name = party if self.protocol.parties else site_names().get(party, party)
         if message is None:
             why = f"no answer within {self._deadline:g} s"
             if self._addresses[party] in removed_nodes():
                 why = "it was removed; fedapp federation add FOLDER NAME with a new key of the site"
             elif party in self._away:
                 why += ", not connected: the site's own log says why"
-            raise PartyError(party, self._step, why)
-        return read_reply(message, party, self.pending.reply, self._state.model_id, self._step)
+            raise PartyError(name, self._step, why)
+        return read_reply(message, name, self.pending.reply, self._state.model_id, self._step)
 
     def _model_so_far(self) -> ArrayRecord:
         if self._make_model is not None:

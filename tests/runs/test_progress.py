@@ -13,12 +13,15 @@ from rich.console import Console
 
 import fedapp
 import fedapp.messages
-from fedapp.errors import ConfigError
+from fedapp.conversation import Exchange
+from fedapp.errors import ConfigError, PartyError
+from fedapp.messages.handshake import GreetReply
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
 from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, Silent, following
 from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import run_local
+from strategies import PAX
 from strategies.flower import Stages
 from strategies.handshake import find_nodes, removed_nodes, shown_names, site_names
 from tests.report.test_report import round_line
@@ -216,6 +219,12 @@ def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch)
         (): [],
     }.items():
         assert shown_names(labels, nodes) == names
+    strategy = PAX(parties=2)
+    strategy.pending = Exchange({}, GreetReply)
+    strategy._addresses = {"node 17": 17, "node 735": 735}
+    for label, name in {"node 17": "bank", "node 735": "node 735"}.items():
+        with pytest.raises(PartyError, match=rf"^{name} .*no answer within"):
+            strategy._read(None, label)
     for explained_after in (9.0, -1.0):
         monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", explained_after)
         why = ", not connected: the site's own log says why" if explained_after < 0 else ""
