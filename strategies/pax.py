@@ -247,19 +247,16 @@ class PAX(HorizontalStrategy):
             n_asked = len(parties)
             replies = yield from self.ask_to_grow(parties, request, boosting)
             if growth.level == 0:
-                boosting.mark_sent()
                 yield from self.record_scores(run, replies)
                 if run.history.stops:
                     return False
             is_lost = len(parties) < n_asked
             if is_lost and self._may_restart(parties, run):
-                boosting.mark_sent()
                 return False
             # The sums no longer fit the parents' histograms, which the lost party is in. Under
             # masks a round must not restart: sums of the same gradients with and without the
             # party would disclose its part. So its trees end at the depth that they have.
             if not replies or (is_lost and growth.level and self.totals.restarts_rounds):
-                boosting.mark_sent()
                 break
             if growth.level == 0:
                 sums = [reply.root_sums for reply in replies.values()]
@@ -362,9 +359,7 @@ class PAX(HorizontalStrategy):
         if self.turns:
             return (yield from self.turns.open(parties, boosting))[1]
         request = yield from self._first_request(parties, boosting, boosting.growth())
-        replies = yield from self.ask_to_grow(parties, request, boosting)
-        boosting.mark_sent()
-        return replies
+        return (yield from self.ask_to_grow(parties, request, boosting))
 
     def ask_to_grow(
         self,
@@ -380,6 +375,7 @@ class PAX(HorizontalStrategy):
                 self.check_scores(party, reply, WATCHED)
 
         replies = yield from self.totals.grow(parties, request, boosting, check_reply, sent)
+        boosting.mark_sent()
         if len(request.score_edges) and replies:
             watched = [
                 scoring.pooled_statistics(replies.values(), subset).histogram for subset in WATCHED

@@ -175,9 +175,7 @@ class Turns:
             score_bins=ROUND_BINS,
         )
         request = sent.opened(self.n_columns)
-        replies = yield from self.pax.ask_to_grow(parties, request, boosting, sent)
-        boosting.mark_sent()
-        return request, replies
+        return request, (yield from self.pax.ask_to_grow(parties, request, boosting, sent))
 
     def _growth(self, boosting: Boosting, columns: Ints) -> Growth:
         """Trees of the next round, for each output one of each row of columns."""

@@ -40,13 +40,7 @@ from fedapp.histograms.sketch import (
 from fedapp.messages.cuts import SketchReply, check_sketch
 from fedapp.messages.fields import Array, Reply, Request, check_sizes, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import (
-    GrowReply,
-    GrowRequest,
-    RisksReply,
-    RisksRequest,
-    TurnRequest,
-)
+from fedapp.messages.pax import GrowReply, GrowRequest, RisksReply, RisksRequest, TurnRequest
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import survival
@@ -62,13 +56,7 @@ from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState
 from strategies.scoring import FINAL_BINS, History, score_form
-from strategies.secagg import (
-    Form,
-    MaskedSums,
-    PlainSums,
-    exchange_keys,
-    setting_of,
-)
+from strategies.secagg import Form, MaskedSums, PlainSums, exchange_keys, setting_of
 
 R = TypeVar("R", bound=Reply)
 MIN_BINS = 2

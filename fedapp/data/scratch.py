@@ -14,7 +14,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import pairwise
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,27 +46,43 @@ def on_disk(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def _mapped(n_bytes: int) -> mmap.mmap:
+    with _file() as file:
+        _extend(file, 0, n_bytes)
+        return mmap.mmap(file.fileno(), n_bytes)
+
+
+def _file() -> IO[bytes]:
     folder = home() / FOLDER
     private_folder(folder)
-    free = shutil.disk_usage(folder).free
-    with tempfile.TemporaryFile(dir=folder) as file, suppress(OSError):  # beyond a quota
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def _extend(file: IO[bytes], start: int, n_bytes: int) -> None:
+    """Reserve room; else the process would die at the first page without."""
+    free = shutil.disk_usage(home() / FOLDER).free
+    with suppress(OSError):  # beyond a quota
         if n_bytes <= free:
-            # Else the process would die at the first page without room.
-            os.posix_fallocate(file.fileno(), 0, n_bytes)
-            return mmap.mmap(file.fileno(), n_bytes)
+            return os.posix_fallocate(file.fileno(), start, n_bytes)
     rule = f"FEDAPP_HOME must be on a disk with {n_bytes:,} bytes for values of a table that is "
-    raise ConfigError(f"{rule}larger than memory, got room for {free:,} at most in '{folder}'")
+    got = f"got room for {free:,} at most in '{home() / FOLDER}'"
+    raise ConfigError(f"{rule}larger than memory, {got}")
 
 
-def stored(table: Any) -> Any:
-    """A pyarrow.Table as another one, whose columns are on disk."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    content = sink.getvalue()
-    mapped = _mapped(len(content))
-    mapped[:] = content
-    return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
+def stored(tables: Iterable[Any]) -> list[Any]:
+    """Some pyarrow.Tables as others, whose columns are in one file on disk."""
+    ends = [0]
+    with _file() as file:
+        for table in tables:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            content = sink.getvalue()
+            _extend(file, ends[-1], len(content))
+            file.write(content)
+            ends.append(file.tell())
+        file.flush()
+        mapped = pa.py_buffer(mmap.mmap(file.fileno(), ends[-1]))
+    return [pa.ipc.open_stream(mapped[start:end]).read_all() for start, end in pairwise(ends)]
 
 
 def is_large(n_rows: int, n_columns: int) -> bool:

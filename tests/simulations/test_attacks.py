@@ -35,15 +35,15 @@ def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tm
         asked.append(overrides)
         return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
 
-    attack = Attack("name", "who", "what", {"first": {"data": "wine", "eta": 0.9}}, ways, run)
-    found = list(attack_results(attack, seeds=2, output=tmp_path))
+    attack = Attack("who", "what", {"first": {"data": "wine", "eta": 0.9}}, ways, run)
+    found = list(attack_results("name", attack, seeds=2, output=tmp_path))
     assert [(one["data"], one["setting"]) for one in found] == [("first", way) for way in ways]
     assert {(one["success"], one["chance"], one["score"]) for one in found} == {(1.0, 0.25, 0.75)}
     given = {"data": "wine", "eta": 0.9, "max-depth": 1}
     assert asked[2:] == [{**given, "seed": seed} for seed in (0, 1)]
-    assert list(attack_results(attack, seeds=2, output=tmp_path)) == found
+    assert list(attack_results("name", attack, seeds=2, output=tmp_path)) == found
     assert len(asked) == 4
-    list(attack_results(attack, seeds=3, output=tmp_path))
+    list(attack_results("name", attack, seeds=3, output=tmp_path))
     assert {one["seed"] for one in asked[4:]} == {2}
 
 
@@ -145,7 +145,8 @@ def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_
     # The row that has trained all models says nothing.
     assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
     assert found.members.tolist() == [True, False]
-    own = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
+    labels = np.array([0, 1, 0], np.float32)
+    own = Scored(np.array([[0.1], [3], [-2]], np.float32), labels, np.arange(3))
     np.testing.assert_allclose(horizontal.own_margins(own), [-0.1, 3, 2], rtol=1e-6)
 
 
