@@ -54,7 +54,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gmpy2
 import numpy as np
@@ -71,6 +71,10 @@ from fedapp.crypto.rings import (
     products_by_place,
 )
 from fedapp.crypto.workers import Workers
+from fedapp.errors import check_package
+
+if TYPE_CHECKING:
+    from phe.paillier import EncryptedNumber, PaillierPrivateKey
 
 # Several calls a process, so that none waits long for the last; the rows of a call fit in memory.
 CALLS_PER_WORKER, MOST_ROWS = 4, 4096
@@ -422,3 +426,43 @@ def random_digits(n_powers: int, n_tables: int) -> Bytes:
     """Independent uniform exponents from the system; uint8, shape (n_powers, n_tables)."""
     digits = np.frombuffer(secrets.token_bytes(n_powers * n_tables), dtype=np.uint8)
     return digits.reshape(n_powers, n_tables)
+
+
+# phe, the package that others use, is under GPL-3.0: an extra that only these functions need.
+def to_phe(key: PrivateKey) -> PaillierPrivateKey:
+    """The same key as phe's; its ``public_key`` is the public one."""
+    check_package("phe", "to write its keys", "phe")
+    from phe.paillier import PaillierPrivateKey, PaillierPublicKey
+
+    return PaillierPrivateKey(PaillierPublicKey(int(key.public.n)), int(key.p), int(key.q))
+
+
+def from_phe(key: PaillierPrivateKey, *, full_masks: bool = False) -> PrivateKey:
+    """The same key as ours; ``full_masks`` as in ``generate_key``."""
+    return PrivateKey(mpz(key.p), mpz(key.q), full_masks)
+
+
+def to_phe_numbers(key: PublicKey, ciphertexts: Bytes) -> list[EncryptedNumber]:
+    """Ciphertexts, uint8 of shape (n, ciphertext_bytes), as phe's encrypted integers."""
+    check_package("phe", "to write its ciphertexts", "phe")
+    from phe.paillier import EncryptedNumber, PaillierPublicKey
+
+    public = PaillierPublicKey(int(key.n))
+    return [EncryptedNumber(public, int(value)) for value in from_bytes_array(ciphertexts)]
+
+
+def from_phe_numbers(key: PublicKey, numbers: Sequence[EncryptedNumber]) -> Bytes:
+    """Encrypted integers of phe as uint8 rows, shape (n, ciphertext_bytes), big endian.
+
+    phe masks a number before it hands out its ciphertext. Raises a ValueError for a number under
+    another key, and for one with an exponent: phe's floats, of which only the mantissa is
+    encrypted.
+    """
+    for index, number in enumerate(numbers):
+        if number.public_key.n != int(key.n):
+            raise ValueError(f"numbers must be under the given key, got another at {index}")
+        if number.exponent:
+            raise ValueError(f"numbers must be integers, got exponent {number.exponent} at {index}")
+    return to_bytes_array(
+        [mpz(phe_number.ciphertext()) for phe_number in numbers], key.ciphertext_bytes
+    )

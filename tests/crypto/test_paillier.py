@@ -1,6 +1,7 @@
 """Paillier: packed plaintexts, keys, ciphertexts, masks and sums, beside phe and slow forms."""
 
 import os
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from gmpy2 import legendre, mpz, powmod
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phe.paillier import EncryptedNumber, PaillierPrivateKey, PaillierPublicKey
+from phe.paillier import generate_paillier_keypair
 
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import FixedPoint, Layout, grouped_layouts, readable_rows
@@ -24,15 +25,20 @@ from fedapp.crypto.paillier import (
     decrypt,
     encrypt,
     fixed_bases,
+    from_phe,
+    from_phe_numbers,
     random_digits,
     rerandomise,
     short_bits,
     square_base,
+    to_phe,
+    to_phe_numbers,
 )
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey, generate_key, read_public_key
 from fedapp.crypto.rings import from_bytes_array, to_bytes_array
 from fedapp.crypto.sums import pack_sums, read_jobs, self_test, sum_rows
 from fedapp.crypto.workers import Workers, shared_workers
+from fedapp.errors import ConfigError
 
 RNG = np.random.default_rng(0)
 HERE = Workers(1)
@@ -196,22 +202,40 @@ def test_plaintexts_come_back(key, values):
 
 
 def test_phe_and_fedapp_read_what_the_other_encrypts(key):
-    theirs = PaillierPrivateKey(PaillierPublicKey(int(key.public.n)), int(key.p), int(key.q))
+    theirs = to_phe(key)
     for who in (key, key.public):
-        rows = from_bytes_array(encrypt(who, [123456789, -5], HERE))
-        numbers = [EncryptedNumber(theirs.public_key, int(row)) for row in rows]
+        numbers = to_phe_numbers(key.public, encrypt(who, [123456789, -5], HERE))
         assert [theirs.decrypt(number) for number in numbers] == [123456789, -5]
         assert theirs.decrypt(numbers[0] + numbers[1]) == 123456784
-    numbers = [theirs.public_key.encrypt(value) for value in (42, -7, 0)]
-    texts = [mpz(number.ciphertext()) for number in (*numbers, numbers[0] + numbers[1])]
-    rows = to_bytes_array(texts, key.public.ciphertext_bytes)
-    assert decrypt(key, rows, HERE) == [42, -7, 0, 35]
+    public, private = generate_paillier_keypair(n_length=512)
+    ours = from_phe(private)
+    assert PublicKey(mpz(public.n)) == ours.public
+    numbers = [public.encrypt(value) for value in (42, -7, 0)]
+    rows = from_phe_numbers(ours.public, [*numbers, numbers[0] + numbers[1]])
+    assert decrypt(ours, rows, HERE) == [42, -7, 0, 35]
+    assert decrypt(ours, encrypt(ours, [-3], HERE), HERE) == [-3]
+    with pytest.raises(ValueError, match="numbers must be under the given key, got another at 0"):
+        from_phe_numbers(key.public, numbers)
+    with pytest.raises(ValueError, match=r"numbers must be integers, got exponent -\d+ at 1"):
+        from_phe_numbers(ours.public, [public.encrypt(1), public.encrypt(0.1)])
 
 
 @pytest.mark.parametrize("full_masks", [False, True])
-def test_keys_survive_the_disk(key, full_masks):
-    stored = replace(key, full_masks=full_masks)
+def test_keys_survive_the_disk_and_the_way_to_phe_and_back(key, full_masks):
+    stored, theirs = replace(key, full_masks=full_masks), to_phe(key)
     assert PrivateKey.from_array(stored.to_array()) == stored
+    assert {key.p, key.q} == {mpz(theirs.p), mpz(theirs.q)}
+    back = from_phe(theirs, full_masks=full_masks)
+    assert (back.public, back.full_masks) == (key.public, full_masks)
+
+
+def test_without_phe_its_keys_and_ciphertexts_say_what_to_install(key, monkeypatch):
+    monkeypatch.setitem(sys.modules, "phe", None)
+    way_out = r"\(pip install 'fedapp\[phe\]'\), got none$"
+    with pytest.raises(ConfigError, match=f"^phe must be installed to write its keys {way_out}"):
+        to_phe(key)
+    with pytest.raises(ConfigError, match=f"^phe must be .* to write its ciphertexts {way_out}"):
+        to_phe_numbers(key.public, encrypt(key, [7], HERE))
 
 
 def test_a_key_has_the_bits_asked_for_and_keeps_them_from_its_repr(key):
