@@ -47,9 +47,9 @@ class Leaves:
     def of(cls, grown: Grown, values: Floats) -> Leaves:
         """Leaves of some trees, which rows reach by their values."""
         places = empty((len(values), len(grown.trees)), np.int32)
-        nodes, first = np.empty(len(values), dtype=np.int32), 0
+        first = 0
         for number, tree in enumerate(grown.trees):
-            find_leaves(tree, values, nodes, grown.sets)
+            (nodes,) = find_leaves([tree], values, grown.sets)
             leaves = np.flatnonzero(tree["left"] == LEAF)
             places[:, number] = first + np.searchsorted(leaves, nodes)
             first += len(leaves)

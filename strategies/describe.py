@@ -25,7 +25,7 @@ from fedapp.errors import ConfigError, as_plain, as_protocol_error
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
-from fedapp.histograms.sketch import BASE, descend
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.messages import describe as messages
 from fedapp.messages.fields import Request, check_fields, check_sizes
 from fedapp.messages.secagg import EVERYONE
@@ -98,8 +98,9 @@ class DescribeRows(HorizontalStrategy):
         (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
         descent = tables.new_descent(widths)
         descent.take(counts)
-        for digit, prefixes, offsets in descend(descent) if n_numbers else ():
-            request = messages.CountRequest(digit, prefixes, offsets)
+        while n_numbers and descent.digit < N_DIGITS:
+            prefixes, offsets = descent.wanted()
+            request = messages.CountRequest(descent.digit, prefixes, offsets)
             (counts,), _ = yield from self._ask(parties, request, (len(prefixes), BASE))
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedapp.arrays import Floats, Ints
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
@@ -43,7 +44,6 @@ from fedapp.trees.categories import category_counts
 from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
-from fedapp.trees.structure import Ints
 from strategies import scoring
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
@@ -97,7 +97,7 @@ class HeadState(HorizontalState):
 
     names: tuple[str, ...]  # of the parties, in the order of the ensembles
     model: stacked.StackedModel
-    best: stacked.Floats  # weights of the round with the best score
+    best: Floats  # weights of the round with the best score
     n_averaged: int = 0
 
 

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, DataError
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages import horizontal_forest as messages
 from fedapp.messages.fields import MOST_DEPTH, Array, check_fields, check_sizes

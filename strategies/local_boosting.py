@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Check, Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.errors import as_protocol_error
@@ -21,7 +22,7 @@ from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, Turn
 from fedapp.messages.scoring import BoostReport, arrays_of
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
-from fedapp.trees.categories import Ints, category_counts
+from fedapp.trees.categories import category_counts
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import (
     NO_TREES,

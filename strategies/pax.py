@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.sketch import BASE, N_DIGITS, descend
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.kernels import frozen
 from fedapp.messages import pax as messages
 from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
@@ -60,7 +61,7 @@ from fedapp.trees.objective import (
     is_survival,
 )
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
-from fedapp.trees.rounds import Boosting, Sampling
+from fedapp.trees.rounds import Boosting
 from fedapp.trees.structure import ROUTE
 from fedapp.trees.survival import hazards_of
 from strategies import method as methods
@@ -228,7 +229,7 @@ class PAX(HorizontalStrategy):
             self.bare_model(mean),
             cuts,
             Shape.of(parameters_of(settings), settings.num_parallel_tree),
-            Sampling(settings.seed, settings.colsample_bytree, limits["weights"]),
+            settings.colsample_bytree,
             Limits(
                 seed=settings.seed,
                 bylevel=settings.colsample_bylevel,
@@ -320,9 +321,10 @@ class PAX(HorizontalStrategy):
             with as_protocol_error(party, "QuantilesReply", "counts"):
                 search.check(party, reply.counts)
 
-        for digit, prefixes, offsets in descend(search):
+        while search.digit < N_DIGITS:
+            prefixes, offsets = search.wanted()
             request = messages.QuantilesRequest(
-                digit=digit,
+                digit=search.digit,
                 n_trees=len(leaf_ids),
                 leaf_ids=ids,
                 grown_offsets=np.append(0, np.cumsum([*map(len, leaf_ids)])),

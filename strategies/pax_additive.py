@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Conversation
 from fedapp.errors import ConfigError
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.messages.pax import GrowReply, GrowRequest, TurnRequest
 from fedapp.metrics.survival import Cells

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from clients.federated_forest.party import Active, Doubles, Passive, Worth
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
 from clients.vertical.growing import SplitList
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.sums import SumJob
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of
@@ -43,11 +44,10 @@ from fedapp.site.store import sent_bits
 from fedapp.trees.categories import CategorySets, sets_of_rows
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.bagged import by_tree, columns_of, winners
-from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, RowFields, fewest_rows
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, RowFields, fewest_rows
 from fedapp.trees.forest.encrypted import (
     Choices,
     Extremes,
-    Flags,
     LeftClaims,
     Listing,
     NodeTotals,

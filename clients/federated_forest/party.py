@@ -26,6 +26,7 @@ from clients.scoring import compare_with_local, interval_fields, score_arrays
 from clients.vertical.growing import SplitList, Trees, split_table, store_active_part, store_part
 from clients.vertical.party import Aligned, Floats, Subsets, numbered
 from fedapp import metrics
+from fedapp.arrays import Ints
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -62,7 +63,6 @@ from fedapp.trees.forest.cart import (
     Candidates,
     Codes,
     Criterion,
-    Ints,
     RowFields,
     Rules,
     bin_columns,

@@ -80,10 +80,10 @@ from fedapp.trees.calibration import Calibration, calibrated, fit
 from fedapp.trees.categories import NO_SET, CategorySets, auto_child_weight
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.grow import Growth, without_padding
-from fedapp.trees.limits import MultiStrategy
+from fedapp.trees.limits import Limits, MultiStrategy
 from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves
-from fedapp.trees.rounds import Sampling, n_leaves
+from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import not_counted
 from fedapp.trees.structure import Routes
 
@@ -220,8 +220,8 @@ class Active(Aligned):
         n_parallel, width = settings.num_parallel_tree, self.target.width
         pairs = drawn_pairs(self, self.target.gradients(self.boosted.margins), settings, number)
         n_columns = self.joint.cuts.n_columns
-        sampling = Sampling(settings.seed, settings.colsample_bytree)
-        allowed = sampling.columns(number, width, n_columns)
+        limits = Limits(settings.seed, number)
+        allowed = limits.of_trees(settings.colsample_bytree, width, n_columns)
         if number < settings.first_trees:
             owners, _ = self.joint.owners(np.arange(n_columns))
             allowed = allowed & (owners == self.trees.number)
@@ -301,7 +301,8 @@ class Active(Aligned):
         check_sizes(party, letter, n_wanted=len(wanted), n_columns=len(columns))
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.round.exponents)
         trees, nodes = wanted.T
-        ordered = sum_jobs(cipher.layouts, growth.level, trees, nodes, has_one_tree)
+        n_outputs = [layout.n_outputs for layout in cipher.layouts]
+        ordered = sum_jobs(n_outputs, growth.level, trees, nodes, has_one_tree)
         jobs = list(ordered) if n_bins else []
         is_read = [(group, np.ones(len(nodes) * n_bins, bool)) for group, _, nodes in jobs]
         fields = cipher.read(party, letter, is_read)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.data.columns import Columns, in_words
 from fedapp.data.convert import BOOLEANS, EPOCH, is_date
 from fedapp.data.csv_errors import quoted
@@ -40,8 +41,7 @@ from fedapp.runs.predict import (
 from fedapp.serve.http import RefusedError, RowError
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
-from fedapp.trees.curves import Curve, Doubles, boosted, curves_of, explained, intercepts_of
-from fedapp.trees.objective import Floats
+from fedapp.trees.curves import Curve, boosted, curves_of, explained, intercepts_of
 
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
 NUMBERS = ("number", "binary", "time", "duration", "base margin")  # kinds that hold numbers

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from clients.eini import Active as Predictor
 from clients.eini import Plan, open_entries, plan_of
 from clients.inference import Predicting
+from fedapp.arrays import Floats, Ints
 from fedapp.audit.listening import ListeningApp, Transcript, trained
-from fedapp.audit.vertical import Floats, Ints
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.paillier import decrypt
 from fedapp.crypto.workers import shared_workers

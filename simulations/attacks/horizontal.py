@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.arrays import Doubles, Ints
 from fedapp.audit.listening import trained
-from fedapp.audit.membership import SHADOWS, Doubles, ScoredRows, above_usual, caught
+from fedapp.audit.membership import SHADOWS, ScoredRows, above_usual, caught
 from fedapp.audit.pax_rows import (
     MISSING,
     CuriousPAX,
-    Ints,
     Level,
     Row,
     Sender,

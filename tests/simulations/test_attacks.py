@@ -8,7 +8,7 @@ import pytest
 
 from fedapp.audit import membership as scored
 from fedapp.audit import vertical as grouped
-from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, first_counts, matched
+from fedapp.audit.timberstrike import Kinds, Leaves, Rows, Target, dealt, first_counts, matched
 from fedapp.errors import ConfigError
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import find_leaves
@@ -201,9 +201,16 @@ def trees():
     return grow_trees("binary:logistic", 2, parameters, rows, margins, ROUNDS, widths).trees
 
 
+def numbers(n_columns):
+    return Kinds.of(np.zeros((1, n_columns)), np.zeros(n_columns, np.int64))
+
+
+NUMBERS = numbers(N_COLUMNS)
+
+
 def target(trees, tells_hessians):
     own, truth = (np.column_stack(made(seed)).astype(np.float64) for seed in (2, 1))
-    read = [(Leaves.of(tree, N_COLUMNS, ETA, tells_hessians), True) for tree in trees]
+    read = [(Leaves.of(tree, NUMBERS, ETA, tells_hessians), True) for tree in trees]
     return Target(read, MARGIN, truth, own)
 
 
@@ -215,13 +222,12 @@ def shares(attacked):
 @pytest.mark.parametrize("tells_hessians", [True, False])
 def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(trees, tells_hessians):
     values, labels = made(1)
-    leaves = np.zeros(N_ROWS, dtype=np.int32)
-    find_leaves(trees[0], values, leaves)
+    (leaves,) = find_leaves(trees[:1], values)
     places = np.flatnonzero(trees[0]["left"] == LEAF)
     expected = [
         [np.sum((leaves == leaf) & (labels == label)) for label in (0, 1)] for leaf in places
     ]
-    first = Leaves.of(trees[0], N_COLUMNS, ETA, tells_hessians)
+    first = Leaves.of(trees[0], NUMBERS, ETA, tells_hessians)
     assert first_counts(first, MARGIN, LAMBDA, N_ROWS).tolist() == expected
     inside = (first.lows[:, None] <= values) & (values < first.highs[:, None])
     assert inside.all(axis=2).sum(axis=1).tolist() == np.sum(expected, axis=1).tolist()
@@ -251,8 +257,10 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
     sums, sizes = (np.bincount(truth, weights=each) for each in (gradients, hessians))
     for told in (sizes, np.zeros(2)):
         weights = -sums / (sizes + LAMBDA)
-        leaves = Leaves(*HALVES, weights, told, weights)
-        rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins)
+        kind = numbers(1)
+        leaves = Leaves(*HALVES, weights, told, weights, kind.occurring[None][[0, 0]], kind)
+        marks = kind.occurring[None][[0] * 5]
+        rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins, marks)
         found = dealt(rows, leaves, LAMBDA)
         assert [np.sum(found == leaf) for leaf in (0, 1)] == [2, 3]
         assert np.allclose(np.bincount(found, weights=gradients), sums)
