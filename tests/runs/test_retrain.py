@@ -19,7 +19,7 @@ from fedapp.data.read import load_table, text_file
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.report.summary import resolved_facts
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import trained_settings
 from fedapp.runs.retrain import model_digest, remains, retraining
