@@ -287,7 +287,7 @@ def _parquet_columns(path: Path, index: int | None = None) -> Any:
     """All columns of a Parquet file, or one."""
     with pa.parquet.ParquetFile(path) as file:
         schema, names = _written_schema(file), file.schema_arrow.names
-        frame = file.read() if index is None else file.read([names[index]])
+        frame = file.read() if index is None else _stored_column(file, names[index])
     if index is not None:
         # Besides `a`, Arrow reads what is named `a.b`.
         frame = frame.select([frame.column_names.index(names[index])])
@@ -300,6 +300,13 @@ def _parquet_columns(path: Path, index: int | None = None) -> Any:
             column = column.cast(type.value_type).dictionary_encode()
             frame = frame.set_column(at, name, column)
     return frame
+
+
+def _stored_column(file: Any, name: str) -> Any:
+    """A column of a Parquet file, which is on disk."""
+    batches = file.iter_batches(max(1, scratch.BATCH_BYTES // 8), columns=[name])
+    parts = [scratch.stored(pa.Table.from_batches([batch])) for batch in batches]
+    return pa.concat_tables(parts) if parts else file.read([name])
 
 
 def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:

@@ -1,8 +1,11 @@
-"""Arrays that are larger than memory: of more than ``LARGEST`` bytes, they are mapped from a file.
+"""Arrays that are larger than memory: values of more than ``LARGEST`` bytes are mapped from a file.
 
 The file is in a private folder of ``$FEDAPP_HOME`` and has no name, so that nothing remains of it
 once the array, or the process, has gone. The system writes what it needs memory for, and reads it
 again; all else is as with arrays in memory.
+
+Once a process has mapped an array, its numbers of rows are too many for memory as well. Within
+``mapping`` every array of more than ``LARGEST_ARRAY`` bytes is then mapped, whatever makes it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,20 +26,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 
+from fedapp.data import allocator
 from fedapp.errors import ConfigError
 from fedapp.home import home, private_folder
 
 FOLDER = "scratch"  # of ``$FEDAPP_HOME``
-LARGEST = 2**30  # bytes of an array in memory
+LARGEST = 2**30  # bytes of a table's values in memory
+LARGEST_ARRAY = 2**27  # bytes of another array
 BATCH_BYTES = 2**26
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An array in C order, of any values; raises ConfigError if the disk has no room for it."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    if n_bytes <= LARGEST:
-        return np.empty(shape, dtype)
-    return on_disk(shape, dtype)
+    return np.empty(shape, dtype) if n_bytes <= LARGEST_ARRAY else on_disk(shape, dtype)
 
 
 def on_disk(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -44,17 +49,51 @@ def on_disk(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.frombuffer(mapped, dtype, n_values).reshape(shape)
 
 
+@contextmanager
+def mapping() -> Iterator[None]:
+    """Map every large array that this thread makes, once the process has mapped one."""
+    before, token = allocator.current(), _is_within.set(True)
+    try:
+        if _has_mapped:
+            _map_all()
+        yield
+    except MemoryError:
+        if _has_mapped:
+            raise _without_room("arrays") from None
+        raise
+    finally:
+        _is_within.reset(token)
+        allocator.use(before)
+
+
+_has_mapped = False
+_is_within = ContextVar("is_within", default=False)
+
+
+def _map_all() -> None:
+    global _has_mapped
+    _has_mapped = True
+    if _is_within.get():
+        allocator.use(allocator.mapping(str(home() / FOLDER), LARGEST_ARRAY))
+
+
 def _mapped(n_bytes: int) -> mmap.mmap:
     folder = home() / FOLDER
     private_folder(folder)
-    free = shutil.disk_usage(folder).free
+    _map_all()
     with tempfile.TemporaryFile(dir=folder) as file, suppress(OSError):  # beyond a quota
-        if n_bytes <= free:
+        if n_bytes <= shutil.disk_usage(folder).free:
             # Else the process would die at the first page without room.
             os.posix_fallocate(file.fileno(), 0, n_bytes)
             return mmap.mmap(file.fileno(), n_bytes)
-    rule = f"FEDAPP_HOME must be on a disk with {n_bytes:,} bytes for values of a table that is "
-    raise ConfigError(f"{rule}larger than memory, got room for {free:,} at most in '{folder}'")
+    raise _without_room(f"{n_bytes:,} bytes")
+
+
+def _without_room(what: str) -> ConfigError:
+    folder = home() / FOLDER
+    rule = f"FEDAPP_HOME must be on a disk with room for {what} of a table that is larger than "
+    free = shutil.disk_usage(folder).free
+    return ConfigError(f"{rule}memory, got room for {free:,} bytes at most in '{folder}'")
 
 
 def stored(table: Any) -> Any:
@@ -68,6 +107,18 @@ def stored(table: Any) -> Any:
     return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
 
 
+def joined(parts: Iterable[npt.NDArray[Any]], n_rows: int) -> npt.NDArray[Any]:
+    """Parts with ``n_rows`` together as one array, each copied before the next one is made."""
+    every = iter(parts)
+    first = next(every)
+    out = np.empty((n_rows, *first.shape[1:]), first.dtype)
+    start = 0
+    for part in chain([first], every):
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
+
+
 def is_large(n_rows: int, n_columns: int) -> bool:
     """Whether the values of a table are more than memory shall hold."""
     return 4 * n_rows * n_columns > LARGEST
@@ -76,7 +127,7 @@ def is_large(n_rows: int, n_columns: int) -> bool:
 def empty_table(n_rows: int, n_columns: int) -> npt.NDArray[np.float32]:
     """Values of a table, shape (n_rows, n_columns); large ones are in the order of columns."""
     if is_large(n_rows, n_columns):
-        return empty((n_columns, n_rows), np.float32).T
+        return on_disk((n_columns, n_rows), np.float32).T
     return np.empty((n_rows, n_columns), np.float32)
 
 

@@ -235,12 +235,14 @@ class StagedApp(SiteApp):
         return super()._answer(message, context)
 
 
-def in_stages(folder: Path, is_training: bool, largest: int, trees: int) -> Row:
+def in_stages(folder: Path, is_training: bool, scale: float, trees: int) -> Row:
     """Train at a large and a small site, or predict; when each stage began, and the last ended.
 
-    Arrays of more than ``largest`` bytes are mapped from files.
+    Arrays of as many bytes as in ``scratch``, times ``scale``, are mapped from files.
     """
-    scratch.LARGEST, large = largest, f"{folder}/large.parquet"
+    for name in ("LARGEST", "LARGEST_ARRAY", "BATCH_BYTES"):
+        setattr(scratch, name, int(scale * getattr(scratch, name)))
+    large = f"{folder}/large.parquet"
     if not is_training:
         start = time.time()
         predict_table(folder / "run", large, "", folder / "predictions.parquet")
@@ -288,7 +290,7 @@ def site_rows(
         raise ConfigError(f"{rule}, got {max(rows)} of {needed:,} bytes, and {free:,} free")
     lines, sizes = list[Row](), {"columns": columns, "trees": trees, "like": like}
     for n_rows in sorted(rows):
-        largest = scratch.LARGEST * n_rows // like if like else scratch.LARGEST
+        scale = n_rows / like if like else 1.0
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_groups(folder / "large.parquet", n_rows, columns)
@@ -298,7 +300,7 @@ def site_rows(
                 with ExitStack() as stack:
                     call, child = stack.enter_context(process(FEDAPP_HOME=f"{folder}/home"))
                     stack.enter_context(looking(partial(sample, child, samples), LOOK_SECONDS))
-                    stages = call(in_stages, folder, is_training, largest, trees)
+                    stages = call(in_stages, folder, is_training, scale, trees)
                 for (stage, start), (_, end) in pairwise(stages.items()):
                     near = [each for each in samples if start - 0.1 < each[0] < end + 0.1]
                     _, anonymous, files = map(max, zip(*near, strict=True))

@@ -31,7 +31,7 @@ def as_large(monkeypatch):
     """``as_large()``: from now on every table is larger than memory, and has threads and groups."""
 
     def begin():
-        for name, value in {"LARGEST": 0, "BATCH_BYTES": 2**11}.items():
+        for name, value in {"LARGEST": 0, "LARGEST_ARRAY": 2**9, "BATCH_BYTES": 2**11}.items():
             monkeypatch.setattr(scratch, name, value)
         for name, value in {"FEWEST_CELLS": 1, "GROUP_CELLS": 1, "n_cores": lambda: 3}.items():
             monkeypatch.setattr(bins, name, value)
