@@ -304,8 +304,10 @@ def _parquet_columns(path: Path, index: int | None = None) -> Any:
 
 def _stored_column(file: Any, name: str) -> Any:
     """A column of a Parquet file, which is on disk."""
-    batches = file.iter_batches(max(1, scratch.BATCH_BYTES // 8), columns=[name])
-    parts = [scratch.stored(pa.Table.from_batches([batch])) for batch in batches]
+    parts, n_rows = list[Any](), max(1, scratch.BATCH_BYTES // 8)
+    for group in range(file.num_row_groups):  # an iterator keeps the bytes of all its groups
+        for batch in file.iter_batches(n_rows, [group], [name]):
+            parts.append(scratch.stored(pa.Table.from_batches([batch])))
     return pa.concat_tables(parts) if parts else file.read([name])
 
 

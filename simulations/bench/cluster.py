@@ -207,6 +207,9 @@ GROUP_ROWS, SMALL_ROWS = 500_000, 1000
 VALUE_BYTES = 16  # in the table, and while a site reads and trains
 STAGES = {"query.hello": "read", "train.pax_sketch": "sketch", "train.pax_grow": "rounds"}
 LOOK_SECONDS = 0.02
+# So that memory is what is used, and not what malloc keeps for later.
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+RETURNED["ARROW_DEFAULT_MEMORY_POOL"] = "system"
 
 
 def write_groups(path: Path, n_rows: int, n_columns: int) -> None:
@@ -266,6 +269,25 @@ def sample(process: psutil.Process, samples: list[tuple[float, ...]]) -> None:
     samples.append((time.time(), anonymous, sum(files)))
 
 
+def memory_of(n_rows: int, columns: int, trees: int, scale: float) -> Iterator[Row]:
+    """A line for each stage of training and predicting at a site, in processes of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_groups(folder / "large.parquet", n_rows, columns)
+        write_groups(folder / "small.parquet", SMALL_ROWS, columns)
+        for is_training in (True, False):
+            samples = list[tuple[float, ...]]()
+            with ExitStack() as stack:
+                call, child = stack.enter_context(process(FEDAPP_HOME=f"{name}/home", **RETURNED))
+                stack.enter_context(looking(partial(sample, child, samples), LOOK_SECONDS))
+                stages = call(in_stages, folder, is_training, scale, trees)
+            for (stage, start), (_, end) in pairwise(stages.items()):
+                near = [each for each in samples if start - 0.1 < each[0] < end + 0.1]
+                _, anonymous, files = map(max, zip(*near, strict=True))
+                line = {"rows": n_rows, "stage": stage, "seconds": end - start}
+                yield {**line, "anonymous_bytes": anonymous, "file_bytes": files}
+
+
 def site_rows(
     rows: tuple[int, ...] = (100_000, 1_000_000, 10_000_000),
     columns: int = 28,
@@ -291,22 +313,9 @@ def site_rows(
     lines, sizes = list[Row](), {"columns": columns, "trees": trees, "like": like}
     for n_rows in sorted(rows):
         scale = n_rows / like if like else 1.0
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            write_groups(folder / "large.parquet", n_rows, columns)
-            write_groups(folder / "small.parquet", SMALL_ROWS, columns)
-            for is_training in (True, False):
-                samples = list[tuple[float, ...]]()
-                with ExitStack() as stack:
-                    call, child = stack.enter_context(process(FEDAPP_HOME=f"{folder}/home"))
-                    stack.enter_context(looking(partial(sample, child, samples), LOOK_SECONDS))
-                    stages = call(in_stages, folder, is_training, scale, trees)
-                for (stage, start), (_, end) in pairwise(stages.items()):
-                    near = [each for each in samples if start - 0.1 < each[0] < end + 0.1]
-                    _, anonymous, files = map(max, zip(*near, strict=True))
-                    line = {"rows": n_rows, "stage": stage, "seconds": end - start}
-                    lines.append({**line, "anonymous_bytes": anonymous, "file_bytes": files})
-                    yield {**sizes, **lines[-1]}
+        for line in memory_of(n_rows, columns, trees, scale):
+            lines.append(line)
+            yield {**sizes, **line}
     ends = (lines[-8:-4], lines[-4:]) if like and len(rows) > 1 else ((), ())
     for before, line in zip(*ends, strict=True):
         rise = (like - line["rows"]) / (line["rows"] - before["rows"])
