@@ -30,6 +30,7 @@ from fedapp.cluster import RayWorkers
 from fedapp.crypto.workers import Workers
 from fedapp.data import scratch
 from fedapp.errors import ConfigError
+from fedapp.histograms import bins
 from fedapp.kernels import n_cores
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import predict_table
@@ -207,6 +208,9 @@ GROUP_ROWS, SMALL_ROWS = 500_000, 1000
 VALUE_BYTES = 16  # in the table, and while a site reads and trains
 STAGES = {"query.hello": "read", "train.pax_sketch": "sketch", "train.pax_grow": "rounds"}
 LOOK_SECONDS = 0.02
+SIZES: list[tuple[Any, str]]
+SIZES = [(scratch, name) for name in ("LARGEST", "LARGEST_ARRAY", "BATCH_BYTES")]
+SIZES += [(bins, "GROUP_CELLS")]
 # So that memory is what is used, and not what malloc keeps for later.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 RETURNED["ARROW_DEFAULT_MEMORY_POOL"] = "system"
@@ -241,10 +245,10 @@ class StagedApp(SiteApp):
 def in_stages(folder: Path, is_training: bool, scale: float, trees: int) -> Row:
     """Train at a large and a small site, or predict; when each stage began, and the last ended.
 
-    Arrays of as many bytes as in ``scratch``, times ``scale``, are mapped from files.
+    What is large, or done together, is so from ``scale`` times its size on.
     """
-    for name in ("LARGEST", "LARGEST_ARRAY", "BATCH_BYTES"):
-        setattr(scratch, name, int(scale * getattr(scratch, name)))
+    for room, name in SIZES:
+        setattr(room, name, int(scale * getattr(room, name)))
     large = f"{folder}/large.parquet"
     if not is_training:
         start = time.time()
@@ -300,9 +304,9 @@ def site_rows(
     1,000. A line for each stage: its seconds, and the largest memory of the process. It needs what
     is anonymous; pages of files leave memory when something else needs it.
 
-    With ``--like 100000000`` files have the arrays that they have at 100,000,000 rows: those that
-    are larger than 1 GiB there, not here. The last lines are then an estimate for 100,000,000 rows:
-    the straight line through the two largest numbers of rows.
+    With ``--like 100000000`` files have the arrays that they have at 100,000,000 rows, where they
+    are larger, and as few columns are sketched together. The last lines are then an estimate for
+    100,000,000 rows: the straight line through the two largest numbers of rows.
     """
     place, n_values = Path(tempfile.gettempdir()), max(rows) * (columns + 1)
     needed, free = VALUE_BYTES * n_values, shutil.disk_usage(place).free
