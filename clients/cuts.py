@@ -120,7 +120,7 @@ class Cutting:
     def check(self, config: SiteConfig, request: Request, offsets: Array) -> None:
         """Check that offsets are those of the table's columns, within the site's limit."""
         check_sizes(config.name, request, n_columns=len(self.categories))
-        max_bins = config.limits["most-bins"]
+        max_bins = config.most_bins
         numbers = np.diff(offsets)[self.categories == 0]
         if not config.simulated and numbers.max(initial=0) > max_bins:
             rule = f"must be <= {max_bins} (most-bins in the node config of {config.name})"

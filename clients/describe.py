@@ -317,7 +317,7 @@ class Encrypting(Described):
 
     def _sums(self, name: str, letter: CellSums) -> tuple[Ints, Whole, Ints, Array]:
         """Rows of a party's cells, sums of their labels, decrypted and checked, and its columns."""
-        most, got = self.config.limits["most-columns"], len(letter.widths)
+        most, got = self.config.most_columns, len(letter.widths)
         rule = f"must be <= {most} (most-columns of {self.name}), got {got}"
         check_fields(name, letter, ("widths", got <= most, rule))
         ends, n_train = np.cumsum(letter.widths), self.n_train

@@ -23,7 +23,7 @@ from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.messages.eini import Elements, Ready, StepReply, StepRequest, Structure, Totals
-from fedapp.messages.fields import Array, check_fields
+from fedapp.messages.fields import Array, check_fields, check_sizes
 from fedapp.messages.vertical import MatchRequest, OrderRequest
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
@@ -89,10 +89,9 @@ class Passive(Predicting):
 
     def _keep_structure(self, part: Part, letter: Structure, request: StepRequest) -> None:
         active, local = self.active, letter.records[letter.records >= 0]
-        fits = len(letter.ends) == letter.n_terms and self.structure is None
         # Each split occurs once in a model.
         n_records, is_unique = len(part.lookup.columns), len(np.unique(local)) == len(local)
-        fits = fits and is_unique and bool((local < n_records).all())
+        fits = self.structure is None and is_unique and bool((local < n_records).all())
         check_fields(active, letter, ("lefts", fits, "must be trees of this model, sent once"))
         with as_protocol_error(active, "Structure", "lefts"):
             check_trees(letter.lefts, np.concatenate(([0], letter.ends)))
@@ -117,9 +116,7 @@ class Passive(Predicting):
         assert self.structure is not None
         lookup, values = self.party_part().lookup, self.values[letter.first_row : end]
         chosen = np.concatenate(open_entries(self.structure, lookup, values), axis=1)
-        n_sent = len(letter.ciphertexts)
-        rule = f"must be {chosen.shape[1]} for each of {letter.n_rows} rows, got {n_sent}"
-        check_fields(sender, letter, ("ciphertexts", n_sent == chosen.size, rule))
+        check_sizes(sender, letter, n_ciphertexts=chosen.size)
         received, is_chosen = self.encrypted.plus(sender, letter), chosen.ravel()
         if self.name != self.passive[-1]:
             key, workers = self.encrypted.public_key, shared_workers()

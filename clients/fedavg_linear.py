@@ -11,17 +11,11 @@ from fedapp.messages.fedavg_linear import (
     MomentsRequest,
     ScoreRequest,
 )
-from fedapp.messages.fields import check_fields
+from fedapp.messages.fields import check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.site.roles import Order, handlers, role
-from fedapp.trees.linear import (
-    GradientDescent,
-    LinearModel,
-    descend,
-    moments,
-    predict_linear,
-)
+from fedapp.trees.linear import GradientDescent, LinearModel, descend, moments, predict_linear
 
 
 @role
@@ -56,12 +50,11 @@ class Averager(Scored):
             request.bias,
             self.categories,
         )
-        due, got = (model.n_inputs, model.n_outputs), request.weights.shape
+        check_sizes(self.name, request, n_inputs=model.n_inputs, n_outputs=model.n_outputs)
         check_fields(
             self.name,
             request,
             ("classes", request.classes == self.classes, "must be those of the run"),
-            ("weights", got == due, f"must be of shape {due}, got {got}"),
             ("scales", (request.scales > 0).all(), "must be > 0"),
         )
         descent = GradientDescent(

@@ -27,7 +27,7 @@ from fedapp.messages.fedxgbllr import (
     ShareReply,
     ShareRequest,
 )
-from fedapp.messages.fields import Array, check_fields, fields_of, parameters_of
+from fedapp.messages.fields import Array, check_sizes, fields_of, parameters_of
 from fedapp.messages.handshake import LabelsRequest
 from fedapp.messages.scoring import arrays_of
 from fedapp.records.document import to_text
@@ -73,8 +73,6 @@ class Stacker(Scored):
         weights = self.weights["train"]
         if not weights.any():
             raise DataError("weight must be > 0 in some training row")
-        fits = request.n_outputs == self.n_outputs
-        check_fields(self.name, request, ("n_outputs", fits, "must be those of the run"))
         self._check_base_score(request)
         with as_protocol_error(self.name, "FitRequest", "parameters"):
             grown = self._fit_trees(request)
@@ -150,7 +148,7 @@ class Stacker(Scored):
 
     def average(self, request: AverageRequest) -> AverageReply:
         """Lines 14 to 19: score the received head, then train it on the party's rows."""
-        self._check_weights(request)
+        check_sizes(self.name, request, n_weights=self.shape.n_weights)
         scores = self._scores(WATCHED, request.weights, request.score_bins, 1.0)
         weights, loss = request.weights, 0.0
         if request.epochs:
@@ -204,7 +202,7 @@ class Stacker(Scored):
 
     def final(self, request: FinalRequest) -> FinalReply:
         """Score the finished model, and store it."""
-        self._check_weights(request)
+        check_sizes(self.name, request, n_weights=self.shape.n_weights)
         widest = request.residual_range
         scores = self._scores(SUBSETS, request.weights, request.score_bins, widest)
         shared, shape, (_, unit) = self.shared, self.shape, self._scale()
@@ -229,13 +227,9 @@ class Stacker(Scored):
         return FinalReply(**scores)
 
     def _check_base_score(self, request: FitRequest | ShareRequest) -> None:
-        self.check_outputs(request, "base_score")
+        check_sizes(self.name, request, n_outputs=self.n_outputs)
         with as_protocol_error(self.name, type(request).__name__, "base_score"):
             check_base_score(self.objective, request.base_score)
-
-    def _check_weights(self, request: AverageRequest | FinalRequest) -> None:
-        due, got = self.shape.n_weights, len(request.weights)
-        check_fields(self.name, request, ("weights", got == due, f"must be {due}, got {got}"))
 
 
 HANDLERS = handlers(Stacker)

@@ -43,14 +43,7 @@ from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, handlers, role
 from fedapp.trees.categories import names_of
 from fedapp.trees.cells import Crossing, compress, open_cells
-from fedapp.trees.divided import (
-    ActivePart,
-    ForestPart,
-    Part,
-    open_splits,
-    path_to,
-    way_down,
-)
+from fedapp.trees.divided import ActivePart, ForestPart, Part, open_splits, path_to, way_down
 from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.predict import Nodes, rows_of
 from fedapp.trees.structure import SplitNodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clients.scoring import Scored, first_margins
+from clients.scoring import Scored
 from fedapp.errors import as_protocol_error
 from fedapp.messages.fields import Array, check_fields, parameters_of
 from fedapp.messages.handshake import LabelsRequest
@@ -40,9 +40,7 @@ class Booster(Scored):
         fits = request.n_classes == len(self.classes)
         check_fields(self.name, request, ("n_classes", fits, "must be the run's"))
         new = self.read_trees(request)
-        self.check_outputs(request, "base_margin")
-        if not self.margins:
-            self.margins = first_margins(self, request.base_margin)
+        self.begin_margins(request)
         if new.trees:
             self.margins = {
                 subset: add_trees(margins, new.trees, self.values[subset], new.sets)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from clients.cuts import Binned, Counted, at_roots, read_splits
 from clients.handshake import Floats, Ints
-from clients.scoring import first_margins
 from clients.secagg import ROW_BYTES
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import DivergedError, as_protocol_error
@@ -235,8 +234,7 @@ class Party(Counted):
 
     def begin_from(self, request: InitRequest) -> InitReply:
         """Start from the margins of a finished model."""
-        self.check_outputs(request, "base_margin")
-        self.margins = first_margins(self, request.base_margin)
+        self.begin_margins(request)
         by_bins = request.at_cuts or bool(self.config.least_bin_rows)
         self._add_trees(self.read_trees(request), by_bins and not self.cutting.n_counted)
         return InitReply()
@@ -256,13 +254,11 @@ class Party(Counted):
     def turn(self, request: TurnRequest) -> Sums:
         """Add the last round's trees, and sum over the bins of every column at the roots."""
         request = self.read_bins(request)
-        self.check_outputs(request, "base_margin")
         grown, most = self.read_trees(request), 1 + bool(planned(self.site.store)["pairs"])
         splits = (tree["column"][tree["left"] != model.LEAF] for tree in grown.trees)
         is_curve = all(len(np.unique(columns)) <= most for columns in splits)
         check_fields(self.name, request, ("columns", is_curve, f"must be {most} a tree at most"))
-        if not self.margins:
-            self.margins = first_margins(self, request.base_margin)
+        self.begin_margins(request)
         self._add_trees(grown, by_bins=True)  # a threshold within a bin divides no rows
         self.round = Round({})  # no splits or leaves of the last round follow
         return self.grow(request.opened(len(self.columns)))
@@ -281,8 +277,7 @@ class Party(Counted):
     def _move(self, request: Grown, level: int = 0) -> None:
         """Route the rows by the last splits, and add the last leaf values."""
         check_grown(self, request, level)
-        if not self.margins:
-            self.margins = first_margins(self, request.base_margin)
+        self.begin_margins(request)
         if not self.round.nodes:
             self.round = replace(self.round, nodes=at_roots(self.n_outputs, self.margins))
         n_open = 2 * len(request.split_trees) if level else request.n_trees
@@ -375,9 +370,7 @@ def check_grown(party: Party, request: Grown, level: int) -> None:
     last_level, n_open = party.round.level, party.round.n_open
     n_splits, at_root = len(request.split_trees), level == 0
     check_sizes(party.name, cast(Request, request), n_trees=width, n_columns=len(party.columns))
-    has_outputs = len(request.base_margin) == party.n_outputs
     rules: list[FieldRule] = [
-        ("base_margin", has_outputs, f"must be {party.n_outputs}, one an output"),
         ("level", at_root or level == last_level + 1, f"must be 0 or {last_level + 1}"),
         ("split_nodes", n_splits <= n_open, f"must be {n_open} at most"),
     ]

@@ -13,13 +13,12 @@ import numpy as np
 
 from clients.cuts import Counted
 from clients.handshake import Floats
-from clients.scoring import first_margins
 from clients.secagg import ROW_BYTES
 from fedapp.data.partition import HELD_OUT
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import ConfigError
 from fedapp.histograms.fixed_point import Bounds
-from fedapp.messages.fields import check_fields
+from fedapp.messages.fields import check_fields, check_sizes
 from fedapp.messages.handshake import HelloRequest
 from fedapp.messages.pax_secure import (
     COUNTED_ROWS,
@@ -48,9 +47,9 @@ class Leaves:
     def of(cls, grown: Grown, values: Floats) -> Leaves:
         """Leaves of some trees, which rows reach by their values."""
         places = empty((len(values), len(grown.trees)), np.int32)
-        nodes, first = np.empty(len(values), dtype=np.int32), 0
+        first = 0
         for number, tree in enumerate(grown.trees):
-            find_leaves(tree, values, nodes, grown.sets)
+            (nodes,) = find_leaves([tree], values, grown.sets)
             leaves = np.flatnonzero(tree["left"] == LEAF)
             places[:, number] = first + np.searchsorted(leaves, nodes)
             first += len(leaves)
@@ -103,19 +102,10 @@ class Private(Counted):
 
     def grow(self, request: PrivateTreesRequest) -> Sums:
         """Add the last round's leaves; sum gradients and hessians at leaves of the next trees."""
-        grown, n_values = self.read_trees(request), len(request.leaf_values)
-        n_trees, n_leaves = len(grown.trees), self.leaves.n
-        rule = f"must be {n_leaves}, those of the last round, got {n_values}"
-        check_fields(
-            self.name,
-            request,
-            ("trees", n_trees == self.n_outputs, f"must be {self.n_outputs}, got {n_trees}"),
-            ("leaf_values", n_values == n_leaves, rule),
-        )
-        if not self.margins:
-            self.check_outputs(request, "base_margin")
-            self.margins = first_margins(self, request.base_margin)
-        elif n_values:
+        grown, n_leaves = self.read_trees(request), self.leaves.n
+        check_sizes(self.name, request, n_trees=self.n_outputs, n_leaf_values=n_leaves)
+        self.begin_margins(request)
+        if n_leaves:
             margins = self.margins["train"] + request.leaf_values[self.leaves.places]
             self.margins = {**self.margins, "train": margins}
         margins, labels, weights = (

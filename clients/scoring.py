@@ -23,7 +23,7 @@ from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.data.scratch import joined
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
-from fedapp.messages.fields import LONGEST, Array, check_fields
+from fedapp.messages.fields import LONGEST, Array, check_fields, check_sizes
 from fedapp.messages.scoring import (
     BalanceReply,
     BalanceRequest,
@@ -200,21 +200,16 @@ class Scored(Coded):
         check_fields(self.name, request, ("trees", n_trees % self.n_outputs == 0, rule))
         return grown
 
-    def check_outputs(self, request: object, field: str) -> None:
-        """Check that a field of a request has one value per output."""
-        n_values = len(getattr(request, field))
-        rule = f"must be {self.n_outputs}, one an output, got {n_values}"
-        check_fields(self.name, request, (field, n_values == self.n_outputs, rule))
-
-
-def first_margins(rows: Coded, base_margin: Array) -> Mapping[str, Floats]:
-    """Margins before the first tree: those of the table, else the run's ``base_margin``."""
-    return {
-        subset: rows.base_margins[subset][:, None]
-        if rows.base_margins
-        else np.tile(base_margin, (len(rows.labels[subset]), 1))
-        for subset in WATCHED
-    }
+    def begin_margins(self, request: Any) -> None:
+        """Start from the margins of the table, else the run's ``base_margin``, which is checked."""
+        check_sizes(self.name, request, n_outputs=self.n_outputs)
+        if not self.margins:
+            self.margins = {
+                subset: self.base_margins[subset][:, None]
+                if self.base_margins
+                else np.tile(request.base_margin, (len(self.labels[subset]), 1))
+                for subset in WATCHED
+            }
 
 
 def interval_fields(

@@ -30,13 +30,7 @@ from fedapp.site.policy import check_parties, check_threshold
 from fedapp.site.roles import Order, handlers, role
 from fedapp.site.sums import begin_masks, has_roster, remaining, unmask
 from fedapp.trees.losses import LOSSES
-from fedapp.trees.objective import (
-    is_regression,
-    label_power,
-    measures,
-    newton_terms,
-    summed_labels,
-)
+from fedapp.trees.objective import is_regression, label_power, measures, newton_terms, summed_labels
 
 ROW_BYTES = 64  # that computing takes for a row, for each tree or column
 

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.arrays import Ints
 from fedapp.cluster import RETRIES, RayWorkers
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.scratch import batches, empty
-from fedapp.histograms.bins import Codes, Ints
+from fedapp.histograms.bins import Codes
 from fedapp.histograms.build import HistogramSums, build_all_histograms, joined
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages.fields import Array

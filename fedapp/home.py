@@ -295,12 +295,12 @@ def begins_with(*marks: bytes, within: int = 4096) -> Callable[[Path], bool]:
     return is_ours
 
 
-def read_toml(text: str, rule: str) -> dict[str, Any]:
+def read_toml(text: str | bytes, rule: str) -> dict[str, Any]:
     """Parse TOML; a ConfigError that begins with the rule if it is invalid or nested too deeply."""
     try:
-        content = tomllib.loads(text)
+        content = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
         _check_depth(content, DEEPEST)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of bytes that are no UTF-8
         why = error if isinstance(error, ValueError) else f"nested at most {DEEPEST} deep"
         raise ConfigError(f"{rule}: {why}") from None
     return content

@@ -504,11 +504,6 @@ class Settings(
         return watched_metric(self.objective, self.eval_metrics)
 
     @property
-    def dropped(self) -> tuple[str, ...]:
-        """Columns that are not features."""
-        return listed(self.drop_columns)
-
-    @property
     def holdout(self) -> Holdout:
         """The rule by which rows are held back from training."""
         return Holdout(**fields_of(self, Holdout))

@@ -335,10 +335,7 @@ def superlinks() -> dict[str, SuperLink]:
     path = flower_config()
     if not path.is_file():
         return {}
-    try:
-        links = read_toml(path.read_text(), f"{path} must be TOML").get("superlink", {})
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} must be TOML: {error}") from None
+    links = read_toml(path.read_bytes(), f"{path} must be TOML").get("superlink", {})
     return {
         name: SuperLink(name, link)
         for name, link in links.items()

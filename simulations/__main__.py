@@ -47,17 +47,17 @@ PAPERS = (
     *("pax", "fedxgbllr", "secureboost", "federated_forest", "fed_eini"),
     *("noniid", "unified", "vertibench", "tuned", "glassbox"),
 )
-# Module and object of each study.
+# Module and object of each study, by room and name.
 PLACES = {
-    **{
-        (room, name.lower()): (f"{room}.{file}", name)
-        for room, modules in (("bench", BENCH_MODULES), ("attacks", ATTACK_MODULES))
+    room: {
+        name.lower(): (f"{room}.{file}", name)
         for file, names in modules.items()
         for name in names.split()
-    },
-    **{("papers", name): (f"papers.{name}", "main") for name in PAPERS},
-    ("reference", ""): ("reference", "reference"),
+    }
+    for room, modules in (("bench", BENCH_MODULES), ("attacks", ATTACK_MODULES))
 }
+PLACES["papers"] = {name: (f"papers.{name}", "main") for name in PAPERS}
+PLACES["reference"] = {"": ("reference", "reference")}
 HELP = ("-h", "--help")
 
 
@@ -66,11 +66,8 @@ def main(words: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if words is None else words)
     room, name = (*words, "", "")[:2]
     name = "" if name.startswith("-") else name
-    if (room, name) not in PLACES:
-        names: dict[str, list[str]] = {"bench": [], "attacks": [], "papers": [], "reference": []}
-        for of, listed in PLACES:
-            names[of].append(listed)
-        texts = ["  " + " ".join([of, *filter(None, names[of])]) for of in names]
+    if name not in PLACES.get(room, ()):
+        texts = ["  " + " ".join([of, *filter(None, names)]) for of, names in PLACES.items()]
         lines = [textwrap.fill(text, 96, subsequent_indent="    ") for text in texts]
         if words and words[-1] in HELP:
             print("\n".join([str(__doc__), *lines]))
@@ -78,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit("\n".join(["python -m simulations must be called with one of", *lines]))
     n_names = 2 if name else 1
     sys.argv = [" ".join(["python -m simulations", *words[:n_names]]), *words[n_names:]]
-    module, attribute = PLACES[room, name]
+    module, attribute = PLACES[room][name]
     study = getattr(importlib.import_module(f"simulations.{module}"), attribute)
     carry_out(partial(run, name, study))
 
@@ -107,7 +104,7 @@ def run(name: str, study: Any) -> None:
     from simulations.study import Bench, command, print_line
 
     if isinstance(study, Attack):
-        text, study = study.run.__doc__, partial(attack_results, study)
+        text, study = study.run.__doc__, partial(attack_results, name, study)
         study.__doc__ = text
     lines = command(study)
     lines = lines.lines() if isinstance(lines, Bench) else lines

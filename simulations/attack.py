@@ -36,7 +36,6 @@ class Outcome:
 class Attack:
     """An attack, with the runs that it is tried on."""
 
-    name: str  # of the command
     holder: str  # who attacks, and from what
     measure: str  # what ``success`` counts
     data: Mapping[str, Overrides]  # settings of each data set
@@ -45,7 +44,11 @@ class Attack:
 
 
 def attack_results(
-    attack: Attack, seeds: int = 1, data: tuple[str, ...] = (), output: Path = ATTACK_OUTPUT
+    title: str,
+    attack: Attack,
+    seeds: int = 1,
+    data: tuple[str, ...] = (),
+    output: Path = ATTACK_OUTPUT,
 ) -> Iterator[Row]:
     """Run an attack on each data set with each setting, then print a table.
 
@@ -63,13 +66,13 @@ def attack_results(
         outcomes = []
         for seed in range(seeds):
             overrides = {**attack.data[name], **attack.ways[way], "seed": seed}
-            path = output / attack.name / f"{name}, {way}, seed {seed}.json"
+            path = output / title / f"{name}, {way}, seed {seed}.json"
             outcomes.append(_outcome(attack, overrides, path))
         means = {part: mean_of(outcomes, part) for part in outcomes[0]}
         results.append({"data": name, "setting": way, **means})
         yield results[-1]
-    show(f"{attack.name}: {attack.holder}. Success: {attack.measure}.", results, COLUMNS, 2)
-    if warning := other_code(output / attack.name):
+    show(f"{title}: {attack.holder}. Success: {attack.measure}.", results, COLUMNS, 2)
+    if warning := other_code(output / title):
         print(warning)
 
 

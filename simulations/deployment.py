@@ -34,7 +34,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import read_node_config, site_config
 from fedapp.site.trust import identity, pin
 
 # Timeouts, long enough for a busy machine.
@@ -88,7 +88,7 @@ class Deployment:
         return self.folder / name / "home"
 
     def node_config(self, name: str) -> Mapping[str, Any]:
-        return parse_node_config(str(self.folder / name / "site.toml"))
+        return read_node_config(self.folder / name / "site.toml")
 
     def locally(self, run_dir: Path, settings: Mapping[str, Any]) -> RunFolder:
         """Run by the local engine, with the sites' node configs."""
@@ -132,14 +132,11 @@ class Deployment:
     def wait_until_listening(self) -> None:
         """Wait until the SuperLink accepts connections; asking Flower would cost a process."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._is_listening() and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def _is_listening(self) -> bool:
         host, _, port = self.superlink.rpartition(":")
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return True
-        return False
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+                return
+            time.sleep(0.1)
 
     def stop(self, *names: str) -> None:
         """Stop scripts; raise if they fail or leave processes behind."""
@@ -183,19 +180,14 @@ class Deployment:
 
     def kill(self, name: str, program: str) -> bool:
         """Wait for a process of a script and SIGKILL it; returns whether it was found in time."""
-        if process := self.caught(name, program):
-            process.kill()
-            process.wait(STOP_SECONDS)  # until its ports are free
-        return process is not None
-
-    def caught(self, name: str, program: str) -> psutil.Process | None:
-        """Wait for a process of a script; None if it does not start in time."""
         deadline = time.monotonic() + START_SECONDS
         while (process := self.process(name, program)) is None:
             if time.monotonic() > deadline:
-                return None
+                return False
             time.sleep(0.02)
-        return process
+        process.kill()
+        process.wait(STOP_SECONDS)  # until its ports are free
+        return True
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -308,4 +300,6 @@ def run_words(settings: Mapping[str, object]) -> list[str]:
 
 def settings_of(values: Mapping[str, object]) -> list[str]:
     """``-c key=value`` for each setting."""
-    return [word for key, value in values.items() for word in ("-c", f"{key}={value}")]
+    texts = (json.dumps(each) if isinstance(each, bool) else each for each in values.values())
+    pairs = zip(values, texts, strict=True)
+    return [word for key, text in pairs for word in ("-c", f"{key}={text}")]

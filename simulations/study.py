@@ -21,12 +21,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,27 @@ def looking(look: Callable[[], None], seconds: float) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def timed(*functions: tuple[Any, str]) -> Iterator[list[tuple[str, float, float]]]:
+    """Name, start and end of each call, while the block runs, of functions by owner and name."""
+    calls = list[tuple[str, float, float]]()
+
+    def timing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                calls.append((name, start, time.perf_counter()))
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in functions:
+            stack.enter_context(patch.object(owner, name, timing(name, getattr(owner, name))))
+        yield calls
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """A bench as data: what is compared, what is measured, and how it is printed.
@@ -143,12 +165,12 @@ class Bench:
         doubles with the size; ``ratio of X`` is to the line of ``base``.
         """
         fields, lines = self.reference(), list[Row]()
-        turns = [partial(self.measure, **case) for case in self.cases]
+        measure = [partial(self.measure, **case) for case in self.cases]
+        measured: Iterable[Row] = (apart(with_peak, each) for each in measure)
         if self.repeats:
             fields |= {"repeats": self.repeats}
-            measured: Iterable[Row] = map(medians, repeated(turns, self.repeats))
-        else:
-            measured = (apart(with_peak, turn) for turn in turns)
+            _, *turns = ([each() for each in measure] for _ in range(self.repeats + 1))
+            measured = map(medians, zip(*turns, strict=True))
         for case, figures in zip(self.cases, measured, strict=True):
             line = {**case, **figures}
             others = {name: value for name, value in case.items() if name != self.size}
@@ -236,12 +258,6 @@ def check_names(what: str, names: Iterable[str], allowed: Iterable[str]) -> None
     for name in names:
         if name not in (choices := list(allowed)):
             raise ConfigError(f"{what} must be of {', '.join(choices)}, got {name!r}")
-
-
-def repeated(functions: Sequence[Callable[[], T]], repeats: int = 5) -> list[list[T]]:
-    """Results of each function over ``repeats``, in which all take turns, after a warm-up."""
-    turns = [[function() for function in functions] for _ in range(repeats + 1)]
-    return [list(results) for results in zip(*turns[1:], strict=True)]
 
 
 def show(title: str, rows: Iterable[Row], columns: str, n_texts: int = 1) -> None:
@@ -469,6 +485,7 @@ class Scored:
 
     margins: Floats  # (n_rows, n_outputs)
     labels: Floats  # (n_rows,): class ids, or numbers
+    row_ids: npt.NDArray[np.int64]  # rows of the whole table
 
 
 @contextmanager
@@ -480,6 +497,12 @@ def temporary_run(settings: Settings) -> Iterator[RunFolder]:
             yield run
         finally:
             forget_model(run.summary["model_id"])
+
+
+def run_summary(config: Row) -> Summary:
+    """The summary of a run in this process, whose files are deleted."""
+    with temporary_run(load_settings(config)) as run:
+        return run.summary
 
 
 def run_and_load(overrides: Mapping[str, Any]) -> tuple[Settings, Ensemble, Summary]:
@@ -498,8 +521,19 @@ def score(settings: Settings, model: Ensemble) -> dict[str, Scored]:
     scored = {}
     for subset in SUBSETS:
         row_ids = np.concatenate([by_subset[subset] for by_subset in rows.values()])
-        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids])
+        scored[subset] = Scored(predict_margins(model, values[row_ids]), labels[row_ids], row_ids)
     return scored
+
+
+def auc_or_rmse(
+    labels: npt.NDArray[Any], margins: npt.NDArray[Any], has_classes: bool
+) -> tuple[str, float]:
+    """Name and value of the score of margins: AUC of two classes, RMSE of numbers."""
+    if has_classes:
+        from sklearn.metrics import roc_auc_score
+
+        return "auc", float(roc_auc_score(labels, margins))
+    return "rmse", float(np.sqrt(np.mean((labels - margins) ** 2)))
 
 
 # Options of a study's command

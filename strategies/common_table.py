@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.arrays import Ints
 from fedapp.data.columns import ALIKE, agreed, check_kinds, in_words
 from fedapp.data.labels import format_classes, merge_classes, number_written, positive_last
 from fedapp.data.schema import first, listed
@@ -19,7 +20,6 @@ from fedapp.settings import Settings
 from fedapp.trees.categories import (
     MOST_CATEGORIES,
     Categories,
-    Ints,
     category_counts,
     joint_categories,
     names_of,

@@ -21,13 +21,13 @@ import numpy as np
 
 from fedapp.conversation import Conversation, Saved, SavedModel, ask
 from fedapp.data.schema import first, listed
-from fedapp.errors import ConfigError, ProtocolError, as_plain, as_protocol_error
+from fedapp.errors import ConfigError, as_plain, as_protocol_error
 from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.groups import cell_starts
-from fedapp.histograms.sketch import BASE, descend
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.messages import describe as messages
-from fedapp.messages.fields import Request
+from fedapp.messages.fields import Request, check_fields, check_sizes
 from fedapp.messages.secagg import EVERYONE
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics import tables
@@ -98,8 +98,9 @@ class DescribeRows(HorizontalStrategy):
         (counts, _), _ = yield from self._ask(parties, opening, (n_numbers, BASE), (1,))
         descent = tables.new_descent(widths)
         descent.take(counts)
-        for digit, prefixes, offsets in descend(descent) if n_numbers else ():
-            request = messages.CountRequest(digit, prefixes, offsets)
+        while n_numbers and descent.digit < N_DIGITS:
+            prefixes, offsets = descent.wanted()
+            request = messages.CountRequest(descent.digit, prefixes, offsets)
             (counts,), _ = yield from self._ask(parties, request, (len(prefixes), BASE))
             descent.take(counts)
         cuts = with_categories(descent.cuts(), widths, widths)
@@ -150,10 +151,10 @@ class DescribeRows(HorizontalStrategy):
         def check(party: str, reply: messages.CountsReply) -> None:
             if party == EVERYONE:
                 return
+            check_sizes(party, reply, n_counts=size)
             n_rows, rows = parties[party].n_train, reply.counts[:n_first]
-            if len(reply.counts) != size or ((rows < 0) | (rows > n_rows)).any():
-                rule = f"must be {size}, of 0 to {n_rows} rows, got {len(reply.counts)}"
-                raise ProtocolError(party, "CountsReply", "counts", rule)
+            fits = ((rows >= 0) & (rows <= n_rows)).all()
+            check_fields(party, reply, ("counts", fits, f"must be of 0 to {n_rows} rows"))
 
         replies = yield from self.sums.ask(
             parties, request, secagg.Form.of(messages.CountsReply, (size,)), check
@@ -199,11 +200,9 @@ class DescribeColumns(VerticalStrategy):
         yield from mailbox.relay(messages.SetupRequest, parties, SentReply, **fields)
         finished = False
         while not finished:
-            replies = yield from mailbox.relay(
-                messages.EncryptRequest, [active], messages.EncryptReply
-            )
+            block = yield from mailbox.ask_active(messages.EncryptRequest, messages.EncryptReply)
             yield from mailbox.relay(messages.TakeRequest, passive, SentReply)
-            finished = replies[active].finished
+            finished = block.finished
         described = yield from mailbox.relay(messages.SumRequest, passive, messages.ColumnsReply)
         described |= yield from mailbox.relay(
             messages.FinishRequest, [active], messages.ColumnsReply
@@ -217,9 +216,8 @@ class DescribeColumns(VerticalStrategy):
         figures = described[active].associations
         if not len(figures):
             self.warn_once(WITHHELD.format(active))
-        elif len(figures) != len(features):
-            rule = f"must be {len(features)}, got {len(figures)}"
-            raise ProtocolError(active, "ColumnsReply", "associations", rule)
+        else:
+            check_sizes(active, described[active], n_associated=len(features))
         for column, values in zip(features, figures.tolist(), strict=False):
             pairs = zip(messages.ASSOCIATIONS, values, strict=True)
             column["label"] = {name: figure for name, figure in pairs if not np.isnan(figure)}
@@ -230,19 +228,16 @@ def _columns_of(party: str, reply: messages.ColumnsReply, n_rows: int) -> list[d
     numbers, n_columns = reply.n_categories, len(reply.n_categories)
     cuts = Cuts(reply.edges, reply.offsets, np.zeros(n_columns, dtype=np.float32), numbers)
     starts = cell_starts(cuts.widths)
+    check_sizes(party, reply, n_cells=int(starts[-1]), n_percents=len(tables.PERCENTS))
     rules = {
-        "counts": len(reply.counts) == starts[-1]
-        and bool((np.add.reduceat(reply.counts, starts[:-1]) == n_rows).all()),
-        "n_categories": bool(((cuts.widths == numbers) | (numbers == 0)).all()),
+        "counts": (np.add.reduceat(reply.counts, starts[:-1]) == n_rows).all(),
+        "n_categories": ((cuts.widths == numbers) | (numbers == 0)).all(),
         "names": len(reply.names) in (0, n_columns),
         "kinds": len(reply.kinds) == len(reply.names),
         "categories": len(reply.categories) in (0, numbers.sum()),
-        "points": reply.points.shape[1] == len(tables.PERCENTS),
     }
-    for field, fits in rules.items():
-        if not fits:
-            rule = f"must be of {n_columns} columns of {n_rows} rows"
-            raise ProtocolError(party, "ColumnsReply", field, rule)
+    rule = f"must be of {n_columns} columns of {n_rows} rows"
+    check_fields(party, reply, *((field, fits, rule) for field, fits in rules.items()))
     names = reply.names or [f"column {number}" for number in range(1, n_columns + 1)]
     texts = iter(reply.categories)
     categories = [[*islice(texts, number)] for number in numbers.tolist()]

@@ -116,11 +116,6 @@ class Driver(Generic[I]):
         return self.protocol.settings
 
     @property
-    def section(self) -> Any:
-        """The method's section of the settings, or None."""
-        return self.protocol.section
-
-    @property
     def parties(self) -> conversation.Parties[I]:
         """The parties that take part, with their introductions."""
         return self.protocol.parties

@@ -23,6 +23,7 @@ from pydantic import Field
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.messages import fedavg_linear as messages
+from fedapp.messages.fields import check_sizes
 from fedapp.messages.scoring import EvaluateReply
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
@@ -32,12 +33,7 @@ from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Outcome
-from strategies.scoring import (
-    ROUND_BINS,
-    History,
-    shares,
-    weight_sums,
-)
+from strategies.scoring import ROUND_BINS, History, shares, weight_sums
 
 
 class FedAvgLinearSettings(Section):
@@ -149,7 +145,8 @@ class FedAvgLinear(HorizontalStrategy):
         )
 
         def check_reply(party: str, reply: messages.AverageReply) -> None:
-            messages.check_average(party, reply, request)
+            n_inputs, n_outputs = model.weights.shape
+            check_sizes(party, reply, n_inputs=n_inputs, n_outputs=n_outputs)
             self.check_scores(party, reply, WATCHED)
 
         return (yield from ask(parties.all(request), messages.AverageReply, check_reply))

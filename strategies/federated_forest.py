@@ -25,6 +25,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -33,7 +34,7 @@ from pydantic import Field
 
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved, SavedModel
 from fedapp.data.columns import check_kinds
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages.federated_forest import (
     ENCODED,
     PAILLIER,
@@ -50,7 +51,7 @@ from fedapp.messages.federated_forest import (
     SumRequest,
     TakeRequest,
 )
-from fedapp.messages.fields import Array, fields_of
+from fedapp.messages.fields import Array, check_sizes, fields_of
 from fedapp.messages.vertical import LevelSplits, SentReply, read_splits
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
@@ -111,11 +112,6 @@ class FederatedForest(vertical.VerticalStrategy):
     round_name = "level"
     objectives = FOREST_OBJECTIVES
     section: FederatedForestSettings
-
-    def resolve_objective(self) -> None:
-        """As usual; the criterion must fit the objective."""
-        super().resolve_objective()
-        self.section = self.section_settings(self.settings)
 
     @classmethod
     def section_settings(cls, settings: Settings) -> FederatedForestSettings:
@@ -214,13 +210,8 @@ class FederatedForest(vertical.VerticalStrategy):
             party: LevelRequest(**fields_of(run.structure.last, LevelSplits), n_drawn=drawn)
             for party, drawn in self._drawn(parties, run).items()
         }
-
-        def check_reply(party: str, reply: LevelReply) -> None:
-            if len(reply.improvements) != len(trees):
-                rule = f"must be of {len(trees)} open nodes, got {len(reply.improvements)}"
-                raise ProtocolError(party, "LevelReply", "improvements", rule)
-
-        replies = yield from run.mailbox.relay_each(requests, LevelReply, check_reply)
+        check = partial(check_sizes, n_open=len(trees))
+        replies = yield from run.mailbox.relay_each(requests, LevelReply, check)
         if run.structure.level:
             yield self._progress(run, replies[run.mailbox.active])
         best = winners(list(replies.values()))
@@ -230,24 +221,21 @@ class FederatedForest(vertical.VerticalStrategy):
     def _search_encrypted(self, parties: vertical.Hellos, run: ForestState) -> Conversation[Won]:
         """The same: the passive parties sum, and the active one chooses."""
         drawn, fields = self._drawn(parties, run), fields_of(run.structure.last, LevelSplits)
-        active, passive = run.mailbox.active, run.mailbox.passive
-        requests = {party: SumRequest(**fields, n_drawn=drawn[party]) for party in passive}
+        active = run.mailbox.active
+        requests = {
+            party: SumRequest(**fields, n_drawn=drawn[party]) for party in run.mailbox.passive
+        }
         yield from run.mailbox.relay_each(requests, SentReply)
 
         def check_reply(party: str, reply: SplitReply) -> None:
             with as_protocol_error(party, "SplitReply", "nodes"):
                 run.structure.places(reply.trees, reply.nodes, reply.owners, len(parties))
 
-        replies = yield from run.mailbox.relay(
-            SplitRequest,
-            [active],
-            SplitReply,
-            check_reply,
-            **fields,
-            n_drawn=drawn[active],
-            last=run.structure.level + 1 == self.section.max_depth,
+        fields |= {"n_drawn": drawn[active]}
+        is_last = run.structure.level + 1 == self.section.max_depth
+        reply = yield from run.mailbox.ask_active(
+            SplitRequest, SplitReply, check_reply, **fields, last=is_last
         )
-        reply = replies[active]
         if run.structure.level:
             yield self._progress(run, reply)
         return reply.trees, reply.nodes, reply.owners
@@ -281,8 +269,7 @@ class FederatedForest(vertical.VerticalStrategy):
         active = run.mailbox.active
         parts: Parts = {**(yield from self._partition(run.mailbox.passive, run, last=True))}
         fields = fields_of(run.structure.last, LevelSplits)
-        replies = yield from run.mailbox.relay(FinishRequest, [active], FinishReply, **fields)
-        reply = replies[active]
+        reply = yield from run.mailbox.ask_active(FinishRequest, FinishReply, **fields)
         if len(run.structure.last.trees):
             yield self._progress(run, reply)
         if self.section.master_keeps_model:
@@ -308,9 +295,7 @@ class FederatedForest(vertical.VerticalStrategy):
         cuts = list[tuple[Lookup, Categories]]()
         for i, party in enumerate(parties):
             part = parts[party]
-            if len(part.columns) != n_splits[i]:
-                counts = f"must be {n_splits[i]}, got {len(part.columns)}"
-                raise ProtocolError(party, type(part).__name__, "columns", counts)
+            check_sizes(party, part, n_records=int(n_splits[i]))
             with as_protocol_error(party, type(part).__name__, "kinds"):
                 check_kinds(part.kinds, widths[i])
             cuts.append(read_splits(party, part, widths[i], OF_CATEGORIES))

@@ -28,12 +28,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedapp.arrays import Floats, Ints
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
 from fedapp.data.schema import first
-from fedapp.errors import ProtocolError, as_protocol_error
+from fedapp.errors import as_protocol_error
 from fedapp.messages import fedxgbllr as messages
-from fedapp.messages.fields import MOST_DEPTH, Reply, check_sizes, parameters_of
+from fedapp.messages.fields import MOST_DEPTH, Reply, check_fields, check_sizes, parameters_of
 from fedapp.messages.scoring import arrays_of
 from fedapp.metrics import loss_metric, scored_names
 from fedapp.records.document import to_text
@@ -43,7 +44,6 @@ from fedapp.trees.categories import category_counts
 from fedapp.trees.losses import LOSSES, LossParameters
 from fedapp.trees.model import concatenated, pack_trees, unpack_trees
 from fedapp.trees.objective import hide_class_shares, n_outputs
-from fedapp.trees.structure import Ints
 from strategies import scoring
 from strategies.common_table import parties_without_class
 from strategies.handshake import Hellos
@@ -97,7 +97,7 @@ class HeadState(HorizontalState):
 
     names: tuple[str, ...]  # of the parties, in the order of the ensembles
     model: stacked.StackedModel
-    best: stacked.Floats  # weights of the round with the best score
+    best: Floats  # weights of the round with the best score
     n_averaged: int = 0
 
 
@@ -252,9 +252,8 @@ class FedXGBllr(HorizontalStrategy):
 
         def check_reply(party: str, reply: messages.FinalReply) -> None:
             check_sizes(party, reply, n_parties=shape.n_parties, n_trees=shape.n_trees)
-            if (np.abs(reply.rates) > LARGEST_RATE).any():
-                rule = f"must be within {LARGEST_RATE:g}"
-                raise ProtocolError(party, "FinalReply", "rates", rule)
+            fits = (np.abs(reply.rates) <= LARGEST_RATE).all()
+            check_fields(party, reply, ("rates", fits, f"must be within {LARGEST_RATE:g}"))
             self.check_scores(party, reply)
 
         scored = yield from ask(parties.all(request), messages.FinalReply, check_reply)
@@ -291,8 +290,6 @@ def _check_fit(
     """Check a party's trees against the table and the number asked for."""
     with as_protocol_error(party, "FitReply", "trees"):
         n_trees = len(unpack_trees(arrays_of(reply), widths).trees)
-    most = request.n_rounds * request.n_outputs
-    width = request.n_outputs
-    if not 0 < n_trees <= most or n_trees % width:
-        rule = f"must be {width} a round and {most} at most, got {n_trees}"
-        raise ProtocolError(party, "FitReply", "trees", rule)
+    most, width = request.n_rounds * request.n_outputs, request.n_outputs
+    rule = f"must be {width} a round and {most} at most, got {n_trees}"
+    check_fields(party, reply, ("trees", 0 < n_trees <= most and not n_trees % width, rule))

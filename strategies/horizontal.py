@@ -21,12 +21,7 @@ from fedapp.errors import ConfigError, DataError, as_plain, did_you_mean_path
 from fedapp.home import RUNS
 from fedapp.messages import handshake as messages
 from fedapp.messages.fields import Reply, fields_of, loss_fields
-from fedapp.messages.scoring import (
-    BalanceReply,
-    BalanceRequest,
-    EvaluateReply,
-    EvaluateRequest,
-)
+from fedapp.messages.scoring import BalanceReply, BalanceRequest, EvaluateReply, EvaluateRequest
 from fedapp.metrics.survival import Cells
 from fedapp.records.document import from_text, model_bytes
 from fedapp.settings import HorizontalSettings, Settings, setting_names

@@ -19,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Checkpoint, Conversation, Progress, Saved
 from fedapp.crypto.masking import SIZES
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ConfigError, DataError, ProtocolError
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.errors import ConfigError, DataError
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.fixed_point import Whole
 from fedapp.messages import horizontal_forest as messages
-from fedapp.messages.fields import MOST_DEPTH, Array, check_sizes
+from fedapp.messages.fields import MOST_DEPTH, Array, check_fields, check_sizes
 from fedapp.messages.secagg import EVERYONE
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import sets_of_rows
@@ -48,12 +49,7 @@ from strategies.forest import FOREST_OBJECTIVES, ForestSettings
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState, HorizontalStrategy, mean_label
 from strategies.method import Outcome
-from strategies.scoring import (
-    ROUND_BINS,
-    History,
-    pooled_statistics,
-    scores_of,
-)
+from strategies.scoring import ROUND_BINS, History, pooled_statistics, scores_of
 from strategies.secagg import Form, check_secure_aggregation, row_bounds
 
 CUTS = pax_sums.CutKinds(
@@ -100,11 +96,6 @@ class HorizontalForest(HorizontalStrategy):
     sections = frozenset(("privacy",))
     section: HorizontalForestSettings
     totals: pax_sums.Totals
-
-    def resolve_objective(self) -> None:
-        """As usual; the criterion must fit the objective."""
-        super().resolve_objective()
-        self.section = self.section_settings(self.settings)
 
     @classmethod
     def section_settings(cls, settings: Settings) -> HorizontalForestSettings:
@@ -414,9 +405,7 @@ def check_cells(
         "must be of weights > 0": (weights >= 0).all(axis=1) & weights.any(axis=1),
         "must have the same total in every column of a node": by_column == by_column[:, :1],
     }
-    for rule, holds in rules.items():
-        if not holds.all():
-            raise ProtocolError(party, "CellsReply", "sums", rule)
+    check_fields(party, reply, *(("sums", holds.all(), rule) for rule, holds in rules.items()))
 
 
 STRATEGIES = {HorizontalForest.method: HorizontalForest}

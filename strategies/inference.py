@@ -126,19 +126,17 @@ class Interactive(InferenceStrategy):
 
     def conversation(self, parties: Hellos, saved: Saved | None) -> Conversation[Outcome]:
         mailbox, rows = yield from self.align_all(parties)
-        active, passive = mailbox.active, mailbox.passive
         fields = {**self.section.model_dump(), "suffix": self.settings.output}
         is_last = False
         while not is_last:
-            replies = yield from mailbox.relay(
-                messages.WalkRequest, [active], messages.WalkReply, **fields
+            walked = yield from mailbox.ask_active(
+                messages.WalkRequest, messages.WalkReply, **fields
             )
-            is_last = replies[active].finished
+            is_last = walked.finished
             yield from mailbox.relay(
-                messages.AnswerRequest, passive, messages.AnswerReply, last=is_last
+                messages.AnswerRequest, mailbox.passive, messages.AnswerReply, last=is_last
             )
-        n_trees = replies[active].n_trees
-        return (yield from self.predicted(mailbox, rows, n_trees))
+        return (yield from self.predicted(mailbox, rows, walked.n_trees))
 
 
 # Source: Liu et al. 2019, "Federated Forest" (arXiv:1905.10053v1), Algorithms 3 and 4. After the
@@ -152,11 +150,10 @@ class OneRound(InferenceStrategy):
         """Algorithm 4."""
         mailbox, rows = yield from self.align_all(parties)
         yield from mailbox.relay(messages.CellsRequest, mailbox.passive, messages.CellsReply)
-        active, fields = mailbox.active, dict[str, Any](suffix=self.settings.output)
-        replies = yield from mailbox.relay(
-            messages.IntersectRequest, [active], messages.IntersectReply, **fields
+        reply = yield from mailbox.ask_active(
+            messages.IntersectRequest, messages.IntersectReply, suffix=self.settings.output
         )
-        return (yield from self.predicted(mailbox, rows, replies[active].n_trees))
+        return (yield from self.predicted(mailbox, rows, reply.n_trees))
 
 
 STRATEGIES = {Interactive.method: Interactive, OneRound.method: OneRound}

@@ -13,15 +13,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Check, Checkpoint, Conversation, Saved, ask
 from fedapp.data.partition import WATCHED
-from fedapp.errors import ProtocolError, as_protocol_error
-from fedapp.messages.fields import Reply, parameters_of
+from fedapp.errors import as_protocol_error
+from fedapp.messages.fields import Reply, check_fields, check_sizes, parameters_of
 from fedapp.messages.local_boosting import BagReply, BagRequest, TurnReply, TurnRequest
 from fedapp.messages.scoring import BoostReport, arrays_of
 from fedapp.records.document import to_text
 from fedapp.settings import Section, Settings
-from fedapp.trees.categories import Ints, category_counts
+from fedapp.trees.categories import category_counts
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.model import (
     NO_TREES,
@@ -251,14 +252,12 @@ def check_report(
     party: str, reply: BoostReport, n_trees: int, widths: Ints, max_depth: int
 ) -> None:
     """Check number and size of a party's new trees; ``widths`` are categories by column."""
-    name = type(reply).__name__
-    with as_protocol_error(party, name, "trees"):
-        trees = unpack_trees(arrays_of(reply), widths).trees
-    if len(trees) != n_trees:
-        raise ProtocolError(party, name, "trees", f"must be {n_trees}, got {len(trees)}")
+    check_sizes(party, reply, n_trees=n_trees)
+    with as_protocol_error(party, type(reply).__name__, "trees"):
+        unpack_trees(arrays_of(reply), widths)
     most = 2 ** (max_depth + 1) - 1
-    if (reply.sizes > most).any():
-        raise ProtocolError(party, name, "sizes", f"must be at most {most} nodes a tree")
+    fits = (reply.sizes <= most).all()
+    check_fields(party, reply, ("sizes", fits, f"must be at most {most} nodes a tree"))
 
 
 def mean_step(boosted: BoostedModel, replies: Mapping[str, BoostReport]) -> Grown:

@@ -209,11 +209,12 @@ class TreeStrategy(ABC, Generic[I]):
         """The objective that the parties' labels suggest, and why."""
 
     def resolve_objective(self) -> None:
-        """Resolve ``objective=auto`` from the parties' labels and store it in the settings."""
+        """Resolve ``objective=auto`` from the parties' labels; the section must fit it."""
         if self.settings.objective != AUTO or self.settings.model:
             return
         objective, why = self.suggested_objective()
         self.settings = self.settings.settled(objective)
+        self.section = self.section_settings(self.settings)
         self.objective_reason = why
         log.info("objective %s: %s", objective, why)
 

@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Checkpoint, Conversation, Saved, ask
 from fedapp.crypto.noise import Budget, budget_for
 from fedapp.data.partition import WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram, add_histograms
-from fedapp.histograms.sketch import BASE, N_DIGITS, descend
+from fedapp.histograms.sketch import BASE, N_DIGITS
 from fedapp.kernels import frozen
 from fedapp.messages import pax as messages
 from fedapp.messages.fields import Reply, check_sizes, fields_of, parameters_of
@@ -60,7 +61,7 @@ from fedapp.trees.objective import (
     is_survival,
 )
 from fedapp.trees.quantiles import QuantileSearch, as_base_score, leaf_level
-from fedapp.trees.rounds import Boosting, Sampling
+from fedapp.trees.rounds import Boosting
 from fedapp.trees.structure import ROUTE
 from fedapp.trees.survival import hazards_of
 from strategies import method as methods
@@ -222,7 +223,7 @@ class PAX(HorizontalStrategy):
             self.bare_model(mean),
             cuts,
             Shape.of(parameters_of(settings), settings.num_parallel_tree),
-            Sampling(settings.seed, settings.colsample_bytree, weights),
+            settings.colsample_bytree,
             Limits(
                 seed=settings.seed,
                 bylevel=settings.colsample_bylevel,
@@ -243,19 +244,16 @@ class PAX(HorizontalStrategy):
             n_asked = len(parties)
             replies = yield from self.ask_to_grow(parties, request, boosting)
             if growth.level == 0:
-                boosting.mark_sent()
                 yield from self.record_scores(run, replies)
                 if run.history.stops:
                     return False
             is_lost = len(parties) < n_asked
             if is_lost and self._may_restart(parties, run):
-                boosting.mark_sent()
                 return False
             # The sums no longer fit the parents' histograms, which the lost party is in. Under
             # masks a round must not restart: sums of the same gradients with and without the
             # party would disclose its part. So its trees end at the depth that they have.
             if not replies or (is_lost and growth.level and self.totals.restarts_rounds):
-                boosting.mark_sent()
                 break
             if growth.level == 0:
                 sums = [reply.root_sums for reply in replies.values()]
@@ -319,9 +317,10 @@ class PAX(HorizontalStrategy):
             with as_protocol_error(party, "QuantilesReply", "counts"):
                 search.check(party, reply.counts)
 
-        for digit, prefixes, offsets in descend(search):
+        while search.digit < N_DIGITS:
+            prefixes, offsets = search.wanted()
             request = messages.QuantilesRequest(
-                digit=digit,
+                digit=search.digit,
                 n_trees=len(leaf_ids),
                 leaf_ids=ids,
                 grown_offsets=np.append(0, np.cumsum([*map(len, leaf_ids)])),
@@ -358,9 +357,7 @@ class PAX(HorizontalStrategy):
         if self.turns:
             return (yield from self.turns.open(parties, boosting))[1]
         request = yield from self._first_request(parties, boosting, boosting.growth())
-        replies = yield from self.ask_to_grow(parties, request, boosting)
-        boosting.mark_sent()
-        return replies
+        return (yield from self.ask_to_grow(parties, request, boosting))
 
     def ask_to_grow(
         self,
@@ -376,6 +373,7 @@ class PAX(HorizontalStrategy):
                 self.check_scores(party, reply, WATCHED)
 
         replies = yield from self.totals.grow(parties, request, boosting, check_reply, sent)
+        boosting.mark_sent()
         if len(request.score_edges) and replies:
             watched = [
                 scoring.pooled_statistics(replies.values(), subset).histogram for subset in WATCHED

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Conversation
 from fedapp.errors import ConfigError
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.messages.pax import GrowReply, GrowRequest, TurnRequest
 from fedapp.metrics.survival import Cells
@@ -175,9 +176,7 @@ class Turns:
             score_bins=ROUND_BINS,
         )
         request = sent.opened(self.n_columns)
-        replies = yield from self.pax.ask_to_grow(parties, request, boosting, sent)
-        boosting.mark_sent()
-        return request, replies
+        return request, (yield from self.pax.ask_to_grow(parties, request, boosting, sent))
 
     def _growth(self, boosting: Boosting, columns: Ints) -> Growth:
         """Trees of the next round, for each output one of each row of columns."""

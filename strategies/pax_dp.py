@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from fedapp.arrays import Ints
 from fedapp.conversation import Check, Conversation, Progress
 from fedapp.crypto.noise import Budget, check_installed
 from fedapp.data.partition import HELD_OUT
 from fedapp.errors import ConfigError
-from fedapp.histograms.bins import Ints
 from fedapp.histograms.build import CLEAR
 from fedapp.histograms.fixed_point import Whole, from_fixed
 from fedapp.messages.fields import fields_of

@@ -20,33 +20,28 @@ import numpy as np
 from pydantic import Field
 
 from fedapp import metrics
+from fedapp.arrays import Doubles, Ints
 from fedapp.conversation import Check, Conversation, ask
 from fedapp.crypto.masking import SIZES
 from fedapp.crypto.noise import Budget
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, as_protocol_error
-from fedapp.histograms.bins import Cuts, Ints, with_categories
+from fedapp.histograms.bins import Cuts, with_categories
 from fedapp.histograms.build import make_consistent
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed
 from fedapp.histograms.sketch import (
     BASE,
+    N_DIGITS,
     Descent,
     Sketch,
     bin_map,
-    descend,
     fuse_sketches,
     used_categories,
 )
 from fedapp.messages.cuts import SketchReply, check_sketch
 from fedapp.messages.fields import Array, Reply, Request, check_sizes, fields_of
 from fedapp.messages.handshake import HelloReply, LabelsReply
-from fedapp.messages.pax import (
-    GrowReply,
-    GrowRequest,
-    RisksReply,
-    RisksRequest,
-    TurnRequest,
-)
+from fedapp.messages.pax import GrowReply, GrowRequest, RisksReply, RisksRequest, TurnRequest
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE, LeftReply, LeftRequest
 from fedapp.metrics import survival
@@ -55,20 +50,14 @@ from fedapp.settings import Section, Settings
 from fedapp.trees import objective as objectives
 from fedapp.trees.histogram_checks import HistogramChecks
 from fedapp.trees.losses import LossParameters
-from fedapp.trees.rounds import Boosting, Doubles
+from fedapp.trees.rounds import Boosting
 from fedapp.trees.shown import WHAT
 from fedapp.trees.survival import N_SUMS
 from strategies.common_table import CommonTable
 from strategies.handshake import Hellos
 from strategies.horizontal import HorizontalState
 from strategies.scoring import FINAL_BINS, History, score_form
-from strategies.secagg import (
-    Form,
-    MaskedSums,
-    PlainSums,
-    exchange_keys,
-    setting_of,
-)
+from strategies.secagg import Form, MaskedSums, PlainSums, exchange_keys, setting_of
 
 R = TypeVar("R", bound=Reply)
 MIN_BINS = 2
@@ -458,14 +447,15 @@ class MaskedTotals(Totals):
         masked = self.state.sums
         *sums, counts = yield from masked.add(parties, opening.request, *shapes, may_fail=0)
         descent.take(opening.consistent(counts, None))
-        for digit, prefixes, offsets in descend(descent):
+        while descent.digit < N_DIGITS:
+            prefixes, offsets = descent.wanted()
             shape, n_bytes = (len(prefixes), BASE), opening.n_bytes
             if (needed := len(prefixes) * BASE * n_bytes) > MAX_COUNT_BYTES:
                 rule = f"must be less for so many columns with {setting_of(self.settings)}=secure: "
                 most = f"{MAX_COUNT_BYTES:,} at most"
                 rule += f"counts of {needed:,} bytes a party are needed, {most}"
                 raise ConfigError(f"max-bin {rule}")
-            request = opening.count(digit, prefixes, offsets)
+            request = opening.count(descent.digit, prefixes, offsets)
             (counts,) = yield from masked.add(parties, request, shape, n_bytes=n_bytes, may_fail=0)
             descent.take(opening.consistent(counts, descent.masses))
         labels, used = self._read_opening(sums)

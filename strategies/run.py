@@ -12,7 +12,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedapp.conversation import Checkpoint
-from fedapp.data.datasets import dataset_names, find_dataset
+from fedapp.data.schema import REGISTRY
 from fedapp.errors import ConfigError, DivergedError, in_words
 from fedapp.known_names import meaning, method_hint
 from fedapp.messages.methods import all_methods, module_of_group
@@ -156,7 +156,7 @@ def load_strategy(name: str) -> type[TreeStrategy[Any]]:
     if strategy is None:
         parties = {way: one.parties for way, one in all_methods().items() if one.trains}
         hint = method_hint(name, parties)
-        if Path(name).suffix or name in dataset_names():
+        if Path(name).suffix or name in REGISTRY:
             hint = ": a table is the setting data"
         raise ConfigError(f"strategy must be one of {', '.join(parties)}, got {name!r}{hint}")
     return strategy
@@ -204,8 +204,8 @@ def engine_name(grid: Grid) -> str:
 
 def label_of(settings: Settings) -> str:
     """Name of the label column, also of a data set's."""
-    named = settings.data in dataset_names()
-    return find_dataset(settings.data).label if named else settings.label
+    named = settings.data in REGISTRY
+    return REGISTRY[settings.data].label if named else settings.label
 
 
 def summarise(driver: Driver[Any], engine: str) -> dict[str, Any]:

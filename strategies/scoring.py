@@ -14,8 +14,8 @@ from fedapp import metrics
 from fedapp.conversation import Check, Conversation, Progress, SavedModel, ask
 from fedapp.data.columns import columns_json
 from fedapp.data.partition import SUBSETS, WATCHED
-from fedapp.errors import ConfigError, DataError, ProtocolError, as_protocol_error
-from fedapp.messages.fields import Reply
+from fedapp.errors import ConfigError, DataError, as_protocol_error
+from fedapp.messages.fields import Reply, check_sizes
 from fedapp.messages.handshake import HelloReply, LabelsReply
 from fedapp.messages.scoring import EvaluateReply, EvaluateRequest
 from fedapp.messages.secagg import EVERYONE
@@ -95,11 +95,9 @@ def check_scores(
     """
     n_bins = n_bins or (FINAL_BINS if "test" in subsets else ROUND_BINS)
     form = score_form(objective, n_outputs, n_bins, eval_metrics)
+    n_rows, n_bins = form.histogram.shape
+    check_sizes(party, reply, n_sums=len(form.sums), n_score_rows=n_rows, n_score_bins=n_bins)
     for subset in subsets:
-        sums, scores = getattr(reply, f"{subset}_sums"), getattr(reply, f"{subset}_scores")
-        if (sums.shape, scores.shape) != (form.sums.shape, form.histogram.shape):
-            rule = f"must be {len(form.sums)} sums and scores of shape {form.histogram.shape}"
-            raise ProtocolError(party, type(reply).__name__, f"{subset}_sums", rule)
         with as_protocol_error(party, type(reply).__name__, f"{subset}_scores"):
             metrics.check_statistics(objective, party_statistics(reply, subset))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedapp.crypto.masking import n_words, recover_secret, unmasked_sum
 from fedapp.errors import ConfigError, ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, power_above
 from fedapp.messages import secagg as messages
-from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.fields import Array, Reply, Request, check_sizes
 from fedapp.metrics import is_custom
 from fedapp.settings import Settings
 from fedapp.trees.custom import CUSTOM
@@ -148,10 +149,8 @@ class MaskedSums:
             seeds would remove the masks of one that was lost before.
         """
         sizes = [int(np.prod(shape)) for shape in shapes]
-        n_masked = n_words(sum(sizes), n_bytes)
-        n_others = max(len(self.among) - 1, 0)
-
-        check = _check_lengths(masked=n_masked, sealed=n_others)
+        n_values, n_others = n_words(sum(sizes), n_bytes), max(len(self.among) - 1, 0)
+        check = partial(check_sizes, n_values=n_values, n_sealed=n_others)
         replies = yield from ask(parties.all(request), messages.MaskedReply, check, may_fail)
         seeds: Seeds = [], []
         if self.threshold:
@@ -183,7 +182,7 @@ class MaskedSums:
             return np.array(rows, dtype=np.uint8).reshape(-1, messages.SEALED_BYTES)
 
         requests = {name: messages.UnmaskRequest(names, sealed_for(name)) for name in names}
-        check = _check_lengths(shares=len(names), seeds=len(lost))
+        check = partial(check_sizes, n_names=len(names), n_lost=len(lost))
         answers = yield from ask(requests, messages.UnmaskReply, check, may_fail)
         self.names = names
         if lost and (silent := [name for name in names if name not in answers]):
@@ -208,18 +207,6 @@ def arrays_of(values: Whole, shapes: Sequence[tuple[int, ...]]) -> list[Whole]:
     """Arrays of these shapes that were sent one after the other."""
     parts = np.split(values, np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _check_lengths(**lengths: int) -> Check:
-    """Checks the lengths of a reply's fields."""
-
-    def check(party: str, reply: Reply) -> None:
-        for field, expected in lengths.items():
-            if (got := len(getattr(reply, field))) != expected:
-                name = type(reply).__name__
-                raise ProtocolError(party, name, field, f"must be {expected}, got {got}")
-
-    return check
 
 
 def _row_of(names: tuple[str, ...], sender: str, holder: str) -> int:

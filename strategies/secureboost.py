@@ -140,20 +140,20 @@ class SecureBoost(vertical.VerticalStrategy):
         else:
             run = saved.read(SecureBoostState)
             self.settings = self.settings.watching(run.rows["valid"])
-        mailbox, active = run.mailbox, run.mailbox.active
+        mailbox = run.mailbox
         n_rounds = run.initial.n_rounds + self.settings.num_boost_round
         while not run.is_trained:
             yield Checkpoint(run, run.n_grown)
             n_wanted = 0 if run.history.stops else n_rounds
-            replies = yield from mailbox.relay(
-                messages.BeginRequest, [active], messages.BeginReply, n_rounds=n_wanted
+            begun = yield from mailbox.ask_active(
+                messages.BeginRequest, messages.BeginReply, n_rounds=n_wanted
             )
-            yield from _record_scores(run, replies[active])
-            run.is_trained = not replies[active].begun or run.history.stops
+            yield from _record_scores(run, begun)
+            run.is_trained = not begun.begun or run.history.stops
             if run.is_trained:
                 mailbox.clear()  # gradients of a round that is not grown
             else:
-                yield from _grow(mailbox, replies[active].n_blocks)
+                yield from _grow(mailbox, begun.n_blocks)
                 run.n_grown = len(run.history) + 1
         return (yield from self._finish(run))
 
@@ -181,15 +181,10 @@ class SecureBoost(vertical.VerticalStrategy):
         initial = InitialModel()
         if init_model:
             # The rows walk down its trees; two exchanges a level at most.
-            active, passive = mailbox.active, mailbox.passive
-            reply = (yield from mailbox.relay(messages.WalkRequest, [active], messages.WalkReply))[
-                active
-            ]
+            reply = yield from mailbox.ask_active(messages.WalkRequest, messages.WalkReply)
             while not reply.finished:
-                yield from mailbox.relay(messages.AnswerRequest, passive, SentReply)
-                reply = (
-                    yield from mailbox.relay(messages.WalkRequest, [active], messages.WalkReply)
-                )[active]
+                yield from mailbox.relay(messages.AnswerRequest, mailbox.passive, SentReply)
+                reply = yield from mailbox.ask_active(messages.WalkRequest, messages.WalkReply)
             initial = InitialModel(reply.n_rounds, reply.n_trees)
         return SecureBoostState(mailbox, rows, History.of(settings), initial)
 
@@ -217,10 +212,9 @@ class SecureBoost(vertical.VerticalStrategy):
         yield Checkpoint(run, run.n_grown)
         yield from mailbox.relay(messages.HandOverRequest, passive, SentReply)
         n_rounds = run.initial.n_rounds + (best or len(run.history))
-        replies = yield from mailbox.relay(
-            messages.FinishRequest, [active], messages.FinishReply, best_round=n_rounds
+        reply = yield from mailbox.ask_active(
+            messages.FinishRequest, messages.FinishReply, best_round=n_rounds
         )
-        reply = replies[active]
         if not self.settings.scale_pos_weight:
             log.info("scale-pos-weight balanced: %r", reply.scale_pos_weight)
             resolved = {"asked_scale_pos_weight": reply.scale_pos_weight}
@@ -246,14 +240,12 @@ class SecureBoost(vertical.VerticalStrategy):
 
 def _grow(mailbox: vertical.Mailbox, n_blocks: int) -> Conversation[None]:
     """Algorithm 2: the other blocks of a round's gradients, then level by level."""
-    active, passive = mailbox.active, mailbox.passive
+    passive = mailbox.passive
     yield from mailbox.relay_blocks(messages.EncryptRequest, messages.TakeRequest, n_blocks)
     growing = True
     while growing:
         yield from mailbox.relay(messages.SumRequest, passive, SentReply)
-        split = (yield from mailbox.relay(messages.SplitRequest, [active], messages.SplitReply))[
-            active
-        ]
+        split = yield from mailbox.ask_active(messages.SplitRequest, messages.SplitReply)
         growing = split.growing
         if split.passive_splits and (len(passive) > 1 or not growing):
             yield from mailbox.relay(messages.PartitionRequest, passive, SentReply)

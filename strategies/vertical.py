@@ -201,13 +201,23 @@ class Mailbox:
         """
         return (yield from self.relay_each(dict.fromkeys(to, kind(**given)), reply, check))
 
+    def ask_active(
+        self,
+        kind: Callable[..., Request],
+        reply: type[R],
+        check: Check | None = None,
+        **given: Any,
+    ) -> Conversation[R]:
+        """As ``relay``, of the active party only; its reply."""
+        return (yield from self.relay(kind, [self.active], reply, check, **given))[self.active]
+
     def relay_each(
         self,
         requests: Mapping[str, Request],
         reply: type[R],
         check: Check | None = None,
     ) -> Conversation[dict[str, R]]:
-        """The same, with a request for each party."""
+        """As ``relay``, with a request for each party."""
         return (yield from ask(requests, reply, check, relay=self))
 
     def relay_blocks(
@@ -312,7 +322,7 @@ def align(
     yield from mailbox.relay_each(parties.all(opening), SentReply)
     for _ in () if ordered else passive:
         yield from mailbox.relay(MaskRequest, passive, SentReply)
-    reply = (yield from mailbox.relay(MatchRequest, [active], MatchReply))[active]
+    reply = yield from mailbox.ask_active(MatchRequest, MatchReply)
     mailbox.matching = _matching(parties, active, reply)
     yield from mailbox.relay(OrderRequest, passive, SentReply)
     return {subset: getattr(reply, f"n_{subset}") for subset in SUBSETS}

@@ -1,13 +1,12 @@
 """Folders of a coordinator and of a site, as the commands write them."""
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import tomli_w
 from typer.testing import CliRunner
 
 from fedapp.commands.site import federation_app, site_app
-from fedapp.site.settings import parse_node_config
 
 
 def init_federation(parent, *options):
@@ -41,9 +40,9 @@ def invoke(app, *words):
 
 
 def checked_site(node_config, *words):
-    """``fedapp site check`` with a node config's text, as of flower-supernode."""
+    """``fedapp site check`` with a node config's text, in one line."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "site.toml")
-        path.write_text(tomli_w.dumps(parse_node_config(node_config)))
+        path.write_text(re.sub(r" (?=[a-z-]+=)", "\n", node_config))
         given = ["check", "--site", str(path), *words]
         return CliRunner().invoke(site_app, given, env={"COLUMNS": "200"})

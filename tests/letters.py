@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedapp.crypto.psi import expander, points_of
 from fedapp.crypto.sealed import unseal
 from fedapp.messages.vertical import Parcels, unpack_parcels
 from fedapp.messages.wire import Content, from_bytes
@@ -82,3 +83,9 @@ def texts_of(values):
     """Numbers as text, where they have digits enough to be told from others."""
     texts = {text for value in values for text in (repr(float(value)), str(np.float32(value)))}
     return {text.encode() for text in texts if len(text) >= 6}
+
+
+def hash_messages(messages, dst):
+    """Byte strings as points: hash_to_group of RFC 9380, Appendix B."""
+    uniform = b"".join(map(expander(dst, 64), messages))
+    return points_of(np.frombuffer(uniform, np.uint8).reshape(-1, 64))

@@ -355,7 +355,7 @@ def runs_what_it_reads(source, code):
 def guesses_fields(source, code):
     """A site reads no field of a message by a name of its own, whatever class it is of.
 
-    It reads what the message declares (``RoundId``, ``ReadAs``, limits), or its class.
+    It reads what the message declares (``RoundId``, limits), or its class.
     """
     asks = {"getattr", "hasattr"}
     calls = (node for node in nodes_of(code) if isinstance(node, ast.Call))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from clients.federated_forest.party import Active, Doubles, Passive, Worth
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
 from clients.vertical.growing import SplitList
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.sums import SumJob
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of
@@ -36,24 +37,17 @@ from fedapp.messages.federated_forest import (
     Won,
 )
 from fedapp.messages.fields import Array, Letter, check_fields, fields_of
-from fedapp.messages.vertical import (
-    LevelSplits,
-    MatchRequest,
-    OrderRequest,
-    SentReply,
-    block_rows,
-)
+from fedapp.messages.vertical import MatchRequest, OrderRequest, SentReply, block_rows
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.roles import Order, role
 from fedapp.site.store import sent_bits
 from fedapp.trees.categories import CategorySets, sets_of_rows
 from fedapp.trees.divided import Lookup
 from fedapp.trees.forest.bagged import by_tree, columns_of, winners
-from fedapp.trees.forest.cart import DRAWN, NO_RANK, Ints, RowFields, fewest_rows
+from fedapp.trees.forest.cart import DRAWN, NO_RANK, RowFields, fewest_rows
 from fedapp.trees.forest.encrypted import (
     Choices,
     Extremes,
-    Flags,
     LeftClaims,
     Listing,
     NodeTotals,
@@ -315,10 +309,11 @@ class PaillierActive(Active):
             rule = f"must be of the rows sent left, those of column {claims.columns[false] + 1} are"
             raise ProtocolError(party, "ColumnSums", "ciphertexts", f"{rule} not")
 
-    def _make_last(self, request: FinishRequest) -> None:
-        self._check_chosen(request)  # they were made when they were chosen
+    def _won(self, level: SplitList, mail: Mail) -> Letters:
+        self._check_chosen(level)  # they were made when they were chosen
+        return []
 
-    def _check_chosen(self, level: LevelSplits) -> None:
+    def _check_chosen(self, level: SplitList) -> None:
         chosen, names = self.chosen, ("trees", "nodes", "owners")
         fits = all(np.array_equal(getattr(chosen, name), getattr(level, name)) for name in names)
         rule = "must be the splits that this party has chosen"

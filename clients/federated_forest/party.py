@@ -23,15 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import compare_with_local, interval_fields, score_arrays
-from clients.vertical.growing import (
-    SplitList,
-    Trees,
-    split_table,
-    store_active_part,
-    store_part,
-)
+from clients.vertical.growing import SplitList, Trees, split_table, store_active_part, store_part
 from clients.vertical.party import Aligned, Floats, Subsets, numbered
 from fedapp import metrics
+from fedapp.arrays import Ints
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -48,7 +43,7 @@ from fedapp.messages.federated_forest import (
     PartKept,
     SetupRequest,
 )
-from fedapp.messages.fields import Request, check_fields
+from fedapp.messages.fields import Request, check_fields, check_sizes
 from fedapp.messages.vertical import LevelSplits, MatchRequest, OrderRequest, SentReply
 from fedapp.site.mail import Letters, Mail
 from fedapp.site.policy import check_draws
@@ -68,7 +63,6 @@ from fedapp.trees.forest.cart import (
     Candidates,
     Codes,
     Criterion,
-    Ints,
     RowFields,
     Rules,
     bin_columns,
@@ -128,9 +122,7 @@ class Forest:
             raise ConfigError(f"allow-export {rule}, got false")
         values = np.asarray(party.values[: party.n_train])
         n_rows, n_columns = values.shape
-        n_seeds = len(settings.column_seeds)
-        rule = f"must be one a column of {n_columns}, got {n_seeds}"
-        check_fields(party.name, settings, ("column_seeds", n_seeds == n_columns, rule))
+        check_sizes(party.name, settings, n_columns=n_columns)
         bins = bin_columns(values, settings.max_bin, category_counts(party.categories, n_columns))
         counts = row_counts(settings.bootstrap, settings.rows_seed, settings.trees, n_rows)
         if settings.bootstrap:  # all parties draw the same rows
@@ -298,6 +290,11 @@ class Party(Aligned):
         """Move all rows to the children of a level's splits."""
         self.forest = replace(self.forest, trees=self.forest.trees.split(level))
 
+    def _won(self, level: SplitList, mail: Mail) -> Letters:
+        """Make the local splits that won; the sides for all others."""
+        self.forest = self.forest.made(level, self.values)
+        return self.to_others(self.forest.trees.partition)
+
     def level_scores(self, request: LevelSplits) -> dict[str, Any]:
         """Scores of the forest so far, as fields of a reply; none at a passive party."""
         return score_arrays({subset: {} for subset in WATCHED})
@@ -321,11 +318,6 @@ class Passive(Party):
         self.check_order(mail)
         self.forest = Forest.of(self, request)
         return SentReply(), []
-
-    def _won(self, level: SplitList, mail: Mail) -> Letters:
-        """Make the local splits that won; the sides for all others."""
-        self.forest = self.forest.made(level, self.values)
-        return self.to_others(self.forest.trees.partition)
 
     # A party keeps the structure of the trees and the lookup table of its splits: record id ->
     # column, threshold, default side. Record ids count a party's splits in the order in which they
@@ -406,7 +398,7 @@ class Active(Party):
         """Apply the last splits, score the forest, store the party's part of the model."""
         if len(request.trees):
             self.receive(mail)
-            self._make_last(request)
+            self._won(request, mail)
             self.move(request)
         target, forest, structure = self.target, self.forest, self.forest.trees.structure
         model = target.model(forest)
@@ -436,9 +428,6 @@ class Active(Party):
             leaf_values=values,
         )
         return reply, []
-
-    def _make_last(self, request: FinishRequest) -> None:
-        self.forest = self.forest.made(request, self.values)
 
     def _worth(self, party: str, letter: PartKept) -> Worth:
         return letter.gains, letter.counts, letter.names
@@ -475,9 +464,7 @@ class EncodedActive(Active):
     def partition(self, request: PartitionRequest, mail: Mail) -> tuple[PartitionReply, Letters]:
         """Make the local splits of a level, send their sides."""
         self.receive(mail)
-        self.forest = self.forest.made(request, self.values)
         rule = "must be false at the active party"
         check_fields(self.name, request, ("last", not request.last, rule))
-        trees = self.forest.trees
-        reply = PartitionReply(**split_table(self, trees.lookup, shared=False))
-        return reply, self.to_others(trees.partition)
+        letters = self._won(request, mail)
+        return PartitionReply(**split_table(self, self.forest.trees.lookup, shared=False)), letters

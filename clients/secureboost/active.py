@@ -34,15 +34,7 @@ from clients.secureboost.columns import (
     initial_part,
 )
 from clients.secureboost.model import Boosted, Scores, Target, joined, margin_column, trimmed
-from clients.secureboost.round import (
-    NO_ROUND,
-    Claim,
-    Claims,
-    Round,
-    Unsent,
-    by_tree,
-    drawn_pairs,
-)
+from clients.secureboost.round import NO_ROUND, Claim, Claims, Round, Unsent, by_tree, drawn_pairs
 from clients.vertical.ciphertexts import Cipher
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_active_part
 from clients.vertical.party import Aligned, Bytes
@@ -56,7 +48,7 @@ from fedapp.histograms.build import (
     sum_jobs,
 )
 from fedapp.histograms.claimed import words_of
-from fedapp.messages.fields import Array, check_fields
+from fedapp.messages.fields import Array, check_fields, check_sizes
 from fedapp.messages.secureboost import (
     MOST_PAIRS,
     BeginReply,
@@ -88,10 +80,10 @@ from fedapp.trees.calibration import Calibration, calibrated, fit
 from fedapp.trees.categories import NO_SET, CategorySets, auto_child_weight
 from fedapp.trees.divided import ActivePart
 from fedapp.trees.grow import Growth, without_padding
-from fedapp.trees.limits import MultiStrategy
+from fedapp.trees.limits import Limits, MultiStrategy
 from fedapp.trees.model import Ensemble, check_range, importance
 from fedapp.trees.objective import has_quantile_leaves
-from fedapp.trees.rounds import Sampling, n_leaves
+from fedapp.trees.rounds import n_leaves
 from fedapp.trees.shown import not_counted
 from fedapp.trees.structure import Routes
 
@@ -177,7 +169,7 @@ class Active(Aligned):
         letters = {self.name: column_bins(self, self.table, settings, n_records, none)}
         for name in self.others:
             letters[name] = mail.one(ColumnBins, name)
-            most = self.config.limits["most-columns"]
+            most = self.config.most_columns
             check_bins(name, letters[name], wanted, settings.max_bin, most, self.name)
         self.joint = Joint.of({name: letters[name] for name in self.peers}, wanted)
         if settings.auto_child_weight:
@@ -228,8 +220,8 @@ class Active(Aligned):
         n_parallel, width = settings.num_parallel_tree, self.target.width
         pairs = drawn_pairs(self, self.target.gradients(self.boosted.margins), settings, number)
         n_columns = self.joint.cuts.n_columns
-        sampling = Sampling(settings.seed, settings.colsample_bytree)
-        allowed = sampling.columns(number, width, n_columns)
+        limits = Limits(settings.seed, number)
+        allowed = limits.of_trees(settings.colsample_bytree, width, n_columns)
         if number < settings.first_trees:
             owners, _ = self.joint.owners(np.arange(n_columns))
             allowed = allowed & (owners == self.trees.number)
@@ -305,16 +297,12 @@ class Active(Aligned):
         wanted, columns = growth.wanted, self.round.drawn(joint, party)
         firsts, has_one_tree = cipher.firsts, self.target.has_one_tree
         is_due = (letter.round_id, letter.level) == (self.round.number, growth.level)
-        due, got = (len(wanted), len(columns)), letter.missing.shape
-        check_fields(
-            party,
-            letter,
-            ("level", is_due, "must be the one being split"),
-            ("missing", got == due, f"must be of shape {due}, got {got}"),
-        )
+        check_fields(party, letter, ("level", is_due, "must be the one being split"))
+        check_sizes(party, letter, n_wanted=len(wanted), n_columns=len(columns))
         n_bins, scale = int(joint.widths[party][columns].sum()), FixedPoint(self.round.exponents)
         trees, nodes = wanted.T
-        ordered = sum_jobs(cipher.layouts, growth.level, trees, nodes, has_one_tree)
+        n_outputs = [layout.n_outputs for layout in cipher.layouts]
+        ordered = sum_jobs(n_outputs, growth.level, trees, nodes, has_one_tree)
         jobs = list(ordered) if n_bins else []
         is_read = [(group, np.ones(len(nodes) * n_bins, bool)) for group, _, nodes in jobs]
         fields = cipher.read(party, letter, is_read)

@@ -16,13 +16,7 @@ import numpy.typing as npt
 from clients.vertical.party import Aligned, Bytes, Ints, numbered
 from fedapp.data.scratch import copied
 from fedapp.errors import ConfigError, DataError, as_protocol_error
-from fedapp.histograms.bins import (
-    Codes,
-    Cuts,
-    digitise,
-    ragged,
-    with_categories,
-)
+from fedapp.histograms.bins import Codes, Cuts, digitise, ragged, with_categories
 from fedapp.histograms.sketch import quantile_cuts
 from fedapp.messages.fields import check_fields
 from fedapp.messages.secureboost import ColumnBins, SetupRequest

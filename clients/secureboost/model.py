@@ -18,6 +18,7 @@ import numpy.typing as npt
 from clients.secureboost.columns import Joint
 from clients.vertical.party import Aligned, Floats, Ints, Subsets
 from fedapp import metrics
+from fedapp.arrays import Doubles
 from fedapp.data.columns import check_kinds
 from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.data.partition import SUBSETS
@@ -30,7 +31,7 @@ from fedapp.trees.categories import NO_SET, Categories, category_counts
 from fedapp.trees.divided import Lookup, joint_names, whole_model
 from fedapp.trees.grow import without_padding
 from fedapp.trees.limits import ONE_TREE
-from fedapp.trees.losses import Doubles, LossParameters, Objective
+from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import (
     LEAF,
     NODE,

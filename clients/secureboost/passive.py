@@ -245,7 +245,8 @@ class Passive(Aligned):
         present[offsets[1:] - 1] = False
         packed = [np.empty((0, encrypted.public_key.ciphertext_bytes), dtype=np.uint8)]
         has_one_tree = self.settings.multi_strategy == ONE_TREE
-        jobs = sum_jobs(encrypted.layouts, level, trees, nodes, has_one_tree) if len(widths) else ()
+        n_outputs = [layout.n_outputs for layout in encrypted.layouts if len(widths)]
+        jobs = sum_jobs(n_outputs, level, trees, nodes, has_one_tree)
         for layout_id, tree, wanted in jobs:
             slots = slots_by_node(inside[tree], wanted)[inside[tree]]  # -1: in no wanted node
             if level:  # at the root, one job sums for all trees of a group

@@ -19,14 +19,7 @@ from clients.vertical.party import Aligned, Ints, Subsets
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids
-from fedapp.data.partition import (
-    LEFT_OUT,
-    SUBSETS,
-    Holdout,
-    Split,
-    split_numbered,
-    split_queries,
-)
+from fedapp.data.partition import LEFT_OUT, SUBSETS, Holdout, Split, split_numbered, split_queries
 from fedapp.data.scratch import taken
 from fedapp.data.table import Table, notes_on_leaks
 from fedapp.errors import WITHHELD, ConfigError, DataError, ProtocolError, as_protocol_error
@@ -64,12 +57,7 @@ from fedapp.site.mail import (
 from fedapp.site.policy import check_memory, check_subsets
 from fedapp.site.register import count_ids
 from fedapp.site.roles import Order, role
-from fedapp.site.rows_to_predict import (
-    check_range,
-    quantiles,
-    read_to_predict,
-    unlike_columns,
-)
+from fedapp.site.rows_to_predict import check_range, quantiles, read_to_predict, unlike_columns
 from fedapp.site.settings import SiteConfig
 from fedapp.site.standing import new_rows
 from fedapp.site.store import KEEP_DAYS, drop_abandoned, sent_bits
@@ -389,7 +377,7 @@ class Opening(Aligned):
         n_rows, ratio = self.n_table, self.config.align_most_ratio
         limits = {
             "most_rows of the run's opening": planned(self.site.store)["most_rows"],
-            f"align-most-rows of {self.name}": self.config.limits["align-most-rows"],
+            f"align-most-rows of {self.name}": self.config.align_most_rows,
         }
         if self._is_asked:
             limits[f"{ratio} x {n_rows} rows, align-most-ratio of {self.name}"] = ratio * n_rows
@@ -475,7 +463,7 @@ def look(
         config = with_present_times(config, Holdout(**fields_of(request, Holdout)))
     table, active, n_unlike = _table(config, request)
     ids = row_ids(table, config, request.needs_ids)
-    max_rows = min(request.most_rows, config.limits["align-most-rows"])
+    max_rows = min(request.most_rows, config.align_most_rows)
     if len(ids) > max_rows:
         rule = f"must be >= the rows of every party, {len(ids)} at {config.name}"
         raise ConfigError(f"align-most-rows {rule}, got {max_rows}")

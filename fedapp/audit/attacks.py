@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.stats import beta, t
 from sklearn.metrics import roc_auc_score
 
+from fedapp.arrays import Doubles, Ints
 from fedapp.audit import vertical as guessing
 from fedapp.audit.listening import Listeners, Trained
 from fedapp.audit.membership import (
@@ -39,7 +40,6 @@ from fedapp.runs.tables import party_configs, stacked_tables
 from fedapp.settings import Settings
 from fedapp.site.table import read_columns
 
-Ints = npt.NDArray[np.int64]
 TAILS, DRAWS = (0.025, 0.975), 500  # of intervals, and their bootstrap samples
 MOST_ROWS = 1500  # of a target of TimberStrike: to match them takes their third power
 MOST_COLUMNS, MOST_EQUATIONS = 10, 1000  # of a passive party, that bins are solved for
@@ -165,7 +165,7 @@ def bootstrapped(figure: Callable[[Ints], float], *groups: Ints) -> tuple[float,
     return float(low), float(high)
 
 
-def of_mean(values: npt.NDArray[np.float64]) -> tuple[float, tuple[float, float]]:
+def of_mean(values: Doubles) -> tuple[float, tuple[float, float]]:
     """Mean of rows' values, and its interval."""
     rows = np.arange(len(values))
     return float(values.mean()), bootstrapped(lambda drawn: float(values[drawn].mean()), rows)
@@ -368,8 +368,7 @@ def _guess(
 
 
 def _group(party: guessing.ForestParty, run: Trained) -> Iterator[Measured]:
-    table, groups, auc = join_tables(run.settings)[0], party.groups, guessing.label_auc
-    labels = table.labels[table.split.train]
+    labels, groups, auc = _train_labels(run), party.groups, guessing.label_auc
     classes = [np.flatnonzero(labels == class_id) for class_id in (0, 1)]
     span = bootstrapped(lambda rows: auc(groups[rows], labels[rows]), *classes)
     measure = "AUC with a known label of each of the two largest groups"

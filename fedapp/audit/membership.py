@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Ints
 from fedapp.audit.listening import trained
 from fedapp.crypto.noise import randomised_classes
 from fedapp.data.partition import Split
@@ -27,10 +28,6 @@ from fedapp.settings import Settings, flatten, load_settings
 from fedapp.trees.categories import chosen, recoded
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import is_regression, measures, transform
-
-Flags = npt.NDArray[np.bool_]
-Doubles = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SHADOWS, RARE = 16, 0.01
 TINY = 1e-7  # the smallest share of a class: predictions are float32

@@ -9,10 +9,10 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.cuts import Binned, Cutting
 from clients.pax import Party
+from fedapp.arrays import Doubles, Ints
 from fedapp.conversation import Conversation, Exchange, Parties, Saved
 from fedapp.data.labels import class_ids
 from fedapp.histograms.bins import Cuts, digitise, with_categories
@@ -34,8 +34,7 @@ from fedapp.trees.rounds import Boosting
 from strategies.method import Outcome
 from strategies.pax import PAX
 
-Ints = npt.NDArray[np.int64]
-Sums = npt.NDArray[np.float64]
+Sums = Doubles
 Place = tuple[int, int]  # a tree of a round, and a node
 Row = tuple[int, ...]  # a bin a column, ``MISSING`` for a missing value; then the label
 MISSING, MISSING_CODE = -1, 2**16 - 1

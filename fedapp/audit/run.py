@@ -38,7 +38,7 @@ from fedapp.run_folder import RunFolder, Silent, Watcher
 from fedapp.runs.predict import model_of_text, parts_of, trained_settings
 from fedapp.runs.retrain import parts_digest
 from fedapp.settings import Settings, load_settings
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import read_node_config, site_config
 from fedapp.site.table import read_subsets
 
 SAME = "the run, trained again to the same model"
@@ -111,7 +111,7 @@ class Auditing:
         return _written(run_dir, start, quick, subject, tuple(findings), tuple(missing))
 
 
-def at_site(run_dir: Path, node_config: str) -> Audit:
+def at_site(run_dir: Path, node_config: Path) -> Audit:
     """Audit the membership of one site's rows in a whole model, by a threshold.
 
     Raises
@@ -123,7 +123,7 @@ def at_site(run_dir: Path, node_config: str) -> Audit:
         rule = "run must have a whole model, which --site can score, got a divided one"
         raise ConfigError(f"{rule}: its parts predict only together")
     settings = _settings_of(run_dir, summary)
-    site = site_config(parse_node_config(node_config), {})
+    site = site_config(read_node_config(node_config), {})
     subsets, text = read_subsets(site, settings.holdout), model_text(run_dir / "model.json")
     classes, objective = getattr(model_of_text(text), "classes", ()), settings.objective
     certain, planted = [], []

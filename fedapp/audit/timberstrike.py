@@ -5,14 +5,14 @@ Source: see ``simulations/README.md``."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import coo_array, eye_array, hstack, vstack
 
+from fedapp.arrays import Doubles, Flags, Ints
 from fedapp.audit.listening import Trained
 from fedapp.data.labels import class_ids
 from fedapp.records.document import from_text
@@ -23,16 +23,12 @@ from fedapp.trees.stacked import StackedModel
 
 # timberstrike: the arithmetic
 
-Array = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-NO_MARKS: Flags = np.empty((1, 0), dtype=bool)
 WHOLE = 1e-6  # tolerance: a solver's share may be this far below a whole number of rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinds:
-    """Marks of values, where not all are numbers; a box says which of them a row may have.
+    """Marks of values; a box says which of them a row may have.
 
     Those of a column of numbers are *a number*, then *missing*; those of one of categories are its
     categories, then *missing*.
@@ -42,13 +38,16 @@ class Kinds:
     occurring: Flags  # (n_marks,): whether any row has it
 
     @classmethod
-    def of(cls, values: Array, categories: Ints) -> Kinds | None:
-        """The marks of a table's values; None if all are numbers."""
-        if not categories.any() and not np.isnan(values).any():
-            return None
+    def of(cls, values: Doubles, categories: Ints) -> Kinds:
+        """The marks of a table's values."""
         kinds = cls(categories, np.empty(0, dtype=bool))
         shares = [kinds.shares(column, values[:, column]) for column in range(len(categories))]
         return cls(categories, np.concatenate(shares) > 0)
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether all values are numbers, none missing."""
+        return not self.categories.any() and not self.occurring[1::2].any()
 
     @property
     def starts(self) -> Ints:
@@ -56,14 +55,14 @@ class Kinds:
         ends = np.cumsum(np.maximum(self.categories, 1) + 1)
         return np.concatenate(([0], ends)).astype(np.int64)
 
-    def shares(self, column: int, values: Array) -> Array:
+    def shares(self, column: int, values: Doubles) -> Doubles:
         """Share of a column's values that have each of its marks."""
         width = int(max(self.categories[column], 1))
         codes = values if self.categories[column] else np.where(np.isnan(values), values, 0.0)
         marks = np.where(np.isnan(codes), width, codes).astype(np.int64)
         return np.bincount(marks, minlength=width + 1) / max(len(marks), 1)
 
-    def drop_empty(self, lows: Array, highs: Array, marks: Flags) -> None:
+    def drop_empty(self, lows: Doubles, highs: Doubles, marks: Flags) -> None:
         """A value that no number can be is missing, and its range that of any."""
         numbers = np.flatnonzero(self.categories == 0)
         empty = lows >= highs
@@ -75,50 +74,45 @@ class Kinds:
 class Leaves:
     """The leaves of a tree that a row can be in."""
 
-    lows: Array  # (n_leaves, n_columns): the boxes, lows <= values < highs
-    highs: Array
-    weights: Array  # (n_leaves,): -G / (H + lambda)
-    hessians: Array  # (n_leaves,): H, or zeros if not disclosed
-    steps: Array  # (n_leaves,): what a leaf adds to a row's margin
-    # (n_leaves, n_marks): marks that rows in it may have
-    marks: Flags = field(default_factory=lambda: NO_MARKS)
-    kinds: Kinds | None = None
+    lows: Doubles  # (n_leaves, n_columns): the boxes, lows <= values < highs
+    highs: Doubles
+    weights: Doubles  # (n_leaves,): -G / (H + lambda)
+    hessians: Doubles  # (n_leaves,): H, or zeros if not disclosed
+    steps: Doubles  # (n_leaves,): what a leaf adds to a row's margin
+    marks: Flags  # (n_leaves, n_marks): marks that rows in it may have
+    kinds: Kinds
 
     @classmethod
     def of(
         cls,
         tree: Tree,
-        n_columns: int,
+        kinds: Kinds,
         step: float,
         has_hessians: bool = True,
         sets: CategorySets = NO_SETS,
-        kinds: Kinds | None = None,
     ) -> Leaves:
         """Read a tree whose leaf values are ``step`` times the weights."""
-        lows, highs = (np.full((len(tree), n_columns), end) for end in (-np.inf, np.inf))
-        marks = np.tile(NO_MARKS[0] if kinds is None else kinds.occurring, (len(tree), 1))
+        shape, starts = (len(tree), len(kinds.categories)), kinds.starts
+        lows, highs = (np.full(shape, end) for end in (-np.inf, np.inf))
+        marks = np.tile(kinds.occurring, (len(tree), 1))
         for node in np.flatnonzero(tree["left"] != LEAF):
             left, column, threshold = (tree[name][node] for name in ("left", "column", "threshold"))
             lows[left : left + 2], highs[left : left + 2] = lows[node], highs[node]
-            if kinds is not None:
-                begin, end = kinds.starts[column : column + 2]
-                marks[left : left + 2] = marks[node]
-                marks[left + tree["default_left"][node], end - 1] = False
-                if tree["set"][node] != NO_SET:  # its categories go right
-                    members = sets.members(int(tree["set"][node]))
-                    right = np.pad(members, (0, int(end - 1 - begin) - len(members)))
-                    marks[left, begin : end - 1] &= ~right
-                    marks[left + 1, begin : end - 1] &= right
-                    continue
+            begin, end = starts[column : column + 2]
+            marks[left : left + 2] = marks[node]
+            marks[left + tree["default_left"][node], end - 1] = False
+            if tree["set"][node] != NO_SET:  # its categories go right
+                members = sets.members(int(tree["set"][node]))
+                right = np.pad(members, (0, int(end - 1 - begin) - len(members)))
+                marks[left, begin : end - 1] &= ~right
+                marks[left + 1, begin : end - 1] &= right
+                continue
             # Where parties merge bins, a split may leave one of the boxes empty.
             highs[left, column] = min(threshold, highs[node, column])
             lows[left + 1, column] = max(threshold, lows[node, column])
-        leaves = tree["left"] == LEAF
-        if kinds is None:
-            leaves &= (lows < highs).all(axis=1)
-        else:
-            kinds.drop_empty(lows, highs, marks)
-            leaves &= np.logical_or.reduceat(marks, kinds.starts[:-1], axis=1).all(axis=1)
+        kinds.drop_empty(lows, highs, marks)
+        leaves = np.logical_or.reduceat(marks, starts[:-1], axis=1).all(axis=1)
+        leaves &= tree["left"] == LEAF
         values = tree["value"][leaves].astype(np.float64)
         hessians = has_hessians * tree["hessian"][leaves].astype(np.float64)
         boxes = lows[leaves], highs[leaves]
@@ -129,11 +123,11 @@ class Leaves:
 class Rows:
     """What is known of each row."""
 
-    lows: Array  # (n_rows, n_columns): the box of each row
-    highs: Array
-    labels: Array  # (n_rows,), 0 or 1
-    margins: Array  # (n_rows,)
-    marks: Flags = field(default_factory=lambda: NO_MARKS)  # (n_rows, n_marks): that it may have
+    lows: Doubles  # (n_rows, n_columns): the box of each row
+    highs: Doubles
+    labels: Doubles  # (n_rows,), 0 or 1
+    margins: Doubles  # (n_rows,)
+    marks: Flags  # (n_rows, n_marks): that it may have
 
     @classmethod
     def in_first(cls, leaves: Leaves, margin: float, reg_lambda: float, n_rows: int) -> Rows:
@@ -149,21 +143,19 @@ class Rows:
         """Whether the boxes of rows and leaves intersect, shape (n_rows, n_leaves)."""
         intersects = np.ones((len(self.labels), len(leaves.steps)), dtype=bool)
         used = (np.isfinite(leaves.lows) | np.isfinite(leaves.highs)).any(axis=0)
-        kinds = leaves.kinds
-        if kinds is not None:
-            differ = (leaves.marks != kinds.occurring).any(axis=0)
-            used |= np.logical_or.reduceat(differ, kinds.starts[:-1])
+        kinds, starts = leaves.kinds, leaves.kinds.starts
+        differ = (leaves.marks != kinds.occurring).any(axis=0)
+        used |= np.logical_or.reduceat(differ, starts[:-1])
         for column in np.flatnonzero(used):
             inside = self.lows[:, [column]] < leaves.highs[:, column]
             inside &= leaves.lows[:, column] < self.highs[:, [column]]
-            if kinds is not None:
-                marks = slice(*kinds.starts[column : column + 2])
-                ours, theirs = self.marks[:, marks], leaves.marks[:, marks]
-                if not kinds.categories[column]:
-                    is_number = inside & ours[:, [0]] & theirs[:, 0]
-                    inside = is_number | (ours[:, [1]] & theirs[:, 1])
-                else:
-                    inside = ours.astype(np.float32) @ theirs.T.astype(np.float32) > 0
+            marks = slice(*starts[column : column + 2])
+            ours, theirs = self.marks[:, marks], leaves.marks[:, marks]
+            if not kinds.categories[column]:
+                is_number = inside & ours[:, [0]] & theirs[:, 0]
+                inside = is_number | (ours[:, [1]] & theirs[:, 1])
+            else:
+                inside = ours.astype(np.float32) @ theirs.T.astype(np.float32) > 0
             intersects &= inside
         return intersects
 
@@ -176,9 +168,8 @@ class Rows:
         self.lows = np.maximum(self.lows, leaves.lows[leaf_ids])
         self.highs = np.minimum(self.highs, leaves.highs[leaf_ids])
         self.margins = self.margins + leaves.steps[leaf_ids]
-        if leaves.kinds is not None:
-            self.marks = self.marks & leaves.marks[leaf_ids]
-            leaves.kinds.drop_empty(self.lows, self.highs, self.marks)
+        self.marks = self.marks & leaves.marks[leaf_ids]
+        leaves.kinds.drop_empty(self.lows, self.highs, self.marks)
 
     def move(self, leaves: Leaves) -> None:
         """Add the mean step of the leaves open to a row, in a tree that others have grown."""
@@ -235,8 +226,13 @@ def dealt(rows: Rows, leaves: Leaves, reg_lambda: float) -> Ints:
 
 
 def _shares(
-    open_to: Flags, sizes: Ints, labels: Array, margins: Array, leaves: Leaves, reg_lambda: float
-) -> Array:
+    open_to: Flags,
+    sizes: Ints,
+    labels: Doubles,
+    margins: Doubles,
+    leaves: Leaves,
+    reg_lambda: float,
+) -> Doubles:
     """How many rows of each group are in each leaf, float64, shape (n_groups, n_leaves)."""
     means = 1 / (1 + np.exp(-margins))
     gradients, hessians = means - labels, means * (1 - means)
@@ -275,9 +271,7 @@ UNSEEN = 1e-6  # share of a mark that no known row has
 TOLERANCE = 0.319  # standard deviations; a quarter of the values of a normal column are as near
 
 
-def drawn(
-    rows: Rows, known_rows: Array, rng: np.random.Generator, kinds: Kinds | None = None
-) -> Array:
+def drawn(rows: Rows, known_rows: Doubles, rng: np.random.Generator, kinds: Kinds) -> Doubles:
     """Draw a value of each row in each column uniformly from its range, and append its label.
 
     Categories, and whether a value is missing, are drawn by their shares among the known rows.
@@ -293,8 +287,7 @@ def drawn(
     lows = np.where(np.isfinite(rows.lows), rows.lows, np.minimum(lowest, rows.highs))
     highs = np.where(np.isfinite(rows.highs), rows.highs, np.maximum(highest, lows))
     values = rng.uniform(lows, highs)
-    for column, (begin, end) in enumerate(pairwise([] if kinds is None else kinds.starts)):
-        assert kinds is not None
+    for column, (begin, end) in enumerate(pairwise([] if kinds.are_numbers else kinds.starts)):
         shares = kinds.shares(column, known_values[:, column]) + UNSEEN
         weights = np.cumsum(rows.marks[:, begin:end] * shares, axis=1)
         marks = (weights > rng.uniform(0, weights[:, -1])[:, None]).argmax(axis=1)
@@ -304,7 +297,7 @@ def drawn(
     return np.column_stack([values, rows.labels])
 
 
-def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
+def matched(rebuilt: Doubles, truth: Doubles, tolerances: Doubles) -> Doubles:
     """Share of each true row's values that its rebuilt row has within the tolerance.
 
     Rows, of shape (n_rows, n_columns + 1), are matched one to one so that the mean is largest.
@@ -321,7 +314,7 @@ def matched(rebuilt: Array, truth: Array, tolerances: Array) -> Array:
     return shares
 
 
-def _near(rebuilt: Array, truth: Array, tolerances: Array | float) -> Flags:
+def _near(rebuilt: Doubles, truth: Doubles, tolerances: Doubles | float) -> Flags:
     near: Flags = np.abs(rebuilt - truth) <= tolerances
     return near | (np.isnan(rebuilt) & np.isnan(truth))
 
@@ -334,8 +327,8 @@ class Target:
     margin: float  # of all rows before the first tree
     # (n_rows, n_columns + 1), the labels last: rows that have grown the trees, and as many known
     # to the attacker
-    truth: Array
-    known: Array
+    truth: Doubles
+    known: Doubles
 
     def rebuilt(self, reg_lambda: float) -> Rows:
         """Rows rebuilt from the trees; they must have grown the first one."""
@@ -348,14 +341,14 @@ class Target:
                 rows.move(leaves)
         return rows
 
-    def shares(self, reg_lambda: float, rng: np.random.Generator) -> tuple[Array, Array]:
+    def shares(self, reg_lambda: float, rng: np.random.Generator) -> tuple[Doubles, Doubles]:
         """Shares of each row's values that the attack rebuilds, and that a guess does.
 
         The attacker knows the bounds of each column, as in the paper, and the rows of each class.
         """
         ends = np.full((len(self.truth), self.truth.shape[1] - 1), np.inf)
         kinds = self.trees[0][0].kinds
-        marks = np.tile(NO_MARKS[0] if kinds is None else kinds.occurring, (len(ends), 1))
+        marks = np.tile(kinds.occurring, (len(ends), 1))
         # Without trees, the guess has the same background knowledge.
         starts = np.full(len(ends), self.margin)
         blind = Rows(-ends, ends, self.truth[:, -1], starts, marks)
@@ -366,13 +359,12 @@ class Target:
         return rebuilt, guess
 
     @property
-    def tolerances(self) -> Array:
+    def tolerances(self) -> Doubles:
         """How near a value must be in each column, and a label: a category is right or wrong."""
         present, kinds = ~np.isnan(self.truth), self.trees[0][0].kinds
         deviations = self.truth.std(axis=0, where=present | ~present.any(axis=0))
-        if kinds is not None:
-            deviations[:-1][kinds.categories > 0] = 0
-        near: Array = TOLERANCE * np.nan_to_num(deviations)
+        deviations[:-1][kinds.categories > 0] = 0
+        near: Doubles = TOLERANCE * np.nan_to_num(deviations)
         return near
 
     def finds_planted(self, reg_lambda: float, rng: np.random.Generator) -> bool:
@@ -383,12 +375,11 @@ class Target:
         near = np.maximum(self.tolerances, 1e-6 * (1 + np.abs(np.nan_to_num(row))))
         lows, highs = (np.full((2, len(row) - 1), end) for end in (-np.inf, np.inf))
         lows[0], highs[0] = (np.nan_to_num(row + side * near / 2)[:-1] for side in (-1, 1))
-        marks, kinds = np.tile(NO_MARKS, (2, 1)), first.kinds
-        if kinds is not None:
-            row_marks = [kinds.shares(column, row[[column]]) > 0 for column in range(len(row) - 1)]
-            marks = np.stack([np.concatenate(row_marks), kinds.occurring])
-            without = np.isnan(row[:-1]) | (kinds.categories > 0)
-            lows[0, without], highs[0, without] = -np.inf, np.inf
+        kinds = first.kinds
+        row_marks = [kinds.shares(column, row[[column]]) > 0 for column in range(len(row) - 1)]
+        marks = np.stack([np.concatenate(row_marks), kinds.occurring])
+        without = np.isnan(row[:-1]) | (kinds.categories > 0)
+        lows[0, without], highs[0, without] = -np.inf, np.inf
         mean = 1 / (1 + np.exp(-self.margin))
         labels = np.array([row[-1], self.truth[1:, -1].sum()])
         sizes = np.array([1, len(self.truth) - 1])
@@ -424,7 +415,7 @@ def target_of(run: Trained, has_hessians: bool) -> Target:
     kinds = Kinds.of(values.astype(np.float64), category_counts(bare.categories, n_columns))
     # The weights are wrong for the trees of other parties, which do not use them.
     trees = [
-        (Leaves.of(tree, n_columns, eta * share, has_hessians, sets, kinds), is_theirs)
+        (Leaves.of(tree, kinds, eta * share, has_hessians, sets), is_theirs)
         for tree, is_theirs in grown[: last_grown + 1]
     ]
     assert table.labels is not None

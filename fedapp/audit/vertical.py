@@ -21,6 +21,7 @@ from clients.federated_forest.party import Party
 from clients.secureboost import active as secureboost_active
 from clients.secureboost import passive as secureboost_passive
 from clients.vertical.growing import rows_after
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.audit.listening import Trained, Transcript
 from fedapp.messages.federated_forest import PartitionRequest
 from fedapp.messages.secureboost import (
@@ -33,10 +34,7 @@ from fedapp.trees.forest.cart import fewest_rows
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import Nodes
 
-Array = npt.NDArray[np.float64]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-Labels = npt.NDArray[np.float32]
+Labels = Floats
 NOWHERE = -1  # the leaf of a row that was split once more; its child is not sent
 
 # Groups of rows with one label, in a forest
@@ -45,8 +43,8 @@ NOWHERE = -1  # the leaf of a row that was split once more; its child is not sen
 def pure_nodes(
     lefts: Ints,
     leaves: npt.NDArray[np.int32],
-    drawn: npt.NDArray[np.bool_],
-    values: npt.NDArray[np.float32],
+    drawn: Flags,
+    values: Floats,
     fewest: int,
 ) -> Iterator[Ints]:
     """Yield the drawn rows of each leaf that would have been split were it not pure.
@@ -84,7 +82,7 @@ def label_auc(groups: Ints, labels: Labels) -> float:
 # Rows that share nodes
 
 # Features, and the model to fit to them.
-Guess = tuple[Array, LogisticRegression | RandomForestClassifier]
+Guess = tuple[Doubles, LogisticRegression | RandomForestClassifier]
 KNOWN, DRAWS = 40, 5
 DIMENSIONS = 4, 32  # of the embedding: limited by the number of known labels
 INVERSE_PENALTY = 0.03  # of the regression of the embedding; 0.3 overfits forty labels
@@ -110,7 +108,7 @@ class BoostedParty:
             self.nodes.append(np.array(nodes[:, : party.n_train]))
 
 
-def embedded(rounds: Sequence[Nodes]) -> Array:
+def embedded(rounds: Sequence[Nodes]) -> Doubles:
     """Embed rows by the nodes that they share.
 
     ``rounds`` are arrays of shape (n_trees, n_rows), the node of each row. Returns float64, shape
@@ -127,7 +125,7 @@ def embedded(rounds: Sequence[Nodes]) -> Array:
     n_dimensions = min(max(DIMENSIONS), members.shape[1] - 1)
     embedding = TruncatedSVD(n_dimensions, random_state=0).fit_transform(csr_array(members))
     embedding -= embedding.mean(axis=0)  # the first is as good as constant
-    scaled: Array = embedding / embedding.std(axis=0).max()
+    scaled: Doubles = embedding / embedding.std(axis=0).max()
     return scaled
 
 
@@ -164,7 +162,7 @@ def by_nodes(rounds: Sequence[Nodes]) -> list[Guess]:
     return [(embedding[:, :n], model) for n in DIMENSIONS]
 
 
-def by_columns(values: npt.NDArray[np.float32]) -> list[Guess]:
+def by_columns(values: Floats) -> list[Guess]:
     """Guesses from a party's columns, shape (n_rows, n_columns), by their ranks."""
     ranks = np.argsort(np.argsort(np.nan_to_num(values, nan=-np.inf), axis=0), axis=0)
     by_rank = ranks / len(values) - 0.5
@@ -172,7 +170,7 @@ def by_columns(values: npt.NDArray[np.float32]) -> list[Guess]:
     return [(by_rank, LogisticRegression(max_iter=1000)), (by_rank, forest)]
 
 
-def unguided(embedding: Array, labels: Labels) -> Array:
+def unguided(embedding: Doubles, labels: Labels) -> Doubles:
     """Scores of class 1 without a known label, but for their sign: any known label shows it."""
     widest = embedding[:, embedding.std(axis=0).argmax()]
     return np.asarray(widest if roc_auc_score(labels, widest) >= 0.5 else -widest)
@@ -232,8 +230,8 @@ class Active:
 
     def __init__(self, passive: str, most: int | None = None) -> None:
         self._passive, self._most = passive, most
-        self.coefficients: list[Array] = []  # shape (2 n_wanted, n_rows)
-        self.sums: list[Array] = []  # shape (2 n_wanted, n_bins)
+        self.coefficients: list[Doubles] = []  # shape (2 n_wanted, n_rows)
+        self.sums: list[Doubles] = []  # shape (2 n_wanted, n_bins)
         self.widths = np.empty(0, dtype=np.int64)  # bins of each column
         self.codes = np.empty((0, 0), dtype=np.int64)  # the truth: a bin more for missing values
 
@@ -271,7 +269,7 @@ class Active:
         return bool((solved(coefficients, sums, self.widths)[-1] == self.widths - 1).all())
 
 
-def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:
+def solved(coefficients: Doubles, sums: Doubles, widths: Ints) -> Ints:
     """Solve for the bin that each row is in, for each column.
 
     Parameters
@@ -299,7 +297,7 @@ def solved(coefficients: Array, sums: Array, widths: Ints) -> Ints:
     return np.stack(columns, axis=1)
 
 
-def _fitted(rows: Floats, sums: Floats, shares: Array) -> Floats:
+def _fitted(rows: Floats, sums: Floats, shares: Doubles) -> Floats:
     """Shares of each row in the bins of a column, shape (n_rows, n_bins).
 
     ``rows``, shape (n_equations, n_rows), are orthonormal; ``shares`` start the search.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,8 @@ from fedapp.terminal import Terminal
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fedapp.data.describe import Described
+    from fedapp.data.describe import TableColumn
+    from fedapp.data.schema import DataSet
 
 
 MAX_CLASSES = 30
@@ -32,13 +33,12 @@ data_app = typer.Typer(cls=Group, help="Data sets: list, fetch, describe.", no_a
 @data_app.command("list", cls=Command)
 def list_command(as_json: AsJson = False) -> None:
     """List the data sets that are known by name."""
-    from fedapp.data.datasets import dataset_names, find_dataset
+    from fedapp.data.schema import REGISTRY
 
     listed: list[dict[str, Any]] = []
-    for name in dataset_names():
-        dataset = find_dataset(name)
+    for name, dataset in REGISTRY.items():
         rows, columns = dataset.shape
-        facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(name)}
+        facts = {"task": dataset.task, "rows": rows, "columns": columns, "where": _where(dataset)}
         listed.append({"name": name, **facts})
     if as_json:
         print_json("data list", data_sets=listed)
@@ -92,8 +92,9 @@ def describe_command(
     as_json: AsJson = False,
 ) -> None:
     """Describe a table: what each column holds, what a run would do with it, and its label."""
-    from fedapp.data.datasets import check_source, dataset_names, find_dataset, read_source
+    from fedapp.data.datasets import check_source, read_source
     from fedapp.data.describe import describe, schema_text
+    from fedapp.data.schema import REGISTRY
     from fedapp.home import Kind, check_output, write_atomically
     from fedapp.site.settings import SiteConfig, table_settings
 
@@ -113,11 +114,11 @@ def describe_command(
     config = SiteConfig("describe", **table_settings(settings))
     roles = config.roles
     check_source(source)
-    if source in dataset_names():
-        dataset = find_dataset(source)
+    if source in REGISTRY:
+        dataset = REGISTRY[source]
         console.print(f"{dataset.description}\n{dataset.source}", markup=False, highlight=False)
     description = describe(source, roles, config.reader)
-    n_features = sum(column.use.startswith("feature") for column in description.columns)
+    n_features = sum(column.in_a_run.startswith("feature") for column in description.columns)
     console.print(f"{description.n_rows:,} rows, {n_features:,} feature columns")
     if not as_json:
         console.print(_columns(description.columns))
@@ -139,7 +140,7 @@ def describe_command(
             "data describe",
             rows=description.n_rows,
             features=n_features,
-            columns=[_column_fields(column) for column in description.columns],
+            columns=[asdict(column) for column in description.columns],
             label=counts,
             facts=description.facts,
             warnings=description.warnings,
@@ -149,35 +150,27 @@ def describe_command(
         console.print(_labels(counts))
 
 
-def _where(name: str) -> str:
-    from fedapp.data.datasets import cache_folder, find_dataset, locate
-    from fedapp.data.schema import BUILT_IN
+def _where(dataset: DataSet) -> str:
+    from fedapp.data.datasets import cache_folder, locate
 
-    if name in BUILT_IN:
+    if not dataset.files:
         return "built-in"
-    path = locate(find_dataset(name).files[0])
+    path = locate(dataset.files[0])
     if path is None:
         return "not here"
     return "cache" if path.parent == cache_folder() else "folder"
 
 
-def _column_fields(column: Described) -> dict[str, Any]:
-    """A column in JSON, by the titles of the table."""
-    counts = {"type": column.type, "missing": column.n_missing, "distinct": column.n_distinct}
-    texts = {"range": column.ends, "example": column.example, "in_a_run": column.use}
-    return {"name": column.name, **counts, **texts, "refused": column.refused}
-
-
-def _columns(columns: Iterable[Described]) -> Grid:
+def _columns(columns: Iterable[TableColumn]) -> Grid:
     grid = Grid()
     grid.add_column("column", overflow="fold")  # never cut: it can be copied to drop-columns
     for name in ("type", "missing", "distinct", "range", "example"):
         grid.add_column(name)
     grid.add_column("in a run", overflow="fold")
     for column in columns:
-        n_missing, n_distinct = f"{column.n_missing:,}", f"{column.n_distinct:,}"
-        texts = (column.span, column.example, column.use)
-        grid.add_row(escape(column.name), column.type, n_missing, n_distinct, *map(escape, texts))
+        counts = f"{column.missing:,}", f"{column.distinct:,}"
+        texts = (column.span, column.example, column.in_a_run)
+        grid.add_row(escape(column.name), column.type, *counts, *map(escape, texts))
     return grid
 
 

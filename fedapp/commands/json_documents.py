@@ -12,6 +12,7 @@ from typing import Any, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from fedapp.data.describe import TableColumn
 from fedapp.report.summary import Trial
 from fedapp.run_files import Finding, Summary, Unmeasured
 
@@ -177,17 +178,6 @@ class DataSetsDocument(TypedDict):
     """Data sets."""
 
     data_sets: list[DataSet]  # by name
-
-
-class TableColumn(TypedDict):
-    name: str  # as in the table
-    type: str  # as in a schema; `text` if none fits, `empty` without values
-    missing: int  # rows without a value
-    distinct: int  # distinct values
-    range: list[float] | list[str]  # smallest and largest value, or first and last; empty of none
-    example: str  # first value, as written
-    in_a_run: str  # what a run does with it, or why it refuses it
-    refused: bool  # whether a run refuses it
 
 
 class LabelClass(TypedDict):

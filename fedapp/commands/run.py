@@ -41,7 +41,7 @@ from fedapp.report.summary import (
     terminal_table,
     warning_lines,
 )
-from fedapp.run_files import read_run
+from fedapp.run_files import json_object, read_run
 from fedapp.run_folder import RunFolder
 from fedapp.settings import Section, Settings, about_settings, declared, defaults, method_sections
 from fedapp.superlinks import SIMULATED
@@ -133,9 +133,9 @@ def describe(
         folder = describe(overrides, vertical, engine, follower)
     if folder is None:
         return
-    from fedapp.report.description import column_tables, read_description, shares_note
+    from fedapp.report.description import FILE, column_tables, shares_note
 
-    document = read_description(folder.path)
+    document = json_object(folder.path / FILE)
     if as_json:
         print_json("describe", folder=folder.path, **document)
         return
@@ -165,7 +165,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same rows, and set them side by side."""
-    from fedapp.report.comparison import difference_table, score_table
+    from fedapp.report.comparison import score_tables
     from fedapp.runs.compare import carry_out
     from fedapp.runs.run_groups import PAGE, Compared
     from fedapp.runs.series import other_code
@@ -177,12 +177,9 @@ def compare(
     if as_json:
         print_json("compare", folder=folder, summary=Compared(folder).summary)
     else:
-        records = comparison.folded.records
         console.print(f"[bold]{escape(comparison.verdict)}[/]\n", highlight=False)
         console.print(fact_grid(comparison.facts))
-        console.print(score_table(records))
-        if (differences := difference_table(records)) is not None:
-            console.print("", differences)
+        console.print(*score_tables(comparison.folded.records))
     console.print(f"{folder / PAGE}", soft_wrap=True)
     if warning := other_code(folder):
         print_warning(console, warning)

@@ -201,7 +201,7 @@ def documents(
     for name, kind in KINDS.items():
         if output and folder.is_dir():
             check_output(folder / name, kind)
-    filled = read_toml(answers.read_text(), f"{answers} must be TOML") if answers else {}
+    filled = read_toml(answers.read_bytes(), f"{answers} must be TOML") if answers else {}
     blanks = Blanks({name: str(text) for name, text in filled.items()})
     files = written(read := read_run(run), blanks)
     write_atomically(run / CARD, model_card(read, blanks.answers).encode())
@@ -246,7 +246,7 @@ def audit(
     if site and quick:
         raise ConfigError("--quick must be omitted with --site, which trains no models, got both")
     if site:
-        audited = at_site(run_dir, str(node_config(site)))
+        audited = at_site(run_dir, node_config(site))
     else:
         auditing = Auditing.of(run_dir, quick)
         for attack in auditing.attacks:

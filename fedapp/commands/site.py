@@ -268,12 +268,12 @@ def check_command(site: SiteFolder = None, as_json: AsJson = False) -> None:
     from fedapp.site.check import check_site, in_words, policy_of, who_may_read_keys
     from fedapp.site.clock import read_clock
     from fedapp.site.register import IDS_A_ROW, n_today, runs_on_table, spending, spent
-    from fedapp.site.settings import parse_node_config, site_config
+    from fedapp.site.settings import read_node_config, site_config
     from fedapp.site.table import held_tables
     from fedapp.site.trust import pins_in
 
     path = node_config(site)
-    node = parse_node_config(str(path))
+    node = read_node_config(path)
     if "data" not in node:
         raise ConfigError('data in the node config must name a table, as in data="rows.csv"')
     check_source(str(node["data"]))

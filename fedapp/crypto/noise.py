@@ -47,8 +47,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats
 from fedapp.crypto.sealed import Stream, Words, prefixed
 from fedapp.errors import check_package
 from fedapp.histograms.fixed_point import Whole
@@ -72,9 +72,6 @@ LEAST_MULTIPLIER, FIRST_GUESS = 2.0**-10, 2.0
 LABEL_STREAM = b"label"
 STEPS = 2**12  # of a range of measures
 TAIL = 45.0  # noise beyond this many scales has a probability below 2^-64
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
 
 
 def discrete_gaussian(variance: int, n_numbers: int, source: Stream) -> Whole:
@@ -116,16 +113,14 @@ def _discrete_laplace(scale: int, n_tries: int, source: Stream) -> Whole:
     return draws
 
 
-def accept(
-    powers: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Stream
-) -> Bools:
+def accept(powers: Doubles, exact: Callable[[int], Fraction], source: Stream) -> Flags:
     """Events of probability exp(-power) (Algorithm 1); bool, shape (n_events,).
 
     ``powers``, float64 >= 0, rounds the powers that ``exact`` returns for the index of an event.
     """
     words = source.words(len(powers))
     shares, bounds = words * 2.0**-64, np.exp(-powers)
-    accepted: Bools = shares < bounds
+    accepted: Flags = shares < bounds
     for index in np.flatnonzero(np.abs(shares - bounds) < MARGIN).tolist():
         accepted[index] = _is_below(int(words[index]), exact(index), source)
     return accepted

@@ -31,15 +31,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from fedapp.arrays import Doubles, Floats, Ints
+from fedapp.histograms.fixed_point import to_fixed
 
 PAIR = 2  # gradient and hessian
 # float64's digits: the error of a value is below 2^-53 of the largest, as in XGBoost's sums. Fewer
 # would shorten slots, but change splits of late rounds.
 PRECISION = 53
-MAX_PRECISION = 62  # fixed-point values are int64
-
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +47,24 @@ class FixedPoint:
 
     A float32 above ``2**(exponent - precision + 23)`` in absolute value is represented exactly, a
     smaller one with an error of at most half a multiple. ``exponents`` are those of the bounds
-    ``2**exponent`` of gradients and hessians; ``precision`` is in bits.
+    ``2**exponent`` of gradients and hessians; ``precision`` is in bits, at most 62.
     """
 
     exponents: tuple[int, int]
     precision: int = PRECISION
 
     @staticmethod
-    def covering(gradients: npt.NDArray[np.float32], precision: int = PRECISION) -> FixedPoint:
+    def covering(gradients: Floats, precision: int = PRECISION) -> FixedPoint:
         """The finest scales for float32 gradients of shape (n_rows, n_outputs, 2)."""
-        if not 1 <= precision <= MAX_PRECISION:
-            raise ValueError(f"precision must be 1 to {MAX_PRECISION}, got {precision}")
-        _check_finite(gradients)
+        if n_wrong := int((~np.isfinite(gradients)).sum()):
+            raise ValueError(f"gradients must be finite, got {n_wrong} that are not")
         largest = np.abs(gradients).max(axis=(0, 1), initial=0)
         first, second = (int(np.frexp(np.float64(value))[1]) for value in largest)
         return FixedPoint((first, second), precision)
 
-    def encode(self, gradients: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    def encode(self, gradients: Floats) -> Ints:
         """Nearest multiples, int64, of float32 gradients of shape (n_rows, n_outputs, 2)."""
-        _check_finite(gradients)
-        n_negative = int((gradients[..., 1] < 0).sum())
-        if n_negative:
-            raise ValueError(f"hessians must be >= 0, got {n_negative} that are not")
-        shifts = self.precision - np.array(self.exponents)
-        multiples = np.rint(np.ldexp(gradients.astype(np.float64), shifts))
-        n_large = int((np.abs(multiples) > 2.0**self.precision).sum())
-        if n_large:
-            limits = " and ".join(f"2^{exponent}" for exponent in self.exponents)
-            raise ValueError(f"gradients must be at most {limits}, got {n_large} that are not")
-        integers: npt.NDArray[np.int64] = multiples.astype(np.int64)
-        return integers
+        return to_fixed(gradients, self.precision - np.array(self.exponents))
 
     def decode(self, sums: Sequence[Sequence[int]], n_outputs: int) -> Doubles:
         """Sums of ``2 * n_outputs`` multiples as reals, rounded once; float64, shape (n, n_outputs,
@@ -138,7 +125,7 @@ class Layout:
         """Plaintexts for ``n_sums`` sums, all full but the last."""
         return -(-n_sums // self.n_slots)
 
-    def pack(self, fields: npt.NDArray[np.int64]) -> list[int]:
+    def pack(self, fields: Ints) -> list[int]:
         """One plaintext a row, the row's fields in slot 0.
 
         Expects int64 of shape (n_rows, n_outputs, 2) if ``in_pairs``, from ``FixedPoint.encode``,
@@ -164,9 +151,7 @@ class Layout:
 
         Raises a ValueError for a sum that ``n_rows`` rows cannot have.
         """
-        wanted, width = self.n_plaintexts(n_sums), self.field_bits
-        if len(plaintexts) != wanted:
-            raise ValueError(f"plaintexts must be {wanted} in number, got {len(plaintexts)}")
+        width = self.field_bits
         half, mask, limit = 1 << (width - 1), (1 << width) - 1, self.n_rows << self.precision
         # Lowest sums of the fields, lowest field first; those of hessians are never negative.
         lowest = ((0, -limit) if self.in_pairs else (-limit,)) * self.n_outputs
@@ -219,9 +204,3 @@ def readable_rows(layouts: Sequence[Layout], max_depth: int, max_leaves: int = 0
     n_bits = sum(layout.slot_bits * layout.n_outputs for layout in layouts)
     n_nodes = 1 << max(max_depth - 1, 0)
     return n_bits * min(n_nodes, 2 * max_leaves or n_nodes)
-
-
-def _check_finite(gradients: npt.NDArray[np.float32]) -> None:
-    n_wrong = int((~np.isfinite(gradients)).sum())
-    if n_wrong:
-        raise ValueError(f"gradients must be finite, got {n_wrong} that are not")

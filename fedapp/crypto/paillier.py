@@ -58,7 +58,6 @@ from typing import TYPE_CHECKING, Any
 
 import gmpy2
 import numpy as np
-import numpy.typing as npt
 from gmpy2 import mpz, powmod
 
 from fedapp.crypto.lanes import has_lanes, ring_of, run_shared
@@ -66,11 +65,10 @@ from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.rings import (
     N_LANES,
     Bytes,
-    PlainRing,
     Residues,
     Ring,
     from_bytes_array,
-    product,
+    products_by_place,
     to_bytes_array,
 )
 from fedapp.crypto.workers import Workers
@@ -136,20 +134,16 @@ def check_ciphertexts(key: PublicKey, ciphertexts: Bytes) -> None:
     if ciphertexts.dtype != np.uint8 or len(shape) != 2 or shape[1] != width:
         form = f"{ciphertexts.dtype} of shape {shape}"
         raise ValueError(f"ciphertexts must be uint8 of shape (n, {width}), got {form}")
-    n2_ring = ring_of(key.n_squared)
-    limit = to_bytes_array([key.n_squared], width)[0]
+    n2_ring, n_squared = ring_of(key.n_squared), key.n_squared
     # The product of all values mod n: it is a unit only if each value is.
     n_wrong, common = 0, mpz(1)
     for first in range(0, len(ciphertexts), MOST_ROWS):
         rows = np.asarray(ciphertexts[first : first + MOST_ROWS])
-        # Compare with n^2 at the first byte that differs.
-        differs = rows != limit
-        places = differs.argmax(axis=1)
-        below: npt.NDArray[np.bool_] = rows[np.arange(len(rows)), places] < limit[places]
-        below &= differs.any(axis=1)
-        n_wrong += len(rows) - int((below & rows.any(axis=1)).sum())
+        n_wrong += sum(not 0 < value < n_squared for value in from_bytes_array(rows))
         if not n_wrong:
-            common = common * product(n2_ring, n2_ring.read(rows)) % key.n
+            together = np.zeros(len(rows), dtype=np.int64)
+            _, products = products_by_place(n2_ring, n2_ring.read(rows), together)
+            common = common * n2_ring.numbers(products)[0] % key.n
     if n_wrong:
         raise ValueError(f"ciphertexts must be > 0 and < n^2, got {n_wrong} that are not")
     if gmpy2.gcd(common, key.n) != 1:
@@ -371,7 +365,7 @@ class SquareBase:
     tables: tuple[tuple[list[mpz], list[mpz]], ...]
 
     def powers(self, digits: Bytes) -> Residues:
-        """Powers mod p^2 as residues of ``PlainRing``; digits as for ``FixedBases``."""
+        """Powers mod p^2 as residues of ``Ring``; digits as for ``FixedBases``."""
         prime = self.prime
         modulus = self.prime**2
         columns = digits.T.tolist()
@@ -390,7 +384,7 @@ class SquareBase:
             ]
         pairs = zip(products, totals, strict=True)
         powers = [product * (1 + prime * total) % modulus for product, total in pairs]
-        return PlainRing(modulus).take(powers)
+        return Ring(modulus).take(powers)
 
     @property
     def n_tables(self) -> int:
@@ -404,7 +398,7 @@ def square_base(base: mpz, prime: mpz, n_bytes: int) -> SquareBase:
     The exponent has ``n_bytes``, rounded up to an even number.
     """
     tables = []
-    for table in fixed_bases(PlainRing(prime**2), [base], n_bytes + n_bytes % 2).tables:
+    for table in fixed_bases(Ring(prime**2), [base], n_bytes + n_bytes % 2).tables:
         inverses = [mpz(1)]
         inverse = gmpy2.invert(table[1], prime)
         while len(inverses) < len(table):

@@ -29,16 +29,17 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.lanes import has_lanes
 from fedapp.crypto.rings import ORDER, Bytes
 from fedapp.errors import MachineError
 from fedapp.kernels import n_cores
 
 Points = Bytes  # encoded, shape (n, 32)
+Keys = npt.NDArray[np.void]  # shape (n,)
 
 DST = b"fedapp-psi-v1-ristretto255_XMD:SHA-512_R255MAP_RO_"
 SHA512_BLOCK, SHA512_OUTPUT = 128, 64
-WORD_BYTES = 8
 Scale = Callable[[Bytes, int], Bytes]  # some points, and the index of the first
 
 POINT_BYTES = SCALAR_BYTES = 32
@@ -47,24 +48,12 @@ UNIFORM_BYTES = 64
 CHUNK = 1024
 
 
-def hash_messages(messages: Sequence[bytes], dst: bytes) -> Points:
-    """Hash byte strings to encoded points, uint8, shape (n, 32), under a domain separation tag.
-
-    Source: RFC 9380, Appendix B; one-way map of RFC 9496, Section 4.3.4.
-    """
-    return points_of(_uniform(messages, expander(dst, UNIFORM_BYTES)))
-
-
 def expander(dst: bytes, n_bytes: int) -> Callable[[bytes], bytes]:
     """Function from a message to ``n_bytes`` uniform bytes: expand_message_xmd with SHA-512.
 
-    Source: RFC 9380, Section 5.3.1. Raises a ValueError if dst, the domain separation tag, is not 1
-    to 255 bytes, or n_bytes not 1 to 16320.
+    Source: RFC 9380, Section 5.3.1. The domain separation tag, dst, is of 1 to 255 bytes, and
+    n_bytes 1 to 16320.
     """
-    if not 1 <= len(dst) <= 255:
-        raise ValueError(f"dst must be 1 to 255 bytes, got {len(dst)}")
-    if not 1 <= n_bytes <= 255 * SHA512_OUTPUT:
-        raise ValueError(f"n_bytes must be 1 to {255 * SHA512_OUTPUT}, got {n_bytes}")
     tag = dst + bytes([len(dst)])
     first = n_bytes.to_bytes(2, "big") + b"\0" + tag
     last = b"\1" + tag
@@ -91,7 +80,10 @@ def draw_scalar() -> bytes:
 
 
 def mask_ids(ids: Sequence[str], scalar: bytes) -> Points:
-    """``mask(hash_messages(ids), scalar)`` without encoding the points in between."""
+    """Hash ids to points, and ``mask`` these without encoding them in between.
+
+    Source: RFC 9380, Appendix B; one-way map of RFC 9496, Section 4.3.4.
+    """
     _check_scalar(scalar)
     _check_expander()
     try:
@@ -118,29 +110,26 @@ def mask(points: Points, scalar: bytes) -> Points:
 def intersect(lists: Sequence[Points]) -> Points:
     """The points that all lists have, sorted bytewise; uint8, shape (m, 32).
 
-    Each of the lists is uint8, shape (n, 32), without duplicates. Raises a ValueError if there is
-    no list, or one has another form or a point twice.
+    Each of the lists, one at least, is uint8, shape (n, 32), without duplicates. Raises a
+    ValueError if one has another form or a point twice.
     """
-    if not lists:
-        raise ValueError("lists must have one or more, got 0")
-    common, *others = [_distinct(f"lists[{index}]", points) for index, points in enumerate(lists)]
+    common, *others = [_sorted(f"lists[{index}]", points)[0] for index, points in enumerate(lists)]
     for other in others:
         common = common[_find(common, other)[1]]
-    return common
+    return common.view(np.uint8).reshape(-1, POINT_BYTES)
 
 
-def places(points: Points, common: Points) -> npt.NDArray[np.int64]:
+def places(points: Points, common: Points) -> Ints:
     """Position of each common point in a party's list: ``points[places]`` equals ``common``.
 
     Both are uint8, shape (n, 32), ``points`` without duplicates. Raises a ValueError if a list has
     another form, ``points`` has a point twice or lacks one of ``common``.
     """
-    ordered = _distinct("points", points)
-    _check_points("common", common)
-    ranks, is_present = _find(common, ordered)
+    ordered, order = _sorted("points", points)
+    ranks, is_present = _find(_keys("common", common), ordered)
     if not is_present.all():
         raise ValueError(f"common must be in points, got {np.sum(~is_present)} points that are not")
-    return _order(points)[ranks].astype(np.int64, copy=False)
+    return order[ranks].astype(np.int64, copy=False)
 
 
 @functools.cache
@@ -156,47 +145,29 @@ def _uniform(messages: Sequence[bytes], expand: Callable[[bytes], bytes]) -> Poi
     return np.frombuffer(expanded, dtype=np.uint8).reshape(-1, UNIFORM_BYTES)
 
 
-def _words(points: Points) -> npt.NDArray[np.uint64]:
-    """Four words a point, in the order of its bytes."""
-    return np.ascontiguousarray(points).view(">u8").astype(np.uint64)
-
-
-def _order(points: Points) -> npt.NDArray[np.intp]:
-    """Indices that sort points bytewise; points mostly differ in their first word."""
-    words = _words(points)
-    first = words[:, 0]
-    order = np.argsort(first)  # many times faster than lexsort
-    if (first[order[1:]] == first[order[:-1]]).any():
-        order = np.lexsort(words.T[::-1])
-    return order
-
-
-def _find(points: Points, ordered: Points) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
-    """Rank of each point among sorted ones, and whether it is one of them."""
-    first = _words(ordered[:, :WORD_BYTES])[:, 0]
-    wanted = _words(points[:, :WORD_BYTES])[:, 0]
-    if (first[1:] == first[:-1]).any():
-        ranks = np.searchsorted(_keys(ordered), _keys(points))
-    else:
-        ranks = np.searchsorted(first, wanted)
-    is_present = ranks < len(ordered)
-    is_present[is_present] = (ordered[ranks[is_present]] == points[is_present]).all(axis=1)
-    return ranks, is_present
-
-
-def _keys(points: Points) -> npt.NDArray[np.void]:
-    """Every point as one value that numpy compares bytewise, which is slow."""
+def _keys(name: str, points: Points) -> Keys:
+    """Every point as one value, which numpy compares bytewise."""
+    _check_points(name, points)
     return np.ascontiguousarray(points).view(f"V{POINT_BYTES}")[:, 0]
 
 
-def _distinct(name: str, points: Points) -> Points:
-    """A list without duplicates, sorted bytewise."""
-    _check_points(name, points)
-    ordered = points[_order(points)]
-    n_repeats = np.sum((ordered[1:] == ordered[:-1]).all(axis=1))
+def _sorted(name: str, points: Points) -> tuple[Keys, npt.NDArray[np.intp]]:
+    """A list without duplicates, sorted bytewise, and the indices that sort it."""
+    keys = _keys(name, points)
+    order = np.argsort(keys)
+    ordered = keys[order]
+    n_repeats = np.sum(ordered[1:] == ordered[:-1])
     if n_repeats:
         raise ValueError(f"{name} must have each point once, got {n_repeats} repeats")
-    return ordered
+    return ordered, order
+
+
+def _find(keys: Keys, ordered: Keys) -> tuple[npt.NDArray[np.intp], Flags]:
+    """Rank of each point among sorted ones, and whether it is one of them."""
+    ranks = np.searchsorted(ordered, keys)
+    is_present = ranks < len(ordered)
+    is_present[is_present] = ordered[ranks[is_present]] == keys[is_present]
+    return ranks, is_present
 
 
 def _check_points(name: str, points: Points) -> None:

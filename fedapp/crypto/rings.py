@@ -1,18 +1,20 @@
 """Big integers as rows of bytes, and batched modular arithmetic.
 
-``PlainRing`` has residues as gmpy2 integers in an object array, and processes share the work.
-``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's lock, so
-threads share it. Both serialise alike: an integer is a big-endian row of bytes.
+``Ring`` has residues as gmpy2 integers in an object array, and processes share the work. Its
+subclass ``fedapp.crypto.lanes.ring.LaneRing`` has rows of limbs, and products release Python's
+lock, so threads share it. Both serialise alike: an integer is a big-endian row of bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gmpy2 import mpz, powmod
+
+from fedapp.arrays import Ints
 
 N_LANES = 8  # big integers side by side in a register
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of ristretto255: l of RFC 9496, Section 4
@@ -20,7 +22,6 @@ ORDER = 2**252 + 27742317777372353535851937790883648493  # of ristretto255: l of
 Bytes = npt.NDArray[np.uint8]
 # One residue a row: objects, shape (n,), or uint64, shape (n, n_limbs).
 Residues = npt.NDArray[Any]
-RowIds = npt.NDArray[np.int64]
 
 
 def to_bytes_array(values: Iterable[mpz], width: int) -> Bytes:
@@ -37,32 +38,8 @@ def from_bytes_array(rows: Bytes) -> list[mpz]:
     ]
 
 
-class Ring(Protocol):
-    """Arithmetic modulo a number; see ``fedapp.crypto.lanes.ring.LaneRing``."""
-
-    modulus: mpz
-
-    def read(self, rows: Bytes) -> Residues: ...
-    def write(self, residues: Residues, width: int) -> Bytes: ...
-    def take(self, numbers: Sequence[mpz]) -> Residues: ...
-    def numbers(self, residues: Residues) -> list[mpz]: ...
-    def ones(self, n: int) -> Residues: ...
-    def multiply(
-        self,
-        left: Residues,
-        right: Residues,
-        left_rows: RowIds | None = None,
-        right_rows: RowIds | None = None,
-    ) -> Residues: ...
-    def add(self, left: Residues, right: Residues) -> Residues: ...
-    def power(self, residues: Residues, exponent: int) -> Residues: ...
-    def squares(self, residues: Residues, times: int) -> Residues: ...
-    def table_products(self, tables: Residues, digits: Bytes) -> Residues: ...
-    def lift(self, residues: Residues, ring: Any) -> Residues: ...
-
-
-class PlainRing:
-    """``Ring`` on arrays of gmpy2 integers."""
+class Ring:
+    """Arithmetic modulo a number, on arrays of gmpy2 integers."""
 
     def __init__(self, modulus: mpz) -> None:
         self.modulus = modulus
@@ -88,8 +65,8 @@ class PlainRing:
         self,
         left: Residues,
         right: Residues,
-        left_rows: RowIds | None = None,
-        right_rows: RowIds | None = None,
+        left_rows: Ints | None = None,
+        right_rows: Ints | None = None,
     ) -> Residues:
         left = left if left_rows is None else left[left_rows]
         right = right if right_rows is None else right[right_rows]
@@ -117,18 +94,9 @@ class PlainRing:
         return residues
 
 
-def product(ring: Ring, residues: Residues) -> mpz:
-    """The product of all residues."""
-    while len(residues) > 1:
-        half = len(residues) // 2
-        halves = ring.multiply(residues[:half], residues[half : 2 * half])
-        residues = np.concatenate([halves, residues[2 * half :]])
-    return ring.numbers(residues)[0] if len(residues) else mpz(1)
-
-
 def products_by_place(
-    ring: Ring, residues: Residues, places: RowIds, rows: RowIds | None = None
-) -> tuple[RowIds, Residues]:
+    ring: Ring, residues: Residues, places: Ints, rows: Ints | None = None
+) -> tuple[Ints, Residues]:
     """The distinct places, ascending, and the product of all residues of each place.
 
     ``places`` is int64, shape (n,), and ``rows`` the residue for each; None for all in order.

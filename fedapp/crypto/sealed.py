@@ -32,6 +32,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
+from fedapp.arrays import Ints
+
 LABEL = b"fedapp parcel v2"
 KEY_BYTES = 32
 NONCE_BYTES = 12  # RFC 8439, Section 2.8
@@ -68,12 +70,6 @@ class Address:
     attempt: int = 0
     since: int = 0
     last: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.step <= LARGEST_STEP:
-            raise ValueError(f"step must be 0 to {LARGEST_STEP}, got {self.step}")
-        if not 0 <= self.attempt <= LARGEST_ATTEMPT:
-            raise ValueError(f"attempt must be 0 to {LARGEST_ATTEMPT}, got {self.attempt}")
 
 
 def new_private_key() -> bytes:
@@ -183,7 +179,7 @@ class Stream:
         """The next words, shape (n_words,)."""
         return np.frombuffer(self._cipher.update(bytes(n_words * WORD_BYTES)), dtype="<u8")
 
-    def below(self, bound: int, n_numbers: int) -> npt.NDArray[np.int64]:
+    def below(self, bound: int, n_numbers: int) -> Ints:
         """Uniform integers from 0 to ``bound`` - 1 < 2^62."""
         numbers = np.empty(0, dtype=np.int64)
         mask = np.uint64((1 << (bound - 1).bit_length()) - 1)

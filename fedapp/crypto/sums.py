@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.lanes import ring_of, run_shared
 from fedapp.crypto.packing import FixedPoint, Layout
 from fedapp.crypto.paillier import (
@@ -36,8 +37,6 @@ from fedapp.crypto.paillier import (
 from fedapp.crypto.paillier_keys import PrivateKey, PublicKey
 from fedapp.crypto.rings import Bytes, Residues, products_by_place
 from fedapp.crypto.workers import Rows, Workers
-
-Ints = npt.NDArray[np.int64]
 
 # Rows a call: fewer are not worth sending to another process, more would take too much memory.
 FEWEST_ROWS, MOST_ROWS = 256, 1 << 15
@@ -68,15 +67,6 @@ def sum_rows(
     ``n_nodes * offsets[-1]`` sums, node after node, residues mod n^2. A sum of no rows is 1, the
     encryption of 0 without a mask: all must be packed, or re-randomised, before they are sent.
     """
-    n_rows = len(ciphertexts)
-    if codes.shape != (n_rows, len(offsets) - 1):
-        raise ValueError(f"codes must be of shape {(n_rows, len(offsets) - 1)}, got {codes.shape}")
-    if nodes.shape != (n_rows,):
-        raise ValueError(f"nodes must be of shape {(n_rows,)}, got {nodes.shape}")
-    if n_rows and not -1 <= nodes.min() <= nodes.max() < n_nodes:
-        raise ValueError(f"nodes must be -1 to {n_nodes - 1}, got {nodes.min()} to {nodes.max()}")
-    if (codes >= np.diff(offsets)).any():
-        raise ValueError("codes must be below their column's bins, got one that is not")
     rows = np.flatnonzero(nodes >= 0)
     n2_ring, most = ring_of(key.n_squared), MOST_ROWS * workers.n_workers
     sums = n2_ring.ones(n_nodes * int(offsets[-1]))
@@ -93,7 +83,7 @@ def sum_rows(
 
 
 def select_ciphertexts(
-    key: PublicKey, ciphertexts: Bytes, chosen: npt.NDArray[np.bool_], workers: Workers
+    key: PublicKey, ciphertexts: Bytes, chosen: Flags, workers: Workers
 ) -> Bytes:
     """Chosen ciphertexts under fresh masks, and fresh encryptions of 0 in place of the others.
 
@@ -158,7 +148,7 @@ def pack_terms(
 def read_jobs(
     key: PrivateKey,
     ciphertexts: Bytes,
-    jobs: Sequence[tuple[Layout, npt.NDArray[np.bool_]]],
+    jobs: Sequence[tuple[Layout, Flags]],
     workers: Workers,
     convert: Callable[[list[list[int]]], Any] = list,
 ) -> list[Any]:

@@ -1,6 +1,6 @@
 """Worker processes for work on big integers that holds Python's lock, and threads for the rest.
 
-A worker is a new process of this interpreter, on a pipe. It imports only numpy and gmpy2, not the
+A worker is a new process of this interpreter, on a pipe. It imports numpy, numba and gmpy2, not the
 main program as ``multiprocessing`` would, so it starts in a fifth of a second, also from a daemonic
 process or one with threads. The caller works too and takes calls from the same queue. A worker ends
 when its pipe closes.
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,8 +100,6 @@ class Workers:
     """
 
     def __init__(self, n_workers: int) -> None:
-        if n_workers < 1:
-            raise ValueError(f"n_workers must be >= 1, got {n_workers}")
         self._n_workers = n_workers
         self._others: list[_Worker] = []
         self._lock = threading.Lock()
@@ -110,12 +108,6 @@ class Workers:
     def n_workers(self) -> int:
         """Number of processes."""
         return self._n_workers
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
         """Call ``function`` with each tuple of arguments, in any order and any process.

@@ -109,14 +109,11 @@ class Columns:
         """Names of the categories of each column."""
         return as_categories(column.names for column in self.columns)
 
-    def apply(self, frame: Any, text: TextFile | None = None) -> Floats:
-        """The columns of a pyarrow.Table as float32, shape (n_rows, n_columns); NaN is missing."""
-        return self.convert(frame, text)[0]
-
     def convert(
         self, frame: Any, text: TextFile | None = None, groups: Groups | None = None
     ) -> tuple[Floats, list[Converted]]:
-        """Like `apply`, with what became of each column; of `groups` a row an id.
+        """The columns of a pyarrow.Table as float32, shape (n_rows, n_columns), NaN is missing; and
+        what became of each column. Of `groups` a row an id.
 
         Raises DataError if a value is not of its column's type, or infinite, or if a column is not
         of its kind in the model.

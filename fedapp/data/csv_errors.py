@@ -11,10 +11,9 @@ import csv
 import gzip
 import io
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, AnyStr, cast
@@ -56,8 +55,8 @@ class TextFile:
 
     path: Path
     reader: Reader  # with its delimiter
-    # numbers, from 0, of the file's rows that the table has; None: all
-    row_numbers: Sequence[int] | None = None
+    # numbers, from 0, of the file's rows that the table has, as an array; None: all
+    row_numbers: Any = None
     id_column: str = ""
     without: tuple[str, ...] = ()  # ids of rows that are passed over
 
@@ -74,29 +73,38 @@ class TextFile:
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """First line and fields of each row; empty lines are skipped."""
+        return ((line, fields) for line, fields, stays in self._rows() if stays)
+
+    def _rows(self) -> Iterator[tuple[int, list[str], bool]]:
+        """Every row, and whether it is not passed over."""
         rows = islice(self._records(), int(self.reader.has_header), None)
         names = [self.reader.of_column(name).rename or name for name in self.header()]
-        columns = id_columns(self.id_column)
-        if not self.without or not {*columns} <= {*names}:
-            return rows
+        columns, gone = id_columns(self.id_column), frozenset(self.without)
+        if not gone or not {*columns} <= {*names}:
+            yield from ((*row, True) for row in rows)
+            return
         indices = [names.index(name) for name in columns]
-        gone = frozenset(self.without)
+        for line, fields in rows:
+            parts = [plain_text("".join(fields[at : at + 1])) for at in indices]
+            yield line, fields, joined_id(parts) not in gone
 
-        def id_of(fields: Sequence[str]) -> str:
-            return joined_id([plain_text("".join(fields[at : at + 1])) for at in indices])
-
-        return (row for row in rows if id_of(row[1]) not in gone)
-
-    def content(self) -> bytes:
+    def lines(self) -> Iterator[bytes]:
         """The file without the lines of the rows that are passed over, unpacked."""
-        starts = [0, *(line for line, _ in replace(self, without=()).rows())]
-        wanted = {0, *(line for line, _ in self.rows())}
-        codec = "utf-8" if is_utf8(self.reader.encoding) else self.reader.encoding  # with its mark
         with opened(self.path) as stream:
+            if not self.without:
+                yield from bounded_lines(stream)
+                return
+            codec = "utf-8" if is_utf8(self.reader.encoding) else self.reader.encoding  # and mark
             text = io.TextIOWrapper(stream, codec, "surrogateescape", newline="")
-            lines = enumerate(text, start=1)  # a row may have several
-            stay = (line for at, line in lines if starts[bisect_right(starts, at) - 1] in wanted)
-            return "".join(stay).encode(codec, "surrogateescape")
+            encode = codecs.getincrementalencoder(codec)("surrogateescape").encode
+            rows, stays = self._rows(), True
+            start, _, is_next = next(rows, (0, [], False))
+            for at, line in enumerate(text, start=1):  # a row may have several
+                if at == start:
+                    stays = is_next
+                    start, _, is_next = next(rows, (0, [], False))
+                if stays:
+                    yield encode(line)
 
     def first_line(self, bad: Any) -> str:
         """The line of the first bad row of the table, as in an error; `bad` is a boolean array."""

@@ -33,7 +33,6 @@ from fedapp.data.convert import TYPE_WAY, decoded
 from fedapp.data.csv_errors import TextFile, opened
 from fedapp.data.read import FILE_OR_FOLDER, has_table, load_table, read_frame, text_file
 from fedapp.data.schema import (
-    BUILT_IN,
     NO_ROLES,
     PACKED,
     PLAIN,
@@ -64,17 +63,12 @@ KINDS = (
 )
 
 
-def dataset_names() -> tuple[str, ...]:
-    """Names of all data sets, scikit-learn's first."""
-    return (*BUILT_IN, *REGISTRY)
-
-
 def find_dataset(name: str) -> DataSet:
     """Return the data set of this name; raises ConfigError if there is none."""
-    if name not in dataset_names():
+    if name not in REGISTRY:
         rule = "data set must be a built-in name or a registry name"
-        raise ConfigError(f"{rule}, got '{name}'{did_you_mean(name, dataset_names())}")
-    return BUILT_IN[name] if name in BUILT_IN else REGISTRY[name]
+        raise ConfigError(f"{rule}, got '{name}'{did_you_mean(name, REGISTRY)}")
+    return REGISTRY[name]
 
 
 def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
@@ -84,7 +78,7 @@ def read_source(data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> T
     Raises ConfigError if `data` names nothing or `roles.label` is not that of the set, and
     DataError as `load_table`, or if a set's file is missing or has another checksum.
     """
-    if data in dataset_names():
+    if data in REGISTRY:
         return build_table(*_set_frame(data, roles))
     _check_file(data)
     return load_table(Path(data), roles, reader)
@@ -95,7 +89,7 @@ def check_source(data: str) -> None:
 
     For the owner of the folder only: the ConfigError suggests files of similar names.
     """
-    if data not in dataset_names():
+    if data not in REGISTRY:
         try:
             _check_file(data)
         except ConfigError as error:
@@ -108,7 +102,7 @@ def source_frame(
     data: str, roles: Roles = NO_ROLES, reader: Reader = PLAIN
 ) -> tuple[Any, Roles, TextFile | None, Reader]:
     """The columns of `data` as they are, roles, the CSV file, and the reader; see `read_source`."""
-    if data in dataset_names():
+    if data in REGISTRY:
         return _set_frame(data, roles)
     _check_file(data)
     frame = read_frame(Path(data), roles, reader)
@@ -120,7 +114,7 @@ def _check_file(data: str) -> None:
         raise ConfigError(f"data must be {FILE_OR_FOLDER}, got the folder '{data}'")
     if not has_table(Path(data)):
         rule = "data must be a built-in name, a registry name or an existing file"
-        hint = WRITTEN_OUT if LEFT_BY_SHELL.match(data) else did_you_mean(data, dataset_names())
+        hint = WRITTEN_OUT if LEFT_BY_SHELL.match(data) else did_you_mean(data, REGISTRY)
         raise ConfigError(f"{rule}, got '{data}'{hint}")
 
 

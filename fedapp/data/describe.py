@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,8 +30,8 @@ from fedapp.data.notes import (
     notes_on_types,
     notes_on_writing,
 )
-from fedapp.data.schema import SEPARATORS, Declared, Reader, Roles
-from fedapp.data.table import DROPPED, is_missing, read_role
+from fedapp.data.schema import SEPARATORS, Reader, Roles
+from fedapp.data.table import DROPPED, read_role
 from fedapp.errors import as_plain
 
 LONGEST_EXAMPLE = 24
@@ -54,24 +54,22 @@ COMMENT = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """One column."""
+class TableColumn:
+    """One column, as in JSON."""
 
-    name: str
-    type: str  # as in a schema; "text" if none fits, "empty" without values
-    n_missing: int  # rows without a value
-    n_distinct: int  # distinct values
-    # smallest and largest value, dates as text, or first and last category; empty without values
-    ends: tuple[float, float] | tuple[str, str] | tuple[()]
-    example: str  # the first value, as written
-    use: str  # what a run does with it, or why it refuses it
-    refused: bool = False
-    names: tuple[str, ...] = ()  # of the categories
+    name: str  # as in the table
+    type: str  # as in a schema; `text` if none fits, `empty` without values
+    missing: int  # rows without a value
+    distinct: int  # distinct values
+    range: list[float] | list[str]  # smallest and largest value, or first and last; empty of none
+    example: str  # first value, as written
+    in_a_run: str  # what a run does with it, or why it refuses it
+    refused: bool  # whether a run refuses it
 
     @property
     def span(self) -> str:
         """The ends as a text."""
-        return " .. ".join(f"{end:.6g}" if isinstance(end, float) else end for end in self.ends)
+        return " .. ".join(f"{end:.6g}" if isinstance(end, float) else end for end in self.range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Description:
     """A table."""
 
     n_rows: int
-    columns: tuple[Described, ...]  # in the order of the file
+    columns: tuple[TableColumn, ...]  # in the order of the file
     facts: tuple[str, ...]  # how the table was read
     warnings: tuple[str, ...]
     roles: Roles
@@ -96,7 +94,7 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
     """Describe every column of what the setting ``data`` names (`source`)."""
     frame, roles, text, reader = source_frame(source, roles, reader)
     features: list[Converted] = []
-    n_unlabelled, columns = 0, list[Described]()
+    n_unlabelled, columns = 0, list[TableColumn]()
     used = {column: role for role, column in reversed(roles.columns())}  # its first role
     used |= dict.fromkeys(roles.drop, "dropped")
     for index, name in enumerate(frame.column_names):
@@ -111,17 +109,15 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
                 features.append(lasting(frame, converted, read))
             if role == "label":
                 labels = read_role(frame, role, name, reader, text)
-                n_unlabelled = int(is_missing(labels.numbers).sum())
+                n_unlabelled = _n_missing(labels.numbers)
         except UntypedError as error:
             n_missing = values.null_count
             if not (is_text(values.type) or holds_numbers(values.type)):
                 values = pa.array(map(str, values.to_pylist())).filter(values.is_valid())
             n_distinct = len(pc.unique(values).drop_null())
             use = role or f"refused: {error.found}"  # only a feature is refused
-            described = Described(
-                name, "text", n_missing, n_distinct, (), _example(values), use, refused=not role
-            )
-            columns.append(described)
+            counts = n_missing, n_distinct, list[str]()
+            columns.append(TableColumn(name, "text", *counts, _example(values), use, not role))
     what = DROPPED if roles.drop_unlabelled else REFUSED
     unlabelled = note_on_unlabelled(
         roles.label, n_unlabelled, frame.num_rows, what, is_fact=roles.drop_unlabelled
@@ -141,9 +137,9 @@ def describe(source: str, roles: Roles, reader: Reader) -> Description:
 
 
 def schema_text(described: Description) -> str:
-    """Schema of a table as it was read, in TOML, to be edited.
+    """Schema of a table that was read without one, in TOML, to be edited.
 
-    Lists categories only if the schema did: any other name would count as missing.
+    Lists no categories: any other name would count as missing.
     """
     reader, roles = described.reader, described.roles
     marks = {mark: name for name, mark in SEPARATORS.items()}
@@ -153,79 +149,57 @@ def schema_text(described: Description) -> str:
         "names": list(reader.columns),
         "decimal": reader.decimal,
         "encoding": reader.encoding,
-        "missing": list(reader.missing),
+        "missing": [],
         "label": roles.label,
         "id": roles.id_column,
         "weight": roles.weight,
         "base-margin": roles.base_margin,
-        "order-by": reader.order_by,
-        "event": roles.event,
-        "qid": roles.qid,
+        "order-by": "",
+        "event": "",
+        "qid": "",
         "missing-label": "drop" if roles.drop_unlabelled else "refuse",
         "positive-label": "",
-        "columns": {
-            (declared := reader.of_feature(column.name)).name: _section(column, declared, roles)
-            for column in described.columns
-        },
+        "columns": {column.name: {"type": _type_of(column, roles)} for column in described.columns},
     }
     return COMMENT + tomli_w.dumps(head)
 
 
-def _section(column: Described, declared: Declared, roles: Roles) -> dict[str, Any]:
-    """Schema section of one column."""
-    type = declared.type or column.type
+def _type_of(column: TableColumn, roles: Roles) -> str:
+    """Type of a column in a schema; empty: by its values."""
     if column.name in roles.drop or (column.refused and column.type == "text"):
-        type = "drop"
-    section: dict[str, Any] = {"type": "" if type in ("text", "empty") else type}
-    lists: Mapping[str, Sequence[str]] = {
-        "order" if declared.type == "ordinal" else "categories": declared.categories,
-        "missing": declared.missing,
-    }
-    section |= {field: list(names) for field, names in lists.items() if names}
-    if declared.rename:
-        section["name"] = declared.rename
-    if declared.aggregate:
-        section["aggregate"] = declared.aggregate
-    if declared.codes:
-        section["codes"] = dict(declared.codes)
-    return section
+        return "drop"
+    return "" if column.type in ("text", "empty") else column.type
 
 
-def _described(column: Column, stored: Any, values: Any, role: str) -> Described:
-    n_rows, names = len(stored), column.names or ()
-    n_missing = int(values.null_count) + _n_nan(values)
-    distinct = pc.unique(values).drop_null()
-    n_distinct = len(distinct) - min(_n_nan(distinct), 1)
-    kind = column.kind if n_missing < n_rows else "empty"
+def _described(column: Column, stored: Any, values: Any, role: str) -> TableColumn:
+    n_missing, distinct = _n_missing(values), pc.unique(values)
+    n_distinct = len(distinct) - _n_missing(distinct)
+    kind = column.kind if n_missing < len(stored) else "empty"
     use = role or ("feature without values" if kind == "empty" else USES[kind])
     if not role and n_distinct == 1:
         use += ", the same in every row"
-    ends = _ends(column, values) if n_distinct else ()
-    return Described(
-        column.name, kind, n_missing, n_distinct, ends, _example(stored), use, names=tuple(names)
+    ends = _ends(column, values) if n_distinct else []
+    return TableColumn(
+        column.name, kind, n_missing, n_distinct, ends, _example(stored), use, refused=False
     )
 
 
-def _n_nan(values: Any) -> int:
-    if not pa.types.is_floating(values.type):
-        return 0
-    return int(pc.sum(pc.is_nan(values)).as_py() or 0)
+def _n_missing(values: Any) -> int:
+    return int(pc.sum(pc.is_null(values, nan_is_null=True)).as_py() or 0)
 
 
-def _ends(column: Column, values: Any) -> tuple[float, float] | tuple[str, str]:
+def _ends(column: Column, values: Any) -> list[float] | list[str]:
     if column.names:
-        first, last = (as_plain(column.names[end], LONGEST_EXAMPLE) for end in (0, -1))
-        return first, last
+        return [as_plain(column.names[end], LONGEST_EXAMPLE) for end in (0, -1)]
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     numbers = np.asarray(values.drop_null().to_numpy(), dtype=np.float64)
-    low = float(np.nanmin(numbers))
-    high = float(np.nanmax(numbers))
+    ends = [float(np.nanmin(numbers)), float(np.nanmax(numbers))]
     if column.kind == "date":
         epoch = np.datetime64(EPOCH.replace(tzinfo=None), "s")
-        first, last = (str(epoch + np.timedelta64(round(day * 86400), "s")) for day in (low, high))
-        return first.removesuffix("T00:00:00"), last.removesuffix("T00:00:00")
-    return low, high
+        texts = (str(epoch + np.timedelta64(round(day * 86400), "s")) for day in ends)
+        return [text.removesuffix("T00:00:00") for text in texts]
+    return ends
 
 
 def _example(column: Any) -> str:

@@ -6,16 +6,18 @@ every table.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from fedapp.data import scratch
 from fedapp.data.convert import Converted
-from fedapp.data.csv_errors import BLOCK_BYTES
-from fedapp.data.scratch import stored
+from fedapp.data.csv_errors import BLOCK_BYTES, opened
 
 PIECE_BYTES = 8 * BLOCK_BYTES  # of a text that is parsed at a time
 # The types that Arrow infers for a CSV file's column, in the order in which it tries them.
@@ -75,14 +77,18 @@ def read_pieces(
     the whole text until it has inferred them. If pieces differ, all are parsed again.
     """
     types, inferred, names = dict(types), set[str](), list[str]()
+
+    def parsed() -> Iterator[Any]:
+        for number, piece in enumerate(pieces()):
+            part = parse(pa.BufferReader(piece), number == 0, types)
+            names[:] = names or part.column_names
+            if part.column_names != names:
+                raise pa.ArrowInvalid(names)
+            yield part
+
     while True:
-        parts = list[Any]()
         try:
-            for piece in pieces():
-                parts.append(stored(parse(pa.BufferReader(piece), not parts, types)))
-                names = parts[0].column_names
-                if parts[-1].column_names != names:
-                    raise pa.ArrowInvalid(names)
+            parts = scratch.stored(parsed())
         except pa.ArrowInvalid as error:
             # Types that differ have either one that has all values, the last, or only text.
             column = OTHER_VALUE.search(str(error))
@@ -103,21 +109,25 @@ def read_pieces(
         inferred |= differing.keys()
 
 
-def pieces_of(stream: Any, n_lines: int) -> Iterator[bytes]:
-    """The text of a stream in pieces of whole lines, none of which end within quotes.
+def pieces_of(stream: Any, delimiter: str, n_skipped: int) -> Iterator[bytes]:
+    """The text of a stream in pieces of whole rows; the first begins with `n_skipped` other lines.
 
-    Each but the last has `n_lines` at least. Raises pyarrow.ArrowInvalid if a line is too long.
+    Each but the last has two more lines at least. Raises pyarrow.ArrowInvalid if a row is too long.
     """
-    rest, is_first = b"", True
+    rest, is_first, mark = b"", True, re.escape(delimiter)
+    # As Arrow reads it: a quote that does not begin a field is a character of it.
+    field = rf'(?:"(?:[^"]++|"")*+"[^{mark}\r\n]*+|[^"{mark}\r\n][^{mark}\r\n]*+)?+'
+    rows = rf"(?:{field}(?:{mark}{field})*+[\r\n])*+"
+    others = rf"(?:[^\r\n]*+(?:\r\n?|\n)){{{n_skipped}}}"
     while chunk := stream.read(PIECE_BYTES):
         rest += chunk
         text = rest.lstrip(b"\r\n")  # Arrow passes over empty lines
-        end = len(rest) if max(text.count(b"\n"), text.count(b"\r")) >= n_lines else 0
-        n_quotes = rest.count(b'"', 0, end)
-        while end and (n_quotes % 2 or rest[end - 1] not in b"\r\n"):
-            start = max(rest.rfind(b"\n", 0, end - 1), rest.rfind(b"\r", 0, end - 1)) + 1
-            n_quotes -= rest.count(b'"', start, end)
-            end = start
+        end = 1 + max(rest.rfind(b"\n"), rest.rfind(b"\r"))
+        if max(text.count(b"\n"), text.count(b"\r")) < n_skipped + 2:
+            end = 0
+        elif b'"' in rest:
+            whole = re.match((others * is_first + rows).encode(), rest)
+            end = whole.end() if whole else 0
         if end:
             yield rest[:end]
             rest, is_first = rest[end:], False
@@ -125,3 +135,28 @@ def pieces_of(stream: Any, n_lines: int) -> Iterator[bytes]:
             raise pa.ArrowInvalid(TOO_LONG)
     if rest.strip(b"\r\n") or is_first:
         yield rest
+
+
+def is_long(path: Path) -> bool:
+    """Whether a text, unpacked, has more bytes than memory shall hold."""
+    with opened(path) as stream:
+        stream.seek(scratch.LARGEST)
+        return bool(stream.read(1))
+
+
+class Unread(io.RawIOBase):
+    """A file of pieces that are made while it is read; none is empty."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.rest = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def readinto(self, out: Any) -> int:
+        """Read at most as many bytes as `out` has; 0 at the end."""
+        self.rest = self.rest or memoryview(next(self.pieces, b""))
+        n_bytes = min(len(out), len(self.rest))
+        out[:n_bytes], self.rest = self.rest[:n_bytes], self.rest[n_bytes:]
+        return n_bytes

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from fedapp.data.columns import Columns
 from fedapp.data.convert import Converted
 from fedapp.data.csv_errors import TextFile
-from fedapp.data.datasets import dataset_names, source_frame
+from fedapp.data.datasets import source_frame
 from fedapp.data.notes import Note, note_on_groups, notes_on_file
 from fedapp.data.read import read_frame, text_file
-from fedapp.data.schema import PLAIN, Reader, Roles, id_columns
+from fedapp.data.schema import PLAIN, REGISTRY, Reader, Roles, id_columns
 from fedapp.data.table import (
     NEEDS_ID,
     Table,
@@ -60,7 +60,7 @@ def read_columns_of(
     categories : of the model's columns; other values count as missing, which is noted.
     kinds : of the model's columns; a column of another is refused.
     """
-    if data in dataset_names():
+    if data in REGISTRY:
         frame, roles, text, reader = source_frame(data, replace(roles, label=""))
         model = Columns.of_model(columns, categories, reader, kinds)
         return columns_of_frame(frame, model, roles, text)

@@ -32,13 +32,13 @@ from fedapp.data.csv_errors import (
     BLOCK_BYTES,
     CHUNK_BYTES,
     TextFile,
-    bounded_lines,
     delimiter_of,
     is_number,
     is_utf8,
     opened,
 )
-from fedapp.data.large import TOO_LONG, LargeFrame, pieces_of, read_pieces
+from fedapp.data.large import TOO_LONG, LargeFrame, Unread, is_long, pieces_of, read_pieces
+from fedapp.data.libsvm import LIBSVM_LABEL, LIBSVM_QID, read_libsvm
 from fedapp.data.notes import Note
 from fedapp.data.schema import (
     MISSING,
@@ -56,9 +56,8 @@ from fedapp.data.schema import (
 )
 from fedapp.data.table import Table, build_table, ids_of
 from fedapp.errors import ConfigError, DataError, did_you_mean
+from fedapp.process import free_memory
 
-LIBSVM_LABEL = "label"
-LIBSVM_QID = "qid"  # of the field qid:1; only where a role names it
 FORMATS = {".csv": "csv", ".txt": "csv", ".tsv": "csv", ".data": "csv"}
 PARQUET = ".parquet"
 FORMATS |= {PARQUET: "parquet", ".libsvm": "libsvm", ".svm": "libsvm"}
@@ -74,7 +73,6 @@ OTHER_FILES = {
 }
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 FILE_OR_FOLDER = f"a file, or a folder with {PARQUET} files"
-PACKED_TIMES = 8  # how often larger the text of a packed file is thought to be
 
 
 def load_table(path: Path, roles: Roles = NO_ROLES, reader: Reader = PLAIN) -> Table:
@@ -164,7 +162,7 @@ def read_frame(path: Path, roles: Roles, reader: Reader = PLAIN) -> Any:
     malformed.
     """
     format = reader.format or file_format(path)
-    read = {"csv": read_csv, "parquet": _read_parquet, "libsvm": _read_libsvm}[format]
+    read = {"csv": read_csv, "parquet": _read_parquet, "libsvm": read_libsvm}[format]
     _check_is_file(path)
     try:
         frame = read(path, roles, reader)
@@ -248,26 +246,28 @@ def file_version(path: Path) -> tuple[int | str, ...]:
 
 def _read_parquet(path: Path, roles: Roles, reader: Reader) -> Any:
     files = parquet_files(path)
-    n_rows, schemas, versions = 0, list[Any](), file_version(path)
+    footers, schemas, versions = list[Any](), list[Any](), file_version(path)
     if others := [file for file in path.glob("[!._]*") if file not in files]:
         rule = f"data folder '{path}' must have {PARQUET} files only, as others are not read"
         raise DataError(rule, here=f"{rule}, got '{min(others).name}'")
     for file in files:
         with pa.parquet.ParquetFile(file) as part:
-            n_rows += part.metadata.num_rows
+            footers.append(part.metadata)
             schemas.append(_written_schema(part))
             schema = part.schema_arrow
         if schemas[-1] != schemas[0]:
             rule = f"data folder '{path}' must have files of the same columns and types, got others"
             raise DataError(rule, here=f"{rule} in '{file.name}'")
+    n_rows, parts = sum(footer.num_rows for footer in footers), [*zip(files, footers, strict=True)]
     if not scratch.is_large(n_rows, len(schema)):
-        return pa.concat_tables([_parquet_columns(file) for file in files])
+        return pa.concat_tables([_parquet_columns(*part) for part in parts])
 
     def read(index: int) -> Any:
         try:
-            columns = pa.concat_tables([_parquet_columns(file, index) for file in files])
+            columns = pa.concat_tables([_parquet_columns(*part, index) for part in parts])
         except CANNOT_READ as error:
-            raise _malformed(path, "parquet", reader, error) from None
+            if file_version(path) == versions:
+                raise _malformed(path, "parquet", reader, error) from None
         if file_version(path) != versions:
             raise DataError(f"data file '{path}' must stay as it is while it is read")
         return columns.column(0)
@@ -283,9 +283,9 @@ def _written_schema(file: Any) -> Any:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
 
 
-def _parquet_columns(path: Path, index: int | None = None) -> Any:
+def _parquet_columns(path: Path, footer: Any, index: int | None = None) -> Any:
     """All columns of a Parquet file, or one."""
-    with pa.parquet.ParquetFile(path) as file:
+    with pa.parquet.ParquetFile(path, metadata=footer) as file:
         schema, names = _written_schema(file), file.schema_arrow.names
         frame = file.read() if index is None else _stored_column(file, names[index])
     if index is not None:
@@ -304,25 +304,12 @@ def _parquet_columns(path: Path, index: int | None = None) -> Any:
 
 def _stored_column(file: Any, name: str) -> Any:
     """A column of a Parquet file, which is on disk."""
-    parts, n_rows = list[Any](), max(1, scratch.BATCH_BYTES // 8)
-    for group in range(file.num_row_groups):  # an iterator keeps the bytes of all its groups
-        for batch in file.iter_batches(n_rows, [group], [name]):
-            parts.append(scratch.stored(pa.Table.from_batches([batch])))
-    return pa.concat_tables(parts) if parts else file.read([name])
-
-
-def _read_libsvm(path: Path, roles: Roles, reader: Reader) -> Any:
-    from sklearn.datasets import load_svmlight_file
-
-    how = {"n_features": reader.n_features or None, "dtype": np.float32, "zero_based": False}
-    matrix, labels, queries = load_svmlight_file(str(path), **how, query_id=True)
-    features = [pa.array(column) for column in matrix.toarray(order="F").T]
-    names = [f"f{index}" for index in range(1, len(features) + 1)]
-    frame = pa.Table.from_arrays(
-        [pa.array(labels), *features], names=[roles.label or LIBSVM_LABEL, *names]
-    )
-    has_queries = roles.qid == LIBSVM_QID and len(queries) == len(labels)
-    return frame.append_column(LIBSVM_QID, [queries]) if has_queries else frame
+    if not file.metadata.num_rows:
+        return file.read([name])
+    # An iterator keeps the bytes of all its groups.
+    n_rows, groups = max(1, scratch.BATCH_BYTES // 8), range(file.num_row_groups)
+    batches = (each for group in groups for each in file.iter_batches(n_rows, [group], [name]))
+    return pa.concat_tables(scratch.stored(pa.Table.from_batches([each]) for each in batches))
 
 
 def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> DataError:
@@ -443,13 +430,13 @@ def _check_header(path: Path, frame: Any) -> None:
         raise DataError(f"{rule}, got a row of numbers there: {way}")
 
 
-def _n_quotes(path: Path) -> int:
+def _chunks(path: Path) -> Iterator[bytes]:
     with opened(path) as stream:
-        return sum(chunk.count(b'"') for chunk in iter(lambda: stream.read(CHUNK_BYTES), b""))
+        yield from iter(lambda: stream.read(CHUNK_BYTES), b"")
 
 
 def _check_closed(path: Path) -> None:
-    if _n_quotes(path) % 2:
+    if sum(chunk.count(b'"') for chunk in _chunks(path)) % 2:
         rule = f"data file '{path}' must close every quote that it opens"
         raise DataError(f"{rule}, got an odd number of quotes")
 
@@ -465,8 +452,10 @@ def _csv_frame(
     are_texts = [name in texts or is_read_as_text(reader.of_feature(name)) for name in names]
     types = {name: pa.string() for name, as_text in zip(written, are_texts, strict=True) if as_text}
     types = dict.fromkeys(only, pa.string()) or types
-    n_bytes = path.stat().st_size * (PACKED_TIMES if path.suffix.lower() == PACKED else 1)
-    is_large = n_bytes > scratch.LARGEST and len({*written}) == len(written)
+    is_large = is_long(path)
+    if is_large and len({*written}) < len(written):
+        _check_memory(path)
+        is_large = False
 
     def parse(stream: Any, is_first: bool, types: Mapping[str, Any]) -> Any:
         names = None if is_first and reader.has_header else written
@@ -493,27 +482,30 @@ def _csv_frame(
         with _unpacked(text) as stream:
             if not is_utf8(reader.encoding):
                 stream = pa.transcoding_input_stream(stream, reader.encoding, "utf8")
-            yield from pieces_of(stream, reader.skip_lines + 2)
+            yield from pieces_of(stream, text.reader.delimiter, reader.skip_lines)
 
-    try:
-        if is_large:
-            frame = read_pieces(pieces, parse, types)
-            return LargeFrame(frame.schema, frame.num_rows, frame.column)
-    except pa.ArrowInvalid:
-        # Of quotes within fields, pieces cannot tell where a field ends.
-        if not (line_ends and _n_quotes(path)):
-            raise
-        is_large = False
+    if is_large:
+        frame = read_pieces(pieces, parse, types)
+        return LargeFrame(frame.schema, frame.num_rows, frame.column)
     with _unpacked(text) as stream:
         return parse(stream, True, types)
 
 
+def _check_memory(path: Path) -> None:
+    """Check that a text fits into memory as it is and as columns."""
+    sizes = 3 * sum(map(len, _chunks(path))), free_memory()
+    if sizes[0] > sizes[1]:
+        needed, free = (f"{size / 2**30:.1f} GiB" for size in sizes)
+        rule = f"memory must have {needed} free for data file '{path}', as columns that share their"
+        way = "name them apart, or save it as Parquet"
+        raise DataError(f"{rule} name are read whole, got {free}: {way}")
+
+
 def _unpacked(text: TextFile) -> Any:
     """Open the text of a CSV file; runs of blanks become one, and lines are stripped."""
-    is_whole = not text.without
-    if text.reader.delimiter != " ":
-        where = str(text.path) if is_whole else pa.BufferReader(text.content())
-        return pa.input_stream(where, compression="detect" if is_whole else None)
-    with opened(text.path) if is_whole else io.BytesIO(text.content()) as stream:
-        lines = (b" ".join(line.split()) for line in bounded_lines(stream))
-        return io.BytesIO(b"\n".join(lines))
+    is_blank, lines = text.reader.delimiter == " ", text.lines()
+    if not (is_blank or text.without):
+        return pa.input_stream(str(text.path), compression="detect")
+    if is_blank:
+        lines = (b" ".join(line.split()) + b"\n" for line in lines)
+    return pa.PythonFile(io.BufferedReader(Unread(lines), CHUNK_BYTES), "r")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedapp.errors import ConfigError, rule_of
 from fedapp.home import read_toml
@@ -65,6 +65,8 @@ class Roles:
 
 
 NO_ROLES = Roles()
+# Names of columns; in ``registry.toml`` they are separated by blanks.
+Words = Annotated[tuple[str, ...], BeforeValidator(str.split)]
 
 
 def columns_of_role(role: str, name: str) -> tuple[str, ...]:
@@ -115,7 +117,7 @@ class Reader:
     format: str = ""  # "csv", "parquet" or "libsvm"; empty infers it from the suffix
     delimiter: str = ""  # one character, CSV only; empty detects it; a blank is any run of blanks
     skip_lines: int = 0  # before the header or, without one, before the first row
-    columns: tuple[str, ...] = ()  # names for a CSV file without a header line
+    columns: Words = ()  # names for a CSV file without a header line
     n_features: int = 0  # columns of a LIBSVM file; 0 means its highest index
     # Whether the first line of a CSV file without `columns` has the names; if not, they are f1, f2,
     # ...
@@ -365,6 +367,25 @@ def _check_column(column: ColumnSection, where: str) -> None:
         raise ConfigError(f"{where}.order must name the values from the lowest to the highest")
 
 
+def _airline(frame: Any) -> Any:
+    """Keep flights that arrived, and add the label."""
+    frame = frame.filter(pc.is_valid(frame["ArrDelay"]))
+    minutes = frame["ArrDelay"].cast(pa.int64())
+    return frame.append_column("delayed", pc.greater(minutes, 15).cast(pa.float64()))
+
+
+def _clinics(frame: Any) -> Any:
+    """Add the clinic of each patient, by thirds of the body mass index."""
+    masses = frame["bmi"]
+    low, high = pc.quantile(masses, [1 / 3, 2 / 3]).to_pylist()
+    others = pc.if_else(pc.less_equal(masses, high), "medium", "heavy")
+    return frame.append_column("clinic", pc.if_else(pc.less_equal(masses, low), "light", others))
+
+
+PREPARED = {"airline": _airline, "clinics": _clinics}
+Preparation = Annotated[Callable[[Any], Any], BeforeValidator(lambda name: PREPARED[name])]
+
+
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """One file of a data set."""
@@ -390,55 +411,11 @@ class DataSet:
     source: str  # publisher and licence
     files: tuple[DataFile, ...] = ()  # the first is the table; empty for scikit-learn's sets
     label: str = "label"
-    drop: tuple[str, ...] = ()  # columns that are not features
+    drop: Words = ()  # columns that are not features
     reader: Reader = PLAIN
-    prepare: Callable[[Any], Any] | None = None  # from the file's pyarrow.Table to the table's
+    prepare: Preparation | None = None  # from the file's pyarrow.Table to the table's
     bunch: str = ""  # scikit-learn's name, if it is another
 
 
-def _airline(frame: Any) -> Any:
-    """Keep flights that arrived, and add the label."""
-    frame = frame.filter(pc.is_valid(frame["ArrDelay"]))
-    minutes = frame["ArrDelay"].cast(pa.int64())
-    return frame.append_column("delayed", pc.greater(minutes, 15).cast(pa.float64()))
-
-
-def _clinics(frame: Any) -> Any:
-    """Add the clinic of each patient, by thirds of the body mass index."""
-    masses = frame["bmi"]
-    low, high = pc.quantile(masses, [1 / 3, 2 / 3]).to_pylist()
-    others = pc.if_else(pc.less_equal(masses, high), "medium", "heavy")
-    return frame.append_column("clinic", pc.if_else(pc.less_equal(masses, low), "light", others))
-
-
-PREPARED = {"airline": _airline, "clinics": _clinics}
-
-
-def _data_set(
-    task: str,
-    shape: list[int],
-    files: tuple[dict[str, str], ...] = (),
-    drop: str = "",
-    reader: dict[str, Any] | None = None,
-    prepare: str = "",
-    **texts: str,
-) -> DataSet:
-    """A set from its section of ``registry.toml``; names of columns are separated by blanks."""
-    options = reader or {}
-    columns = tuple(options.pop("columns", "").split())
-    return DataSet(
-        task,
-        (shape[0], shape[1]),
-        files=tuple(DataFile(**file) for file in files),
-        drop=tuple(drop.split()),
-        reader=Reader(columns=columns, **options),
-        prepare=PREPARED[prepare] if prepare else None,
-        **texts,
-    )
-
-
-_sections = tomllib.loads(Path(__file__).with_name("registry.toml").read_text(encoding="utf-8"))
-_SETS = {name: _data_set(**section) for name, section in _sections.items()}
-# scikit-learn has them.
-BUILT_IN = {name: data_set for name, data_set in _SETS.items() if not data_set.files}
-REGISTRY = {name: data_set for name, data_set in _SETS.items() if data_set.files}
+_registry = Path(__file__).with_name("registry.toml").read_text(encoding="utf-8")
+REGISTRY = TypeAdapter(dict[str, DataSet]).validate_python(tomllib.loads(_registry))

@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import chain
-from typing import Any
+from itertools import chain, pairwise
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,7 @@ def mapping() -> Iterator[None]:
         yield
     except MemoryError:
         if _has_mapped:
-            raise _without_room("arrays") from None
+            raise _without_room("room for arrays") from None
         raise
     finally:
         _is_within.reset(token)
@@ -78,33 +78,47 @@ def _map_all() -> None:
 
 
 def _mapped(n_bytes: int) -> mmap.mmap:
+    with _file() as file:
+        _extend(file, 0, n_bytes)
+        return mmap.mmap(file.fileno(), n_bytes)
+
+
+def _file() -> IO[bytes]:
     folder = home() / FOLDER
     private_folder(folder)
     _map_all()
-    with tempfile.TemporaryFile(dir=folder) as file, suppress(OSError):  # beyond a quota
-        if n_bytes <= shutil.disk_usage(folder).free:
-            # Else the process would die at the first page without room.
-            os.posix_fallocate(file.fileno(), 0, n_bytes)
-            return mmap.mmap(file.fileno(), n_bytes)
-    raise _without_room(f"{n_bytes:,} bytes")
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def _extend(file: IO[bytes], start: int, n_bytes: int) -> None:
+    """Reserve room; else the process would die at the first page without."""
+    with suppress(OSError):  # beyond a quota
+        if n_bytes <= shutil.disk_usage(home() / FOLDER).free:
+            return os.posix_fallocate(file.fileno(), start, n_bytes)
+    raise _without_room(f"{n_bytes:,} bytes for values")
 
 
 def _without_room(what: str) -> ConfigError:
-    folder = home() / FOLDER
-    rule = f"FEDAPP_HOME must be on a disk with room for {what} of a table that is larger than "
-    free = shutil.disk_usage(folder).free
-    return ConfigError(f"{rule}memory, got room for {free:,} bytes at most in '{folder}'")
+    free = shutil.disk_usage(home() / FOLDER).free
+    rule = f"FEDAPP_HOME must be on a disk with {what} of a table that is larger than memory"
+    return ConfigError(f"{rule}, got room for {free:,} at most in '{home() / FOLDER}'")
 
 
-def stored(table: Any) -> Any:
-    """A pyarrow.Table as another one, whose columns are on disk."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    content = sink.getvalue()
-    mapped = _mapped(len(content))
-    mapped[:] = content
-    return pa.ipc.open_stream(pa.py_buffer(mapped)).read_all()
+def stored(tables: Iterable[Any]) -> list[Any]:
+    """Some pyarrow.Tables as others, whose columns are in one file on disk."""
+    ends = [0]
+    with _file() as file:
+        for table in tables:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            content = sink.getvalue()
+            _extend(file, ends[-1], len(content))
+            file.write(content)
+            ends.append(file.tell())
+        file.flush()
+        mapped = pa.py_buffer(mmap.mmap(file.fileno(), ends[-1]))
+    return [pa.ipc.open_stream(mapped[start:end]).read_all() for start, end in pairwise(ends)]
 
 
 def joined(parts: Iterable[npt.NDArray[Any]], n_rows: int) -> npt.NDArray[Any]:

@@ -209,7 +209,7 @@ def rows_of(
     read: Mapping[str, Converted], roles: Roles, text: TextFile | None, groups: Groups | None
 ) -> dict[str, Any]:
     """Labels, weights and the like by their field in `Table`; raises DataError."""
-    rows = dict.fromkeys((field for _, field in ROLES.values() if field), None)
+    rows: dict[str, Any] = dict.fromkeys((field for _, field in ROLES.values() if field), None)
     if groups:
         text = None  # its lines are of the rows before
         rows["ids"] = groups.ids
@@ -217,6 +217,10 @@ def rows_of(
     for role, converted in read.items():
         if field := ROLES[role][1]:
             rows[field] = _checked(role, converted, text)
+    for role, name, what in (("event", roles.event, "times"), ("qid", roles.qid, "labels")):
+        if name and rows["labels"] is None:
+            rule = f"{role} column {{}} must be in the table with the {what}, which label names"
+            raise DataError.naming(f"{rule}, got no label", listed([name]))
     if roles.event:
         rows["labels"] = _signed_times(rows["labels"], read["event"], roles, text)
     if roles.qid:
@@ -230,15 +234,8 @@ def ids_of(frame: Any, name: str, reader: Reader, text: TextFile | None = None) 
     return _checked("id", read_role(frame, "id", name, reader, text), text)
 
 
-def _signed_times(
-    times: Labels | None, read: Converted, roles: Roles, text: TextFile | None
-) -> Labels:
+def _signed_times(times: Labels, read: Converted, roles: Roles, text: TextFile | None) -> Labels:
     """Times, with the opposite sign in rows without an event; see ``losses.Loss.is_survival``."""
-    if times is None:
-        rule = (
-            "event column {} must be in the table with the times, which label names, got no label"
-        )
-        raise DataError.naming(rule, listed([roles.event]))
     if times.dtype.kind != "f":
         rule = "label column {} must be times with an event column, got text"
         raise DataError.naming(rule, listed([roles.label]))
@@ -251,13 +248,8 @@ def _signed_times(
     return signed
 
 
-def _with_queries(
-    grades: Labels | None, read: Converted, roles: Roles, text: TextFile | None
-) -> Labels:
+def _with_queries(grades: Labels, read: Converted, roles: Roles, text: TextFile | None) -> Labels:
     """Labels of ranked rows; see ``fedapp.trees.ranking``."""
-    if grades is None:
-        rule = "qid column {} must be in the table with the labels, which label names, got no label"
-        raise DataError.naming(rule, listed([roles.qid]))
     rule = f"label column {{}} must be whole numbers from 0 to {N_GRADES - 1} with a qid column"
     if (numbers := numbers_of(grades)) is None:
         raise DataError.naming(f"{rule}, got text", listed([roles.label]))
@@ -311,7 +303,7 @@ def _with_labels(
             f"label column {{}} must have a value in some row, got none in {len(labelled):,} rows"
         )
         raise DataError.naming(rule, listed([roles.label]))
-    row_numbers = np.flatnonzero(labelled).tolist()
+    row_numbers = np.flatnonzero(labelled)
     text = replace(text, row_numbers=row_numbers) if text else None
     return frame.filter(pa.array(labelled)), text
 

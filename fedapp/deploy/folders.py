@@ -38,7 +38,7 @@ from fedapp.site.certificates import (
     server_certificate,
     supernode_keys,
 )
-from fedapp.site.settings import SiteConfig, is_address, parse_node_config
+from fedapp.site.settings import SiteConfig, is_address, read_node_config
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?")
 PLAIN = re.compile(r"[A-Za-z0-9_/.+,@-]+")  # needs no quotes in scripts, units, configurations
@@ -226,7 +226,7 @@ def write_site(
 
 def name_in(node_config: Path) -> str:
     """Name of the site in a node config; ConfigError if it is none."""
-    return str(parse_node_config(_existing(str(node_config)))["name"])
+    return str(read_node_config(Path(_existing(str(node_config))))["name"])
 
 
 def renew_key(folder: Path) -> str:

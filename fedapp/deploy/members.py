@@ -149,5 +149,5 @@ def _registered_as(path: Path, key: bytes, nodes: Iterable[NodeInfo]) -> int:
 def _superlink(folder: Path) -> AbstractContextManager[ControlHttpClient]:
     """A client of a coordinator's SuperLink; SuperLinkError if it does not answer."""
     path = folder / "flower" / "config.toml"
-    links = read_toml(path.read_text(), f"{path} must be TOML")["superlink"]
+    links = read_toml(path.read_bytes(), f"{path} must be TOML")["superlink"]
     return SuperLink(links["default"], links[links["default"]]).client()

@@ -25,10 +25,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.kernels import kernel, n_cores
 
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8 | np.uint16]
 Empty = Callable[[Any, Any], npt.NDArray[Any]]  # as ``np.empty``
 T = TypeVar("T")
@@ -59,7 +58,7 @@ class Cuts:
         return np.diff(self.offsets)
 
     @property
-    def by_category(self) -> npt.NDArray[np.bool_]:
+    def by_category(self) -> Flags:
         """Which columns are categorical; bool, shape (n_columns,)."""
         if not len(self.categories):
             return np.zeros(self.n_columns, dtype=bool)
@@ -70,7 +69,7 @@ class Cuts:
         return self.edges[self.offsets[column_id] : self.offsets[column_id + 1]]
 
 
-def ragged(arrays: list[npt.NDArray[np.float32]]) -> tuple[Floats, Ints]:
+def ragged(arrays: list[Floats]) -> tuple[Floats, Ints]:
     """Concatenate arrays; returns the flat array and the start of each."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
@@ -99,17 +98,6 @@ def with_categories(cuts: Cuts, categories: Ints, used: Ints) -> Cuts:
     return Cuts(*ragged(edges), np.where(categories > 0, np.float32(0), cuts.minima), categories)
 
 
-def without_categories(values: Floats, categories: Ints) -> Floats:
-    """The values, with columns of categories set to missing; ``categories`` as in ``Cuts``."""
-    return np.where(categories > 0, np.float32(np.nan), values) if categories.any() else values
-
-
-def code_type(max_width: int, any_missing: bool) -> tuple[type[np.uint8] | type[np.uint16], int]:
-    """Smallest dtype for codes of ``max_width`` bins, and the missing code (or ``NO_CODE``)."""
-    kind = np.uint8 if max_width + any_missing <= 256 else np.uint16
-    return kind, int(np.iinfo(kind).max) if any_missing else NO_CODE
-
-
 def column_groups(shape: tuple[int, ...]) -> Iterator[slice]:
     """Neighbouring columns, of ``GROUP_CELLS`` or one column each; one group if there are none."""
     size = max(1, GROUP_CELLS // max(1, shape[0]))
@@ -134,7 +122,8 @@ def digitise(values: Floats, cuts: Cuts, empty: Empty = np.empty) -> tuple[Codes
     limits = np.where(cuts.by_category, widths, 0)
     limits[widths == 0] = -1
     is_missing = any_missing(values, limits)
-    kind, missing_code = code_type(int(widths.max(initial=0)), is_missing)
+    kind = np.uint8 if int(widths.max(initial=0)) + is_missing <= 256 else np.uint16
+    missing_code = int(np.iinfo(kind).max) if is_missing else NO_CODE
     codes: Codes = empty(values.shape, kind)
     columns = [cuts.column(column_id)[:-1] for column_id in range(cuts.n_columns)]
     find_bins(values, columns, limits, missing_code, codes)

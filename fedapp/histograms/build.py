@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Ints, in_parts
+from fedapp.arrays import Doubles, Floats, Ints
+from fedapp.histograms.bins import Codes, in_parts
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen, kernel
 
-Histogram = npt.NDArray[np.float64]
+Histogram = Doubles
 HistogramSums = tuple[npt.NDArray[Any], npt.NDArray[np.int32]]  # see ``build_histograms``
 Places = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
-Sum = TypeVar("Sum", np.float64, np.int64)
 
 # Standard deviations of noise that a clear count exceeds: of 256 empty cells, none passes with a
 # probability of 0.98.
@@ -119,7 +118,7 @@ def build_vector_histograms(
     missing_code: int,
     columns: Ints,
     widths: Ints,
-    gradients: npt.NDArray[np.float32],
+    gradients: Floats,
     nodes: npt.NDArray[np.int32],
     wanted_trees: npt.NDArray[np.int32],
     wanted_nodes: npt.NDArray[np.int32],
@@ -231,15 +230,8 @@ def add_histograms(total: Any, added: Any, places: Any) -> None:
             total[node, places[bin_id], 1] += added[node, bin_id, 1]
 
 
-class Group(Protocol):
-    """Trees whose gradients share a ciphertext."""
-
-    @property
-    def n_outputs(self) -> int: ...
-
-
 def sum_jobs(
-    groups: Sequence[Group],
+    n_outputs: Sequence[int],
     level: int,
     trees: npt.NDArray[np.int32],
     nodes: npt.NDArray[np.int32],
@@ -247,14 +239,14 @@ def sum_jobs(
 ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
     """Order in which wanted nodes are summed, so that both sides read the sums alike.
 
-    Yields the group of trees whose gradients share ciphertexts, a tree, and its nodes. At the root
-    all trees of a group have the same rows, so the first tree represents all. With one tree for all
-    outputs, each group sums for its nodes.
+    Yields the group of trees whose gradients share ciphertexts, a tree, and its nodes. Groups have
+    ``n_outputs`` each. At the root all trees of a group have the same rows, so the first tree
+    represents all. With one tree for all outputs, each group sums for its nodes.
     """
     first = 0
-    for number, group in enumerate(groups):
-        members = range(first, first + group.n_outputs)
-        first += group.n_outputs
+    for number, size in enumerate(n_outputs):
+        members = range(first, first + size)
+        first += size
         for tree in [0] if has_one_tree else members if level else members[:1]:
             wanted = nodes[trees == tree]
             if len(wanted):

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Ints
 from fedapp.kernels import frozen, kernel
 
-Ints = npt.NDArray[np.int64]  # a last axis of two is of words, where so documented
 WORD_BITS = 32
 LOW = (1 << WORD_BITS) - 1
 
@@ -100,8 +100,8 @@ def disclosed_labels(n_cuts: int, max_depth: int, max_leaves: int = 0, n_trees: 
     return n_trees * n_splits * (max(n_cuts, 1).bit_length() - 1)
 
 
-def _at_most(smaller: Ints, larger: Ints) -> npt.NDArray[np.bool_]:
-    fits: npt.NDArray[np.bool_] = carried(larger - smaller)[..., 0] >= 0
+def _at_most(smaller: Ints, larger: Ints) -> Flags:
+    fits: Flags = carried(larger - smaller)[..., 0] >= 0
     return fits
 
 

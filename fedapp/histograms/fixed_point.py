@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Doubles = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
+from fedapp.arrays import Doubles, Ints
+
+Whole = Ints
 
 # One bit for the sign and one to spare, so that most numbers that are no sum are out of range.
 SPARE_BITS = 2

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Floats, Ints, ragged
+from fedapp.arrays import Floats, Ints
+from fedapp.histograms.bins import ragged
 from fedapp.histograms.sketch import Sketch
 from fedapp.kernels import kernel
 

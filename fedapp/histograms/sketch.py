@@ -11,27 +11,24 @@ rows equally well, and the row's value is not disclosed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.histograms.bins import (
     Codes,
     Cuts,
     Empty,
-    Floats,
-    Ints,
     column_groups,
     column_ranges,
     digitise,
     n_threads,
     ragged,
     sum_weights,
-    without_categories,
 )
 from fedapp.histograms.fixed_point import Whole
 from fedapp.kernels import frozen
@@ -105,8 +102,8 @@ def quantile_cuts(
     edges, widths, minima = list[Floats](), list[Ints](), list[Floats]()
     for group in column_groups(values.shape):
         numbers = values[:, group]
-        if categories is not None:
-            numbers = without_categories(numbers, categories[group])
+        if categories is not None and categories[group].any():
+            numbers = np.where(categories[group] > 0, np.float32(np.nan), numbers)
         matrix = xgboost.QuantileDMatrix(
             numbers, max_bin=max_bin, nthread=n_threads(numbers.shape), **rows
         )
@@ -237,7 +234,7 @@ def _fuse_column(
     return np.append(points[cut_points], upper_edge(np.float32(top))), -upper_edge(-points[0])
 
 
-def prune(masses: npt.NDArray[np.float64], n_bins: int) -> npt.NDArray[np.int64]:
+def prune(masses: Doubles, n_bins: int) -> Ints:
     """Points at which to cut, so that ``n_bins`` bins have about the same mass.
 
     ``masses[i]`` is the weight from point i up to the next. Returns int64, ascending, at most
@@ -334,26 +331,6 @@ class _Column:
     points: ValueKeys
 
 
-class Search(Protocol):
-    """A search for values by counts of what begins with their digits so far."""
-
-    @property
-    def digit(self) -> int:
-        """Number of digits counted so far, 0 to 4."""
-
-    def wanted(self) -> tuple[ValueKeys, Ints]:
-        """``prefixes`` and ``offsets`` to count by the next digit."""
-
-    def take(self, counts: Whole) -> None:
-        """Continue with the next digit."""
-
-
-def descend(search: Search) -> Iterator[tuple[int, ValueKeys, Ints]]:
-    """Digit, prefixes and offsets to count next; ``take`` gets the counts before the next one."""
-    while search.digit < N_DIGITS:
-        yield search.digit, *search.wanted()
-
-
 class Descent:
     """Quantile search of the requesting side: which prefixes to count next, and the cuts.
 
@@ -367,7 +344,7 @@ class Descent:
 
     def __init__(
         self,
-        is_number: npt.NDArray[np.bool_],
+        is_number: Flags,
         n_bins: int,
         lightest: int = 0,
         percents: Sequence[int] = (),
@@ -451,7 +428,7 @@ class Descent:
         )
 
     @property
-    def is_whole(self) -> npt.NDArray[np.bool_]:
+    def is_whole(self) -> Flags:
         """Which columns are resolved completely: each bin has one value only."""
         return np.array([column.whole for column in self._columns])
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.kernels import frozen, inlined, kernel
@@ -25,9 +26,6 @@ SPLIT = np.dtype(
     ]
 )
 SMALLEST_GAIN = np.float32(1e-6)  # XGBoost's kRtEps: no split gains less
-
-FREE_COLUMNS = np.empty(0, dtype=np.int8)
-NO_BOUNDS = np.empty((0, 2), dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +124,14 @@ class CategoryRules:
 
 def best_splits(
     histograms: Histogram,
-    sums: npt.NDArray[np.float64],
+    sums: Doubles,
     missing: npt.NDArray[np.int32],
-    allowed: npt.NDArray[np.bool_],
+    allowed: Flags,
     cuts: Cuts,
     penalties: Penalties,
     rules: CategoryRules,
-    monotone: npt.NDArray[np.int8] = FREE_COLUMNS,
-    bounds: npt.NDArray[np.float32] = NO_BOUNDS,
+    monotone: npt.NDArray[np.int8],
+    bounds: Floats,
 ) -> npt.NDArray[Any]:
     """The split of largest gain of each node.
 
@@ -157,8 +155,7 @@ def best_splits(
     allowed : bool, shape (n_nodes, n_columns): columns that may split the node.
     monotone : int8, shape (n_columns,): 1 if the right side must not weigh less than the left, -1
         if not more, else 0; empty without constraints, which columns of categories exclude.
-    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides, with
-        constraints.
+    bounds : float32, shape (n_nodes, 2): lowest and highest weight of each node's sides.
 
     Returns
     -------
@@ -181,7 +178,7 @@ def best_splits(
 
 def right_categories(
     histogram: Histogram, cut: int, penalties: Penalties, rules: CategoryRules
-) -> npt.NDArray[np.bool_]:
+) -> Flags:
     """Which categories a split sends right; bool, shape (n_categories,).
 
     ``histogram`` is float64, shape (n_categories, 2), of the node and column. ``cut`` is the
@@ -361,9 +358,9 @@ def _accept(
 
 def best_vector_splits(
     histograms: Histogram,
-    sums: npt.NDArray[np.float64],
+    sums: Doubles,
     missing: npt.NDArray[np.int32],
-    allowed: npt.NDArray[np.bool_],
+    allowed: Flags,
     cuts: Cuts,
     penalties: Penalties,
 ) -> npt.NDArray[Any]:

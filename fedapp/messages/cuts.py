@@ -51,7 +51,11 @@ class SketchReply(LabelsReply):
 
 @part
 class CountOrder(RunCoding, Roster, Request):
-    """A request: start with the roster, encode, sum the labels, count first digits."""
+    """A request for ``sums`` that starts with the roster, and encodes labels and categories.
+
+    Of the labels by output, of the weights, of values the dictionary lacks by column, of rows by
+    category, and ``digit_counts`` of all columns of numbers.
+    """
 
     count_bytes: Annotated[int, OneOf((2, 4, 8))]  # that counts of weights fit in
 

@@ -128,9 +128,3 @@ def check_moments(
     fits = (np.abs(reply.means) <= np.finfo(np.float32).max).all()
     check_fields(party, reply, ("means", fits, "must be within float32, as columns are"))
     check_coded(party, reply, n_classes, n_outputs, n_coded_columns)
-
-
-def check_average(party: str, reply: AverageReply, request: AverageRequest) -> None:
-    """Check a party's model; a ProtocolError if it has other columns or outputs."""
-    n_inputs, n_outputs = request.weights.shape
-    check_sizes(party, reply, n_inputs=n_inputs, n_outputs=n_outputs)

@@ -14,7 +14,8 @@ A second annotation limits the values that a site accepts::
     max_bin: Annotated[int, Range(2, 65535), SiteLimit("most-bins")]
     level: Annotated[int, Range(0, 64), PlanLimit("max_depth")]
 
-What a site reads of a request, whatever the method, is declared too::
+What a site reads of a request, whatever the method, is declared too; and texts that are called
+``objective``, or ``model``, are the run's objective, and the model to predict with::
 
     round_id: Annotated[int, Range(0, 10**6), RoundId(begins="level")]
     objective: Objective
@@ -45,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ProtocolError
-from fedapp.records.codec import once, origin_of
+from fedapp.records.codec import origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.limits import DISTRIBUTIONS, GrowPolicy
 
@@ -67,8 +68,6 @@ MOST_DEPTH = 15
 MOST_LEAVES = 2**MOST_DEPTH
 MOST_LEVELS = 255  # of a tree whose leaves are limited, and not its depth
 MOST_NODES = 2 ** (MOST_DEPTH + 1)  # of a tree
-# What a request must declare in fields of these names.
-READ: Mapping[str, type] = {"round_id": int, "objective": str, "model": str}
 Sizes = dict[str, int]  # of dimensions
 
 
@@ -168,32 +167,19 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Smallest and largest value of a number, or of the length of a text or list.
-
-    ``size`` names the dimension that is the length of a list.
-    """
+    """Smallest and largest value of a number, or of the length of a text or list."""
 
     low: float
     high: float
-    size: str = ""
 
     def broken(self, value: Any, sizes: Sizes) -> str:
-        """The rule that a value breaks, or ""; notes its size."""
+        """The rule that a value breaks, or ""."""
         has_length = isinstance(value, str | tuple)
         measured = len(value) if has_length else value
         if not self.low <= measured <= self.high:
             what = "length must" if has_length else "must"
             return f"{what} be {self.low} to {self.high}, got {measured}"
-        return self.broken_size(value, sizes) if self.size else ""
-
-    def broken_size(self, value: Any, sizes: Sizes) -> str:
-        """The same of its size only."""
-        return _other_size(len(value), sizes.setdefault(self.size, len(value)))
-
-    @property
-    def dimensions(self) -> set[str]:
-        """Name of its size."""
-        return {self.size}
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,13 +245,6 @@ class RoundId:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAs:
-    """A site reads the field as this: the run's ``objective``, or the ``model`` to predict with."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """What a site reads of a request of a round; see ``RoundId``."""
 
@@ -291,7 +270,6 @@ class Message:
     limits: ClassVar[Mapping[str, SiteLimit]]
     planned: ClassVar[Mapping[str, PlanLimit]]
     rounds: ClassVar[Mapping[str, RoundId]]
-    read_as: ClassVar[Mapping[str, ReadAs]]
     # Field and its form, rule, and what it relates to.
     relations: ClassVar[Sequence[tuple[str, Form, str, str]]]
     numbers: ClassVar[tuple[str, ...]]  # whole numbers that are dimensions too
@@ -307,9 +285,9 @@ class Message:
         cls.wire_name = vars(cls).get("wire_name", cls.__name__)
 
     def read(self, name: str) -> str:
-        """The field that is declared ``ReadAs(name)``; empty if there is none."""
-        values = (getattr(self, field) for field, rule in self.read_as.items() if rule.name == name)
-        return next(values, "")
+        """The text of this name; empty if there is none."""
+        base, _ = self.forms.get(name, (None, None))
+        return str(getattr(self, name)) if base is str else ""
 
 
 class Request(Message):
@@ -425,12 +403,9 @@ def message(cls: type[M]) -> type[M]:
     declared.limits = {name: rule for name, rule in rules if isinstance(rule, SiteLimit)}
     declared.planned = {name: rule for name, rule in rules if isinstance(rule, PlanLimit)}
     declared.rounds = {name: rule for name, rule in rules if isinstance(rule, RoundId)}
-    declared.read_as = {name: rule for name, rule in rules if isinstance(rule, ReadAs)}
-    for name, base in READ.items():
-        has = declared.forms.get(name, (None,))[0] is base and issubclass(declared, Request)
-        if has and name not in declared.rounds and name not in declared.read_as:
-            rule = "must be declared RoundId or ReadAs, as sites read it, or have another name"
-            raise TypeError(f"{declared.__name__}.{name} {rule}")
+    if issubclass(declared, Request) and "round_id" in declared.forms.keys() - declared.rounds:
+        rule = "must be declared RoundId, as sites read it, or have another name"
+        raise TypeError(f"{declared.__name__}.round_id {rule}")
     arrays = {name: form for name, form in rules if isinstance(form, Form)}
     declared.relations = [
         (name, form, rule, form.relations[rule])
@@ -464,9 +439,12 @@ def check_values(
 def check_sizes(party: str, received: Message, **sizes: int) -> None:
     """Check a message by dimensions and bounds that only its receiver knows."""
     kind = type(received)
-    for field, form in _sized(kind, *sizes):
-        value = getattr(received, field)
-        broken = form.broken_size(value, sizes) if form else _other_size(value, sizes[field])
+    for field, (_, form) in kind.forms.items():
+        value, broken = getattr(received, field), ""
+        if isinstance(form, Form) and not form.dimensions.isdisjoint(sizes):
+            broken = form.broken_size(value, sizes)
+        elif field in kind.numbers and value != (expected := sizes.get(field, value)):
+            broken = f"must be {expected}, got {value}"
         if broken:
             raise ProtocolError(party, kind.__name__, field, broken)
     for field, form, rule, other in kind.relations:
@@ -488,22 +466,6 @@ def check_fields(party: str, received: object, *rules: FieldRule) -> None:
             kind = received if isinstance(received, type | str) else type(received)
             name = kind if isinstance(kind, str) else kind.__name__
             raise ProtocolError(party, name, field, rule)
-
-
-@once
-def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Form | Range | None]]:
-    """Fields that have one of some dimensions, with their forms, or None for one that is it."""
-    forms = [(name, form) for name, (_, form) in kind.forms.items()]
-    return [
-        (name, form if isinstance(form, Form | Range) and name not in kind.numbers else None)
-        for name, form in forms
-        if (name in kind.numbers and name in sizes)
-        or (isinstance(form, Form | Range) and not form.dimensions.isdisjoint(sizes))
-    ]
-
-
-def _other_size(size: int, expected: Any) -> str:
-    return "" if size == expected else f"must be {expected}, got {size}"
 
 
 def _broken_type(base: Any, value: Any) -> str:
@@ -577,7 +539,7 @@ def fields_of(source: Any, kind: type[Any] | None = None) -> dict[str, Any]:
     return {field.name: getattr(source, field.name) for field in fields(kind or source)}
 
 
-Objective = Annotated[str, Range(1, 64), ReadAs("objective")]
+Objective = Annotated[str, Range(1, 64)]
 NotNegative = Annotated[float, Range(0, 1e38)]
 BaseMargin = Annotated[Array, Form("float32", "n_outputs")]  # of a row before its first tree
 Ciphertexts = Annotated[Array, Form("uint8", "n_ciphertexts", "ciphertext_bytes")]

@@ -111,11 +111,7 @@ class SketchReply(WeightSizes, cuts.SketchReply):
 
 @request("train.horizontal_forest_open", "counting values", leaves="sums")
 class OpenRequest(cuts.CountOrder):
-    """Start with the roster; encode labels and categories; sum the labels, count first digits.
-
-    Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
-    column, of rows by category, and ``digit_counts`` of all columns of numbers.
-    """
+    """Start with the roster; encode labels and categories; sum the labels, count first digits."""
 
 
 @request("train.horizontal_forest_count", "counting values", leaves="sums", times=3)

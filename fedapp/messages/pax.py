@@ -289,19 +289,12 @@ class TurnRequest(Among, SharedCuts, TimeCells, Trees, Request):
 
 @request("train.pax_open", "counting values", leaves="sums")
 class OpenRequest(cuts.CountOrder):
-    """Start with the roster; encode labels and categories; sum the labels, count first digits.
-
-    Asks for ``sums``: of the labels by output, of the weights, of values the dictionary lacks by
-    column, of rows by category, and ``digit_counts`` of all columns of numbers.
-    """
+    """Start with the roster; encode labels and categories; sum the labels, count first digits."""
 
 
 @request("train.pax_count", "counting values", leaves="sums", times=3)
 class CountRequest(cuts.Digits):
-    """Count the weights of rows by the next digit of their values; see ``digit_counts``.
-
-    For columns of numbers only, each digit once a run.
-    """
+    """Count the weights of rows by the next digit of their values; see ``digit_counts``."""
 
 
 @message

@@ -5,8 +5,9 @@ or an item of a list may begin with the conditions under which it holds, all of 
 
     - [aggregation=secure, objective!=survival:cox] The server learns only sums over all parties.
 
-A condition is a setting of the run config, without its method's section, or a name in ``FACTS``;
-then ``=`` or ``!=``; then values, of which ``|`` separates several, and ``none`` is an empty one.
+A condition is a setting of the run config, without its method's section, the method's ``family``,
+whether it ``trains``, or the number of ``parties``; then ``=`` or ``!=``; then values, of which
+``|`` separates several, and ``none`` is an empty one.
 Conditions before a list are those of its items, too.
 """
 
@@ -18,12 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
-from fedapp.messages.methods import Family, method_of, modules_of_method
+from fedapp.messages.methods import method_of, modules_of_method
 
-# Beside settings: names, and the values that they have; of the number of parties any.
-FACTS = {"family": get_args(Family), "trains": ("true", "false"), "parties": ()}
 NONE = "none"
 SHORT = "in short:"
 BLOCK = re.compile(r"(?P<mark>- )?(\[(?P<conditions>[^\]]+)\] )?(?P<text>.*)")

@@ -114,7 +114,6 @@ from fedapp.messages.fields import (
     Letter,
     Message,
     Range,
-    ReadAs,
     Reply,
     Request,
     check_fields,
@@ -212,7 +211,7 @@ class VerticalHelloRequest(handshake.HeldBack, handshake.Plan, Request):
     most_rows: Annotated[int, Range(1, 2**40)]  # of any party's table; all sites hold lists to it
     seed: Annotated[int, Range(0, 2**63 - 1)]
     # To predict with, which selects columns; empty to train.
-    model: Annotated[str, Range(0, 16), ReadAs("model")]
+    model: Annotated[str, Range(0, 16)]
     asks_objective: bool  # whether to report which objective the labels suggest
     test_fraction: Annotated[float, Range(0, 1)] = 0.0
     valid_fraction: Annotated[float, Range(0, 1)] = 0.0
@@ -335,7 +334,7 @@ class OrderDigest(Letter):
 class Parcels(Message):
     """Parcels, each with its peer; one peer may have several."""
 
-    peers: Annotated[tuple[str, ...], Range(0, 10**5, "n_parcels")]
+    peers: Annotated[tuple[str, ...], Range(0, 10**5)]
     parcel_ends: Annotated[Array, Form("int64", "n_parcels", low=0, ends="n_bytes")]
     parcels: Annotated[Array, Form("uint8", "n_bytes")]
 

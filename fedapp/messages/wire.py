@@ -139,6 +139,8 @@ def _check(kind: type[Message], values: Mapping[str, Any], party: str) -> None:
     check_values(kind, values, party)
     if kind.carries_letters:
         check_values(Parcels, values, party, kind.__name__)
+        if len(values["peers"]) != len(values["parcel_ends"]):
+            raise ProtocolError(party, kind.__name__, "peers", "must be one a parcel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,14 +361,7 @@ def _is_scalar(value: Any) -> bool:
 
 def _is_entry(entry: Any) -> bool:
     """Whether it is [name, dtype, shape] of an array."""
-    if not isinstance(entry, list) or len(entry) != 3:
-        return False
-    name, code, shape = entry
-    return (
-        isinstance(name, str)
-        and isinstance(code, str)
-        and code in DTYPES
-        and isinstance(shape, list)
-        and len(shape) <= MOST_DIMENSIONS
-        and all(type(size) is int and 0 <= size < INT64.stop for size in shape)
-    )
+    match entry:
+        case [str(), str(code), list(shape)] if code in DTYPES and len(shape) <= MOST_DIMENSIONS:
+            return all(type(size) is int and 0 <= size < INT64.stop for size in shape)
+    return False

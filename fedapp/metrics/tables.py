@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts, Floats, Ints, digitise, with_categories
+from fedapp.arrays import Floats, Ints
+from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, to_fixed
 from fedapp.histograms.groups import cell_starts, group
-from fedapp.histograms.sketch import Descent, descend, digit_counts
+from fedapp.histograms.sketch import N_DIGITS, Descent, digit_counts
 
 Doubles = npt.NDArray[np.float64]
 
@@ -297,8 +298,8 @@ def _short(values: Floats) -> list[float]:
 def cut(values: Floats, widths: Ints) -> tuple[Cuts, list[Floats], npt.NDArray[np.bool_]]:
     """Cuts of one table, values at ``PERCENTS`` of its columns of numbers, and which are whole."""
     descent, ones = new_descent(widths), np.ones(len(values), dtype=np.int64)
-    for digit, prefixes, offsets in descend(descent):
-        descent.take(digit_counts(values, ones, prefixes, offsets, digit))
+    while descent.digit < N_DIGITS:
+        descent.take(digit_counts(values, ones, *descent.wanted(), descent.digit))
     return with_categories(descent.cuts(), widths, widths), descent.points(), descent.is_whole
 
 

@@ -1,6 +1,6 @@
 """What ``fedapp compare`` finds: strategies and baselines scored on the same rows.
 
-A `Comparison` has the numbers; `score_table` prints them, and `tradeoff_page` is their page.
+A `Comparison` has the numbers, `score_tables` prints them, and `tradeoff_page` is their page.
 """
 
 from __future__ import annotations
@@ -267,22 +267,18 @@ def _ends(record: Mapping[str, Any]) -> list[float]:
     return [record[f"{kind}_low"], record[f"{kind}_high"]]
 
 
-def score_table(records: Records) -> Table:
-    """The lines as a table for a terminal."""
+def score_tables(records: Records) -> list[Table | str]:
+    """For a terminal the lines, then their differences to the best method if any is known."""
     header, *rows = _cells(records)
-    return terminal_table(header, rows, bold=0)
+    scores = terminal_table(header, rows, bold=0)
+    header, *rows = _differences(records)
+    return [scores, "", terminal_table(header, rows, 2)] if rows else [scores]
 
 
 def score_html(records: Records) -> str:
     """The lines as a table of a page; the best one is bold."""
     header, best, *others = _cells(records)
     return table(header, [[strong(cell) for cell in best], *others])
-
-
-def difference_table(records: Records) -> Table | None:
-    """Differences to the best method for a terminal; None if no interval is known."""
-    header, *rows = _differences(records)
-    return terminal_table(header, rows, 2) if rows else None
 
 
 def difference_html(records: Records) -> str:

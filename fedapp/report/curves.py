@@ -16,22 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.colors import LinearSegmentedColormap
 
+from fedapp.arrays import Doubles
 from fedapp.crypto.noise import COUNTS, LABELS
 from fedapp.report.plots import BLACK, GREY, PALETTE, Drawing, add_legend, new_canvas, plain
 from fedapp.report.summary import percent_text
 from fedapp.report.template import elements
 from fedapp.report.tree import model_of, rule_text, scale_of, short
 from fedapp.run_files import RunFiles, Summary
-from fedapp.trees.curves import (
-    Axis,
-    Band,
-    Curve,
-    Doubles,
-    bands_of,
-    columns_of,
-    intercepts_of,
-    is_additive,
-)
+from fedapp.trees.curves import Axis, Band, Curve, bands_of, columns_of, intercepts_of, is_additive
 from fedapp.trees.model import Ensemble
 
 Places = npt.NDArray[np.int64]

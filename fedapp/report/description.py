@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from fedapp.report.summary import (
 )
 from fedapp.report.template import elements
 from fedapp.report.tree import MINUTES, time_text
-from fedapp.run_files import RunFiles
+from fedapp.run_files import RunFiles, json_object
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")
@@ -54,12 +52,6 @@ MASKED = (
 Fields = Mapping[str, Any]
 # Title, header, rows, and how many columns are texts.
 Lines = tuple[str, Sequence[str], list[list[str]], int]
-
-
-def read_description(path: Path) -> dict[str, Any]:
-    """Content of ``description.json`` in a run's folder."""
-    document: dict[str, Any] = json.loads((path / FILE).read_text())
-    return document
 
 
 def as_shown(column: Fields) -> Fields:
@@ -104,7 +96,7 @@ def shares_note(document: Fields) -> str:
 
 def description_page(run: RunFiles) -> str:
     """The HTML page of one description."""
-    summary, document = run.summary, read_description(run.path)
+    summary, document = run.summary, json_object(run.path / FILE)
     columns, n_rows = [as_shown(column) for column in document["columns"]], document["rows"]
     parties = [party["name"] for party in summary["parties"]]
     tables = [

@@ -200,7 +200,7 @@ def _training(run: RunFiles) -> dict[str, Drawing]:
 
 
 def _round_name(summary: Summary) -> str:
-    return str(summary.get("round_name", plots.ROUND))
+    return str(summary.get("round_name", "boosting round"))
 
 
 def _traffic(sums: LedgerSums) -> str:

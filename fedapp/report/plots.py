@@ -27,7 +27,6 @@ Rounds: TypeAlias = Sequence[Mapping[str, Any]]
 Array: TypeAlias = NDArray[np.float64]
 Curves: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]  # model -> axis -> values
 
-ROUND = "boosting round"
 N_COLUMNS = 20
 RATES = ("false positive rate", "true positive rate")
 
@@ -51,18 +50,27 @@ _LONGEST_LABEL = 40
 
 
 def scores_by_round(
-    rounds: Rounds, metric: str, best_round: int | None = None, round_name: str = ROUND
+    rounds: Rounds, metric: str, best_round: int | None, round_name: str
 ) -> Drawing:
     """A metric of one run by round, on training and validation rows."""
     figure, ax = new_canvas("learning_curve")
+    style: dict[str, Any] = {
+        "linewidth": 2,
+        "marker": "o" if len(rounds) <= 30 else "",
+        "markersize": 3.5,
+    }
     trees = [entry["round"] for entry in rounds]
     for split, color, dash in (("train", ORANGE, "--"), ("valid", BLUE, "-")):
         values = np.array([entry[split].get(metric) for entry in rounds], np.float64)
         if np.isfinite(values).any():
-            ax.plot(trees, values, dash, color=color, label=split, **line_style(trees))
+            ax.plot(trees, values, dash, color=color, label=split, **style)
     if best_round is not None:
         ax.axvline(best_round, color=GREY, linewidth=1, linestyle=":", label="best round")
-    label_rounds(ax, metric, round_name)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
+    ax.set(xlabel=round_name, ylabel=metric)
+    low, high = ax.get_xlim()
+    if high - low < 1:  # one round
+        ax.set_xlim(low - 0.5, high + 0.5)
     add_legend(ax)
     return figure
 
@@ -172,15 +180,6 @@ def name_bars(ax: Axes, names: Sequence[str]) -> None:
     ax.margins(y=0.01)
 
 
-def label_rounds(ax: Axes, ylabel: str, round_name: str = ROUND) -> None:
-    """Label the axes of a figure by round; ticks are whole numbers."""
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
-    ax.set(xlabel=round_name, ylabel=ylabel)
-    low, high = ax.get_xlim()
-    if high - low < 1:  # one round
-        ax.set_xlim(low - 0.5, high + 0.5)
-
-
 def _percent(share: float, _: float) -> str:
     return f"{100 * share:.3g}%"
 
@@ -274,7 +273,11 @@ def tradeoff(
     ax.xaxis.set_major_formatter(lambda spent, _: show(spent))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.tick_params(axis="x", rotation=30)
-    add_legend_below(figure)
+    # A legend below the axes, one name per line; the figure grows to fit it.
+    handles, names = ax.get_legend_handles_labels()
+    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (len(names) + 1))
+    ax.set_anchor("N")  # axes of equal scales would be centred otherwise
+    _as_text(figure.legend(handles, names, loc="outside lower left", **_LEGEND))
     return figure
 
 
@@ -335,11 +338,6 @@ def new_pens(styles: Sequence[str] = DASHES) -> Any:
     return zip(cycle(PALETTE), cycle(styles), strict=False)
 
 
-def line_style(points: Sequence[Any]) -> dict[str, Any]:
-    """A thick line, with markers if there are few points."""
-    return {"linewidth": 2, "marker": "o" if len(points) <= 30 else "", "markersize": 3.5}
-
-
 def plain(name: str, longest: int = _LONGEST_NAME) -> str:
     """A name on one line of printable characters, at most `longest`."""
     line = " ".join("".join(c if c.isprintable() else " " for c in name).split())
@@ -352,15 +350,6 @@ def add_legend(ax: Axes, above: bool = False) -> None:
         return
     location: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2}
     _as_text(ax.legend(**_LEGEND, **(location if above else {})))
-
-
-def add_legend_below(figure: Figure) -> None:
-    """A legend below the axes, one name per line; the figure grows to fit it."""
-    (ax,) = figure.axes
-    handles, names = ax.get_legend_handles_labels()
-    figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * (len(names) + 1))
-    ax.set_anchor("N")  # axes of equal scales would be centred otherwise
-    _as_text(figure.legend(handles, names, loc="outside lower left", **_LEGEND))
 
 
 def _as_text(legend: Legend) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
+from fedapp.arrays import Ints
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
@@ -39,7 +40,6 @@ from fedapp.site.rows_to_predict import taken_by_id
 from fedapp.site.table import Rows, read_columns, row_ids
 from fedapp.trees.categories import (
     Categories,
-    Ints,
     category_counts,
     chosen,
     recoded,

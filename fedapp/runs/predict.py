@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.scoring import prediction_scores
+from fedapp.arrays import Floats
 from fedapp.data.datasets import (
     by_party,
     check_source,
@@ -47,7 +48,7 @@ from fedapp.trees.divided import PARTS, ActivePart, DividedModel, joint_names, w
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
 from fedapp.trees.model import LEAF, Ensemble
-from fedapp.trees.objective import Floats, transform
+from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
 

@@ -49,14 +49,12 @@ class Compared(Finished):
         return {name: [Run(self.path / run) for run in runs] for name, runs in named.items()}
 
     def __repr__(self) -> str:
-        from fedapp.report.comparison import difference_table, score_table
+        from fedapp.report.comparison import score_tables
 
         text = StringIO()
         console = Terminal(file=text, width=200, color_system=None, force_jupyter=False)
         console.print(self.summary.get("verdict", ""), markup=False, soft_wrap=True)
-        console.print(score_table(self.summary["table"]))
-        if (differences := difference_table(self.summary["table"])) is not None:
-            console.print("", differences)
+        console.print(*score_tables(self.summary["table"]))
         return f"{super().__repr__()}\n{text.getvalue().rstrip()}"
 
     def _repr_html_(self) -> str:

@@ -29,7 +29,7 @@ from fedapp.data.partition import SUBSETS, Split, split_numbered, split_queries
 from fedapp.data.read import column_names, has_table, parquet_files
 from fedapp.data.scratch import copied, empty_table
 from fedapp.data.table import Table
-from fedapp.errors import ConfigError, DataError, did_you_mean
+from fedapp.errors import ConfigError, DataError, did_you_mean, listed
 from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.methods import all_methods, method_of
@@ -146,7 +146,7 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
     columns = {name for file, reader in files.items() for name in column_names(file, reader)}
     of_one = ("label", "weight", "event", "qid", "group")
     roles = {role: [getattr(settings, role)] for role in of_one}
-    roles |= {"test-from": [settings.holdout.time_column], "drop": [*settings.dropped]}
+    roles |= {"test-from": [settings.holdout.time_column], "drop": [*listed(settings.drop_columns)]}
     for role, names in roles.items():
         for name in names:
             if name and files and name not in columns:

@@ -8,9 +8,8 @@ The answer names the way, and the age of what was sent ahead. A party that withd
 deleted. After a switch the cells of the version before serve until all parties have sent those of
 the new one.
 
-A call waits for ``versions.WAIT_SECONDS`` until a new version is loaded, for ``LIVE_SECONDS`` until
-all parties have answered, each of which waits for its versions too, and for ``ROWS_SECONDS`` until
-a database has answered: in all less than callers wait.
+A call waits for ``LIVE_SECONDS`` until all parties have answered, and for ``ROWS_SECONDS`` until a
+database has answered: in all less than callers wait.
 """
 
 from __future__ import annotations
@@ -191,8 +190,8 @@ class Joint:
     @property
     def parties(self) -> dict[str, str]:
         """Whether the other parties answer, or why not."""
-        faults = {name: str(error) for name, error in self.faults.items()}
-        reasons = {name: text.removeprefix(name).lstrip(": ") for name, text in faults.items()}
+        faults = self.faults.items()
+        reasons = {name: str(one).removeprefix(name).lstrip(": ") for name, one in faults}
         return dict.fromkeys(self._clients, "answers") | reasons
 
     @property
@@ -351,18 +350,15 @@ class Joint:
         try:
             async with asyncio.timeout(seconds):
                 try:
-                    reply = await _replied(client, most, method, path, **content)
+                    reply = await _replied(client, name, most, method, path, **content)
                 except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                     # It had closed the connection, which another process may have had before it.
-                    reply = await _replied(client, most, method, path, **content)
+                    reply = await _replied(client, name, most, method, path, **content)
         except (TimeoutError, httpx.TimeoutException):
             reason = f" within {seconds:g} s, got nothing"
         except (httpx.TransportError, ssl.SSLError, OSError) as error:
             cause = " ".join(str(error).split())[:200] or type(error).__name__
             reason = f", got: {cause}"
-        except _LongError:
-            rule = f"answer must have at most {most:,} bytes"
-            raise RefusedError(502, f"{name}: {rule}, got more") from None
         else:
             return reply
         self._note(name, away := AwayError(504, f"{name} must answer at {address}{reason}"))
@@ -530,19 +526,16 @@ class Joint:
 
 
 def _outputs(part: ActivePart) -> Sequence[Tensor]:
-    """Scores by name, and the class."""
     model = part.model
     scores = [Tensor(name, "FP64") for name in score_names(model.classes, model.n_outputs)]
     return (*scores, *([Tensor(CLASS, "BYTES")] if model.classes else ()))
 
 
 def _longer(seconds: float, n_rows: int) -> float:
-    """Seconds of a request for some rows."""
     return seconds + n_rows // LONG_ROWS * LONG_SECONDS
 
 
 def _refusal(name: str, reply: httpx.Response, content: bytes) -> RefusedError:
-    """What a party has refused."""
     status = reply.status_code
     try:
         text = str(json.loads(content)["error"])[:1000].encode(errors="replace").decode()
@@ -552,20 +545,17 @@ def _refusal(name: str, reply: httpx.Response, content: bytes) -> RefusedError:
     return kind(status if status in (WITHDRAWN, 422, 429) else 502, f"{name}: {text}")
 
 
-class _LongError(Exception):
-    """A reply is too long."""
-
-
 async def _replied(
-    client: httpx.AsyncClient, most: int, method: str, path: str, **content: Any
+    client: httpx.AsyncClient, name: str, most: int, method: str, path: str, **content: Any
 ) -> tuple[httpx.Response, bytes]:
-    """A reply and its body, which is not unpacked, whatever its headers say."""
+    """A party's reply and its body, which is not unpacked, whatever its headers say."""
     body = bytearray()
     async with client.stream(method, path, **content) as reply:
         async for chunk in reply.aiter_raw():
             body += chunk
             if len(body) > most:
-                raise _LongError
+                rule = f"answer must have at most {most:,} bytes"
+                raise RefusedError(502, f"{name}: {rule}, got more")
     return reply, bytes(body)
 
 

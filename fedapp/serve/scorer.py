@@ -20,15 +20,11 @@ import numpy as np
 import pyarrow as pa
 from starlette.concurrency import run_in_threadpool
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.data.columns import Columns, in_words
 from fedapp.data.convert import BOOLEANS, EPOCH, is_date
 from fedapp.data.csv_errors import quoted
-from fedapp.data.predictions import (
-    columns_of_frame,
-    most_probable,
-    named_predictions,
-    score_names,
-)
+from fedapp.data.predictions import columns_of_frame, most_probable, named_predictions, score_names
 from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, did_you_mean_path
@@ -45,8 +41,7 @@ from fedapp.runs.predict import (
 from fedapp.serve.http import RefusedError, RowError
 from fedapp.serve.v2 import CLASS, Answered, Asked, Tensor
 from fedapp.trees.categories import names_of
-from fedapp.trees.curves import Curve, Doubles, boosted, curves_of, explained, intercepts_of
-from fedapp.trees.objective import Floats
+from fedapp.trees.curves import Curve, boosted, curves_of, explained, intercepts_of
 
 SCORED_AT_ONCE = 4  # admitted requests beyond 4 wait
 NUMBERS = ("number", "binary", "time", "duration", "base margin")  # kinds that hold numbers
@@ -78,11 +73,6 @@ class Scorer:
         self.inputs: Sequence[Tensor] = list(map(_input, self._described))
         classes = [Tensor(CLASS, "BYTES")] if model.classes else []
         self.outputs: Sequence[Tensor] = [*(Tensor(name, "FP32") for name in self.scores), *classes]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that every row must have: the model's, and that of base margins if any."""
-        return (*self.model.columns, *([self.margin] if self.margin else []))
 
     @property
     def schema(self) -> dict[str, Any]:

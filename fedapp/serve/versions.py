@@ -22,8 +22,8 @@ from fedapp.home import home
 from fedapp.serve.http import RefusedError
 from fedapp.site.certificates import WARNED_DAYS, days_left
 from fedapp.site.log import LogError, append, check_takes, drop_old
-from fedapp.site.rows_to_predict import Features, features_of, source_of
-from fedapp.site.settings import SiteConfig, parse_node_config, site_config
+from fedapp.site.rows_to_predict import Features, InDatabase, InTable, is_database, source_of
+from fedapp.site.settings import SiteConfig, read_node_config, site_config
 from fedapp.site.standing import (
     CURRENT,
     METHOD,
@@ -40,7 +40,6 @@ from fedapp.trees.cells import Crossing
 from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
-WAIT_SECONDS = 0.1  # part of a call's time: see fedapp.serve.joint
 LISTED, LISTED_SECONDS = 60, 60.0  # refusals of one asker that have lines; the others are counted
 UNREADABLE = 423  # HTTP status; unlike a withdrawal, it deletes no cells
 MOST_TEXT = 160  # characters of a text in the line of a refusal
@@ -68,9 +67,9 @@ class Version:
         if isinstance(part, ActivePart):
             crossing = Crossing.of(part)
             numbers = {name: number for number, name in enumerate(ids.tolist())}
-        features = features_of(config, part, ids)
+        kind = InDatabase if is_database(config.predict_data) else InTable
         digest = part_digest(folder).hex()
-        return cls(agreed, part, digest, ids, features, crossing, numbers)
+        return cls(agreed, part, digest, ids, kind(config, part, ids), crossing, numbers)
 
     @property
     def nesting(self) -> Nesting:
@@ -83,8 +82,8 @@ class Site:
 
     ``refreshed`` compares the files' times, so that a node config which withdraws permission, or a
     switch to none, counts from the next request on. A version that is new, or whose table changes,
-    is loaded in a thread. Requests wait for a new one, but not longer than ``WAIT_SECONDS`` if the
-    one before can answer them. If a table cannot be read, nothing is answered.
+    is loaded in a thread. Requests wait for a new one only if none can answer them. If a table
+    cannot be read, nothing is answered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,17 +98,16 @@ class Site:
         self._seen: tuple[Any, ...] = ()
         self._is_read = True  # the node config, and which version answers
         self._loading: asyncio.Task[None] | None = None
-        self._waits_until = 0.0
         self._refused = Counter[tuple[str, str]]()  # by event and peer, since that time
         self._refused_since = time.monotonic()
         certificate(self.config.name)
         if (days := days_left(self.folder / TLS)) <= WARNED_DAYS:
             way = "fedapp federation activate renews it"
             log.warning("the certificate ends in %d days: %s", days, way)
-        self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder / TLS)
+        self.server_context = _context(ssl.PROTOCOL_TLS_SERVER, self.folder)
 
     def _read_config(self) -> SiteConfig:
-        return site_config(parse_node_config(str(self._path)), {})
+        return site_config(read_node_config(self._path), {})
 
     def check_allowed(self, status: int) -> None:
         """Raise RefusedError if the site permits nothing, ``UNREADABLE`` if nobody knows."""
@@ -132,9 +130,9 @@ class Site:
             self._read()
             self._seen = seen
         if self._due - self.versions.keys():
-            seconds = max(self._waits_until - time.monotonic(), 0)
-            is_needed = not {version, self.current} <= self._ready
-            await asyncio.wait({self._load_due()}, timeout=None if is_needed else seconds)
+            loading = self._load_due()
+            if not {version, self.current} <= self._ready:
+                await asyncio.wait({loading})
 
     async def follow(self) -> None:
         """Read what has changed, also the table, or could not be read."""
@@ -174,7 +172,6 @@ class Site:
         names = set(self._names) - {NO_VERSION}
         self.versions = {name: self.versions[name] for name in self.versions if name in names}
         self._due = names - self.versions.keys() | self._outdated()
-        self._waits_until = time.monotonic() + WAIT_SECONDS
         if self.current not in self.versions or self._names[0] in self._ready:
             self.current = self._names[0]
         self.server_context.load_cert_chain(self.folder / TLS)  # a switch may have renewed it
@@ -267,7 +264,7 @@ class Site:
 
     def context_to(self, peer_certificate: str) -> ssl.SSLContext:
         """For connections to one peer, which must have this certificate, PEM."""
-        context = _context(ssl.PROTOCOL_TLS_CLIENT, self.folder / TLS)
+        context = _context(ssl.PROTOCOL_TLS_CLIENT, self.folder)
         context.check_hostname = False  # the certificate itself is pinned
         context.load_verify_locations(cadata=peer_certificate)
         return context
@@ -281,13 +278,13 @@ def _refusing() -> Iterator[None]:
         raise RefusedError(503, str(error.strerror)) from None
 
 
-def _context(side: int, own: Path) -> ssl.SSLContext:
+def _context(side: int, folder: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     # Otherwise OpenSSL takes the first certificate of a subject only, such as the one before.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_cert_chain(own)
+    context.load_cert_chain(folder / TLS)
     return context
 
 

@@ -175,7 +175,7 @@ def _check_rounds(config: SiteConfig, method: str, request: Plan) -> None:
     is_plain = request.aggregation == "plain" and declared and declared.family == "horizontal"
     trains = declared is None or declared.trains
     for name, most in (
-        ("rounds", config.limits["most-rounds"] - request.restarts if trains else 0),
+        ("rounds", config.most_rounds - request.restarts if trains else 0),
         ("restarts", MOST_RESTARTS * bool(is_plain)),
     ):
         rule = f"must be <= {most} in such a run (most-rounds includes restarts)"
@@ -185,10 +185,8 @@ def _check_rounds(config: SiteConfig, method: str, request: Plan) -> None:
 
 def opening_of(request: Any) -> dict[str, Any]:
     """All fields of an opening, as JSON values."""
-    values = {name: getattr(request, name) for name in type(request).forms}
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
-    }
+    fields = ((name, getattr(request, name)) for name in type(request).forms)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
 def planned(store: Store) -> Mapping[str, Any]:
@@ -285,18 +283,14 @@ def _rounds(store: Store, asked: Round) -> range:
     last = position_of(store).round_id
     first = asked.id if account.first_round is None else account.first_round
     # After the last round, a request that does not train may score the model.
-    end = first + _n_rounds(account) - asked.trains
+    n_rounds = planned(store)["rounds"] if account.rounds is None else account.rounds
+    end = first + n_rounds - asked.trains
     if last is None:
         return range(first, min(first, end) + 1)
     # What was answered here before a step back is compared as a whole by ``take``.
     is_known = str(position_of(store).number + 1) in account.answered
     is_over = asked.begins and not (is_known or _may_restart(account))
     return range(last + is_over, min(last + 1, end) + 1)
-
-
-def _n_rounds(account: Account) -> int:
-    assert account.opening is not None
-    return int(account.opening["rounds"] if account.rounds is None else account.rounds)
 
 
 def _may_end(account: Account, request: Request) -> bool:

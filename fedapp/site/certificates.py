@@ -212,7 +212,6 @@ def _certificate(
 
 
 def _named(common: str) -> x509.Name:
-    """The name of a subject or issuer."""
     # X.509 limits a common name to 64 characters.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
@@ -223,7 +222,6 @@ def _pem(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> KeyP
 
 
 def _usage(**uses: bool) -> x509.KeyUsage:
-    """A KeyUsage with only the given uses."""
     names = (
         *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
         *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),

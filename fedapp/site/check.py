@@ -80,15 +80,17 @@ def check_site(
     split = holdout.split(table.n_rows) if table.labels is None else split_table(table, holdout)
     n_rows = {subset: len(getattr(split, subset)) for subset in SUBSETS}
     ids, has_ids = _ids(table, config)
+    keys = ("least-bin-rows", "least-parties", "run-epsilon", "encrypted-labels")
+    in_force = {key for key in keys if getattr(config, NODE_KEYS[key])}
     answers = {
         name: (
             _obstacle(name, config) or _takes_part(config, table, method, n_rows, has_ids),
-            _gets(config, method),
+            method.gets_with(in_force),
         )
         for name, method in methods.items()
     }
     n_readable = readable_in_round(table.n_rows, max_depth)
-    n_disclosed = disclosed_in_round(max_depth, most_columns=config.limits["most-columns"])
+    n_disclosed = disclosed_in_round(max_depth, most_columns=config.most_columns)
     possible = {
         name: methods[name] for name, (answer, _) in answers.items() if not answer.startswith("no:")
     }
@@ -213,9 +215,8 @@ def _takes_part(
     """``yes``, or the reason why not."""
     for subset, count in n_rows.items() if not method.uses_model else ():
         if count < config.min_rows and (count or subset == "train"):
-            return (
-                f"no: {count} {SUBSET_NAMES[subset]} rows, fewer than {config.min_rows} (min-rows)"
-            )
+            few = f"{count} {SUBSET_NAMES[subset]} rows"
+            return f"no: {few}, fewer than {config.min_rows} (min-rows)"
     if method.needs_label and table.labels is None:
         return "no: needs a label"
     if method.needs_label:
@@ -242,8 +243,3 @@ def _takes_part_in_sums(config: SiteConfig, method: Method) -> str:
     if wanted and not config.trusted:
         wanted.append(TRUST)
     return f"yes, but only with {' and '.join(wanted)}" if wanted else "yes"
-
-
-def _gets(config: SiteConfig, method: Method) -> str:
-    keys = "least-bin-rows", "least-parties", "run-epsilon", "encrypted-labels"
-    return method.gets_with({key for key in keys if getattr(config, NODE_KEYS[key])})

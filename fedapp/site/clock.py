@@ -58,14 +58,9 @@ def reading() -> Reading:
     """Read the clocks. libfaketime changes all but the kernel's file."""
     try:
         up = float(UPTIME.read_text().split()[0])
-        return Reading(time.time(), up, _boot())
+        return Reading(time.time(), up, BOOT.read_text().strip())
     except (OSError, ValueError):
         return Reading(time.time(), time.monotonic(), _process())
-
-
-@cache
-def _boot() -> str:
-    return BOOT.read_text().strip()
 
 
 @cache

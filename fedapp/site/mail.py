@@ -67,11 +67,6 @@ class Session:
     pairs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
-def session_of(store: Store) -> Session:
-    """The session of a run; an empty one before it is opened."""
-    return store.find(Session) or Session()
-
-
 class Mail:
     """Letters that came with a request to `name`, each with its sender."""
 
@@ -90,12 +85,9 @@ class Mail:
         """
         modules = [import_module(request.__module__), *modules_of_method(method)]
         for sender, content in self._letters:
-            classes = (vars(module).get(content.name) for module in modules)
-            kind = next(
-                (message_class for message_class in classes if isinstance(message_class, type)),
-                None,
-            )
-            if kind is None or not issubclass(kind, Letter) or kind is Letter:
+            named = (vars(module).get(content.name) for module in modules)
+            kind = next((one for one in named if isinstance(one, type)), Letter)
+            if not issubclass(kind, Letter) or kind is Letter:
                 raise ProtocolError(sender, "parcel", "class", f"must be known, got {content.name}")
             yield sender, from_content(kind, content, sender)
 
@@ -132,13 +124,13 @@ def box_key(name: str) -> Array:
 
 def note_greeting(store: Store, greeting: Request) -> None:
     """Store the digest of the server's greeting; all session keys are derived from it."""
-    store.put(replace(session_of(store), opening=_digest(greeting)))
+    store.put(replace(store.find(Session) or Session(), opening=_digest(greeting)))
 
 
 def begin_session(store: Store) -> None:
     """Draw the site's key pair of the run."""
     private = new_private_key()
-    session = session_of(store)
+    session = store.find(Session) or Session()
     store.put(replace(session, public_key=public_key(private), private_key=private))
 
 

@@ -15,7 +15,7 @@ from fedapp.messages.fields import OWN_OR_SUMS, Message, Request
 from fedapp.messages.handshake import Plan
 from fedapp.messages.methods import Memory, all_methods, method_of, senders_of
 from fedapp.process import free_memory
-from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, SUBSET_NAMES, SiteConfig, log
+from fedapp.site.settings import BOOSTED, FEWEST_IN_SUMS, NODE_KEYS, SUBSET_NAMES, SiteConfig, log
 from fedapp.trees.objective import (
     OF_TIMES,
     counted_equally,
@@ -93,7 +93,7 @@ def check_message(config: SiteConfig, message: Message, sender: str, method: str
         setting = f"{name.replace('_', '-')}{of}"
         check_rules((setting, fits, f"{rule} node config", str(value).lower()))
     for name, limit in message.limits.items():
-        value, most = getattr(message, name), config.limits[limit.setting]
+        value, most = getattr(message, name), getattr(config, NODE_KEYS[limit.setting])
         rule = f"be <= {most} ({limit.setting} in the node config of {config.name})"
         check_rules((f"{name.replace('_', '-')}{of}", value <= most, rule, value))
 

@@ -196,7 +196,6 @@ def logged_head(folder: Path) -> list[tuple[str, int, str]]:
 
 
 def _about(run: AskedRun) -> dict[str, Any]:
-    """A run in a line of the log."""
     parties = dict(zip(run.settings["parties"], run.settings["fingerprints"], strict=True))
     return {"run": run.model, "method": run.method, "parties": parties}
 
@@ -359,7 +358,7 @@ def _noted(
             other for other in earlier if other.run.number != run.number or other.is_elsewhere
         ]
     else:
-        run, most = asked, config.limits["runs-per-day"]
+        run, most = asked, config.runs_per_day
         if n_today((other.run for other in earlier), time) >= most:
             rule = f"must be <= {most} on one table in the node config of {config.name}"
             raise ConfigError(f"runs-per-day {rule}, got one more{time.hint}")
@@ -496,7 +495,6 @@ def _rows_of(config: SiteConfig, model_id: str, request: Request) -> tuple[RowHa
 
 
 def _with_rows(run: AskedRun, rows: RowHashes | None, version: str = "") -> AskedRun:
-    """Describe the rows of a run's table."""
     if rows is None:
         return run
     return replace(

@@ -177,7 +177,9 @@ def handlers(*roles: type[Role]) -> Handlers:
         kind, store = type(request), site.store
         role_class, is_in_order = _role_for(site, request, roles)
         answering = role_class.load(site)
-        reply = getattr(answering, _handler(role_class, kind))(request, *mail)
+        names = answers(role_class)
+        name = next(names[base] for base in kind.__mro__ if base in names)  # of the nearest base
+        reply = getattr(answering, name)(request, *mail)
         answering.save()
         if is_in_order:
             store.role = name_of(role_class)
@@ -255,13 +257,6 @@ def answers(role_class: type[Any]) -> dict[Kind, str]:
                 assert kind not in names, f"{role_class.__name__}: {both}; helpers begin with _"
                 names[kind] = name
     return names
-
-
-@once
-def _handler(role_class: type[Any], kind: Kind) -> str:
-    """Name of the handler of a request's class, or of the nearest of its bases that has one."""
-    names = answers(role_class)
-    return next(names[base] for base in kind.__mro__ if base in names)
 
 
 @once

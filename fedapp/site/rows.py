@@ -55,11 +55,7 @@ class RowHashes:
 
 def hash_rows(table: Table, key: bytes) -> RowHashes:
     """Hash every row of a table under a key of at most 64 bytes."""
-    roles = {
-        "label": table.labels,
-        "weight": table.weights,
-        "base-margin": table.base_margins,
-    }
+    roles = {"label": table.labels, "weight": table.weights, "base-margin": table.base_margins}
     present = {role: values for role, values in roles.items() if values is not None}
     sums = joined(chain(_sums_of_features(table, key), [np.empty(0, np.uint64)]), table.n_rows)
     for role, values in present.items():
@@ -165,7 +161,6 @@ def _mixed(words: Hashes) -> Hashes:
 
 
 def _number(key: bytes, use: str, name: str) -> np.uint64:
-    """Key of a column, as a number."""
     text = json.dumps([use, name]).encode()
     digest = hashlib.blake2b(text, key=key, digest_size=WORD_BYTES).digest()
     return np.uint64(int.from_bytes(digest, "little"))

@@ -30,10 +30,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fedapp.data.columns import Columns
-from fedapp.data.datasets import NAME, dataset_names, read_source
+from fedapp.data.datasets import NAME, read_source
 from fedapp.data.predictions import columns_of_frame, read_columns_of
 from fedapp.data.read import column_names, file_version
-from fedapp.data.schema import PLAIN, Reader, Roles, with_names
+from fedapp.data.schema import PLAIN, REGISTRY, Reader, Roles, with_names
 from fedapp.data.scratch import batches, side_by_side
 from fedapp.data.table import Table, ids_of
 from fedapp.errors import ConfigError, DataError, check_package
@@ -85,7 +85,7 @@ def rows_of_part(config: SiteConfig, part: Part) -> Table:
     if config.frame is not None:
         table = columns_of_frame(config.frame(), model, roles)
     elif is_database(data):
-        query = query_of(config)
+        query = Query(config)
         frame = query.rows(list(query.bound_ids(config.id_column, config.reader).values()))
         table = columns_of_frame(frame, model, roles)
     else:
@@ -104,23 +104,23 @@ def is_database(data: str) -> bool:
 
 
 class Query:
-    """Two queries of a database: of rows by their ids, and of all ids.
+    """A site's queries of the rows to predict, by their ids, and of all ids.
 
     Raises ConfigError if a setting is missing, DataError if the database does not answer.
     """
 
-    def __init__(self, url: str, rows: str, ids: str) -> None:
+    def __init__(self, config: SiteConfig) -> None:
         check_package("sqlalchemy", "to read a database", "database")
         from sqlalchemy import bindparam, text
 
-        if f":{IDS}" not in rows:
+        if f":{IDS}" not in (rows := config.predict_query):
             rule = f"must be a query WHERE the id column IN :{IDS}"
             raise ConfigError(f"predict-query in the node config {rule}, got {rows or 'none'}")
-        if not ids:
+        if not config.predict_ids:
             raise ConfigError("predict-ids in the node config must be the query of all ids")
-        self._engine = _engine(url)
+        self._engine = _engine(config.predict_data)
         self._rows = text(rows).bindparams(bindparam(IDS, expanding=True))
-        self._ids = text(ids)
+        self._ids = text(config.predict_ids)
 
     def bound_ids(self, id_column: str, reader: Reader) -> dict[str, Any]:
         """The database's value of each id, by the id as text."""
@@ -182,11 +182,6 @@ def _engine(url: str) -> Any:
         raise ConfigError(f"{rule} whose driver is installed, got: {error}") from None
 
 
-def query_of(config: SiteConfig) -> Query:
-    """Queries of the database that has the rows to predict."""
-    return Query(config.predict_data, config.predict_query, config.predict_ids)
-
-
 class InTable:
     """Rows of a table, which is in memory."""
 
@@ -212,7 +207,7 @@ class InDatabase:
 
     def __init__(self, config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> None:
         self.source = source_of(config)
-        self._query = query_of(config)
+        self._query = Query(config)
         self._bound = self._query.bound_ids(config.id_column, config.reader)
         roles = Roles(id_column=config.id_column, base_margin=part.margin_column)
         self._config, self._roles, self._ids = config, roles, ids
@@ -231,12 +226,6 @@ class InDatabase:
 
 
 Features = InTable | InDatabase  # where a version's rows come from
-
-
-def features_of(config: SiteConfig, part: Part, ids: npt.NDArray[np.str_]) -> Features:
-    """Features of a version's rows."""
-    kind = InDatabase if is_database(config.predict_data) else InTable
-    return kind(config, part, ids)
 
 
 def source_of(config: SiteConfig) -> Hashable:
@@ -352,7 +341,7 @@ def taken_by_id(table: Table, ids: npt.NDArray[np.str_], wanted: npt.NDArray[np.
 
 
 def _column_names(source: str, reader: Reader) -> set[str]:
-    if source in dataset_names():
+    if source in REGISTRY:
         return set(read_source(source).columns)
     return set(column_names(Path(source), replace(reader, tolerant=True)))
 

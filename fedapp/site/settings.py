@@ -41,7 +41,6 @@ from fedapp.trees.limits import parse_interactions, parse_monotone
 log = logging.getLogger("fedapp.site")
 
 Value = bool | int | float | str
-PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")  # as in Flower
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 HEX = re.compile(r"[0-9a-f]{64}")
 FILES = "data", "predict-data", "schema", "without"  # keys that name files
@@ -56,12 +55,6 @@ SHORTEST_SECRET, NO_SECRET = 16, "none"
 WORKERS_RULE = "auto, HOST:PORT or ray://HOST:PORT"
 BOOSTED = "pax, bagging, cyclic, secureboost"
 SUBSET_NAMES = {"train": "training", "valid": "validation", "test": "test"}
-# Largest values that a site accepts in a message; the defaults are far above what ordinary runs
-# need.
-LIMITS = (
-    *("most-bins", "score-bins", "align-most-rows", "most-columns", "runs-per-day"),
-    *("most-rounds", "most-trees", "most-epochs"),
-)
 MOST_COLUMNS = 100_000
 BINS_A_COLUMN = 16  # on average, of most-columns: 26 MB of sums in a node with the usual 100,000
 # Keys of the table and its columns, which in a simulation are settings of the run.
@@ -389,11 +382,6 @@ class SiteConfig:
     frame: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
 
     @property
-    def limits(self) -> dict[str, int]:
-        """Largest values that the site accepts in a message, by node config key."""
-        return {name: getattr(self, name.replace("-", "_")) for name in LIMITS}
-
-    @property
     def fewest_named(self) -> int:
         """Fewest rows of a category whose name may leave; 0 if the setting has no number."""
         return 0 if isinstance(self.shares_categories, bool) else self.shares_categories
@@ -457,16 +445,9 @@ class SiteConfig:
 NODE_KEYS = {about.name: name for name, about in declared(SiteConfig).items()}
 
 
-def parse_node_config(text: str) -> dict[str, Value]:
-    """Read a node config as ``flower-supernode --node-config`` does.
-
-    `text` is ``name="bank" data="rows.csv"``, or the path of a TOML file with the same settings.
-    """
-    if text.endswith(".toml"):
-        text = Path(text).read_text()
-    else:
-        text = "\n".join(f"{key} = {value}" for key, value in PAIR.findall(text))
-    return read_toml(text, 'node config must be like name="bank" data="rows.csv"')
+def read_node_config(path: Path) -> dict[str, Value]:
+    """Read a node config, a TOML file."""
+    return read_toml(path.read_bytes(), f'node config {path} must be TOML, like name = "bank"')
 
 
 def paths_in(node: Mapping[str, Value]) -> list[str]:

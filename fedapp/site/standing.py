@@ -30,14 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import DataError
-from fedapp.home import (
-    PRIVATE,
-    home,
-    is_held,
-    private_folder,
-    sync_folder,
-    write_atomically,
-)
+from fedapp.home import PRIVATE, home, is_held, private_folder, sync_folder, write_atomically
 from fedapp.site.certificates import WARNED_DAYS, days_left, own_certificate
 from fedapp.site.clock import read_clock
 from fedapp.site.table import keyed_order

@@ -39,12 +39,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedapp.errors import DataError, ProtocolError
+from fedapp.errors import DataError
 from fedapp.home import PRIVATE, open_private, private_folder, write_atomically
-from fedapp.messages.fields import Array
+from fedapp.messages.fields import Array, check_fields
 from fedapp.records.codec import Codec, codec_of
 from fedapp.records.document import UNREADABLE, Fields, from_document, to_document
-from fedapp.records.journal import ABSENT, Journal, State, Stored
+from fedapp.records.journal import Journal, State, Stored
 from fedapp.site.clock import SECONDS_A_DAY, read_clock
 from fedapp.trees.divided import Part
 from fedapp.trees.predict import Bits
@@ -124,11 +124,8 @@ class Store:
         return data.tobytes()
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Store bytes; the same object under two names is written once."""
-        stored = (one for one in self._values.values() if one.codec is BYTES)
-        in_memory = (one for one in stored if one.value is not ABSENT)
-        same = next((one for one in in_memory if one.value.base is data), None)
-        self._values[name] = same or Stored(BYTES, np.frombuffer(data, dtype=np.uint8))
+        """Store bytes."""
+        self.write(name, BYTES, np.frombuffer(data, dtype=np.uint8))
 
     def sent(self) -> list[int]:
         """Numbers of the questions whose letters are stored."""
@@ -333,10 +330,9 @@ def part_digest(folder: Path) -> bytes:
 def sent_bits(sender: str, message: str, field: str, packed: Array, n_rows: int) -> Bits:
     """Unpack a bit for each of some rows; raises a ProtocolError if the bytes do not fit."""
     n_bytes = -(-n_rows // 8)
-    if len(packed) != n_bytes:
-        rule = f"must be {n_bytes} bytes, got {len(packed)}"
-        raise ProtocolError(sender, message, field, rule)
+    rule = f"must be {n_bytes} bytes, got {len(packed)}"
+    check_fields(sender, message, (field, len(packed) == n_bytes, rule))
     bits = np.unpackbits(packed).astype(bool)
-    if bits[n_rows:].any():
-        raise ProtocolError(sender, message, field, f"must be 0 past the {n_rows} rows")
+    rule = f"must be 0 past the {n_rows} rows"
+    check_fields(sender, message, (field, not bits[n_rows:].any(), rule))
     return bits[:n_rows]

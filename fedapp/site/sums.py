@@ -49,7 +49,7 @@ from fedapp.crypto.noise import KEY_BYTES, MAX_VARIANCE, NOISE_LABEL, Budget, di
 from fedapp.crypto.sealed import Address, Stream, derived_key, prefixed, seal, unseal
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.fixed_point import Bounds, Whole
-from fedapp.messages.fields import Array, Reply, Request
+from fedapp.messages.fields import Array, Reply, Request, check_fields
 from fedapp.messages.pax_secure import Promise
 from fedapp.messages.secagg import (
     SEALED_BYTES,
@@ -170,8 +170,7 @@ def check_leaves(name: str, store: Store, request: Request) -> None:
 def check_among(name: str, store: Store, request: Request, leaves: str) -> None:
     """Check the parties of a masked sum before anything is done for it: there must be some."""
     if leaves in ("sums", "noised") and not isinstance(request, Roster):
-        named = request.among if isinstance(request, Among) else ()
-        parties_of(name, store, named, follows=False)
+        parties_of(name, store, request, follows=False)
 
 
 def forget_pending(store: Store) -> None:
@@ -186,44 +185,41 @@ def mask_sums(
     """Mask a site's sums; raises ProtocolError if the server names parties that may not sum."""
     parts = [np.ravel(array).astype(np.int64, casting="safe", copy=False) for array in sums.arrays]
     flat = np.concatenate(parts)
-    named = request.among if isinstance(request, Among) else ()
-    among = parties_of(name, store, named, sums.follows)
+    among = parties_of(name, store, request, sums.follows)
     secrets = pair_secrets(name, store, envelope)
-    label = label_of(store, envelope, digest, among)
+    # The last answer is the same in every attempt, whatever was asked before.
+    asked = digest if store.finished else position_of(store).chain
+    label = label_of(store, envelope, asked, among)
     if not among:  # no party may be lost: pairwise masks suffice
         nothing = np.empty((0, SEALED_BYTES), np.uint8)
         return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes), nothing)
     secrets = {peer: secret for peer, secret in secrets.items() if peer in among}
-    asked = digest if store.finished else position_of(store).chain
     self_mask, sealed = share(name, store, secrets, label, asked, sums.follows)
     return MaskedReply(mask_vector(name, flat, secrets, label, sums.n_bytes, self_mask), sealed)
 
 
-def label_of(store: Store, envelope: Envelope, digest: str, among: Sequence[str]) -> bytes:
+def label_of(store: Store, envelope: Envelope, asked: str, among: Sequence[str]) -> bytes:
     """Label of the masks of one answer; see the module."""
     when = (envelope.step, envelope.attempt, checkpoint_of(store, envelope.attempt))
-    asked = digest
-    if store.finished:
-        when = (0, 0, 0)  # the last answer is the same in every attempt
-    else:
-        asked = position_of(store).chain
+    when = (0, 0, 0) if store.finished else when
     return prefixed(*(str(part).encode() for part in (*when, asked)), *(p.encode() for p in among))
 
 
 # Lost parties.
 
 
-def parties_of(name: str, store: Store, named: Sequence[str], follows: bool) -> list[str]:
+def parties_of(name: str, store: Store, request: Request, follows: bool) -> list[str]:
     """Parties between which an answer is masked; empty if these are all, and none may be lost.
 
-    `named` are the parties that the server names, or empty for all remaining ones; `follows` says
-    whether the sum overlaps with others. Raises ProtocolError if a party comes back, too few
-    remain, or they differ from those of earlier sums.
+    They are those that the request names, or else all remaining ones; `follows` says whether the
+    sum overlaps with others. Raises ProtocolError if a party comes back, too few remain, or they
+    differ from those of earlier sums.
     """
     if not (threshold := store.get(Masks).threshold):
         return []
     remaining = account_of(store).among
-    return _checked(name, threshold, named or remaining, remaining, follows)
+    named = (isinstance(request, Among) and request.among) or remaining
+    return _checked(name, threshold, named, remaining, follows)
 
 
 def share(
@@ -304,9 +300,8 @@ def _checked(
         f"must be {fewest} or more": len(parties) >= fewest,
         "must be those of the sums that this one is part of": not follows or parties == list(among),
     }
-    for rule, is_kept in rules.items():
-        if not is_kept:
-            raise ProtocolError(name, "sum", "names", f"{rule}, got {', '.join(parties)}")
+    got = f", got {', '.join(parties)}"
+    check_fields(name, "sum", *(("names", is_kept, rule + got) for rule, is_kept in rules.items()))
     return parties
 
 

@@ -56,7 +56,7 @@ def pins_in(folder: Path) -> dict[str, str]:
     """Fingerprints by name, as ``pin`` has written them; raises ConfigError."""
     path = folder / PINNED
     rule = f"{PINNED} must have a fingerprint for each name"
-    pins = read_toml(path.read_text(), rule) if path.exists() else {}
+    pins = read_toml(path.read_bytes(), rule) if path.exists() else {}
     return dict(pinned_key(name, str(key), PINNED) for name, key in pins.items())
 
 

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
+from fedapp.arrays import Floats
 from fedapp.errors import ConfigError
 from fedapp.records.document import to_text
 from fedapp.run_files import Scores
 from fedapp.run_folder import INITIAL_MODEL, RunFolder
 from fedapp.runs.predict import PredictedRows
 from fedapp.trees.model import Ensemble, importance, ordered_sets
-from fedapp.trees.objective import Floats, transform
+from fedapp.trees.objective import transform
 from fedapp.trees.predict import add_trees, find_leaves, predict_margins
 from fedapp.trees.xgboost import to_xgboost_json
 from strategies.scoring import History
@@ -82,10 +83,7 @@ def leaves_of(rows: PredictedRows) -> npt.NDArray[np.int32]:
     """Number of each row's leaf in each tree; int32, shape (n_rows, n_trees)."""
     if not isinstance(model := rows.model, Ensemble):
         raise ConfigError("apply must be of boosted trees, got another model")
-    leaves = np.empty((len(model.trees), rows.table.n_rows), np.int32)
-    for tree, of_tree in zip(model.trees, leaves, strict=True):
-        find_leaves(tree, rows.table.values, of_tree, model.sets)
-    return leaves.T
+    return find_leaves(model.trees, rows.table.values, model.sets).T
 
 
 def evaluate_rounds(

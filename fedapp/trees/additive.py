@@ -15,12 +15,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.arrays import Doubles, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.trees.categories import CategorySets
 from fedapp.trees.structure import Routes, route_rows
-
-Doubles = npt.NDArray[np.float64]
 
 
 class Marginals:

@@ -6,11 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Floats
 from fedapp.kernels import frozen, kernel
 
-Floats = npt.NDArray[np.float32]
 EXP, LOG, LOG1P = range(3)
 
 

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles
 from fedapp.errors import ConfigError
-from fedapp.trees.losses import LOGIT, Doubles
+from fedapp.trees.losses import LOGIT
 
 Calibration = Literal["none", "platt", "isotonic"]
 FEWEST_ISOTONIC = 1000  # validation rows, below which an isotonic curve follows chance

@@ -20,13 +20,12 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.errors import DataError
 
 Categories = tuple[tuple[str, ...] | None, ...]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 Copy = Callable[[Floats], Floats]
-Members = npt.NDArray[np.bool_]  # shape (n_categories,): by code; True goes right
+Members = Flags  # shape (n_categories,): by code; True goes right
 
 NO_SET = -1  # of a leaf, and of a split that has a threshold
 MOST_CATEGORIES = 65_535  # of a column, so that codes fit in the type of bin ids
@@ -61,7 +60,7 @@ def as_categories(entries: Iterable[tuple[str, ...] | None]) -> Categories:
     return columns if any(names is not None for names in columns) else ()
 
 
-def chosen(categories: Categories, columns: Sequence[int] | npt.NDArray[np.int64]) -> Categories:
+def chosen(categories: Categories, columns: Sequence[int] | Ints) -> Categories:
     """Entries of some columns, by index, in this order."""
     return as_categories(names_of(categories, int(column)) for column in columns)
 
@@ -135,7 +134,7 @@ def recoded(
     joint: Categories,
     columns: Sequence[str] = (),
     copied: Copy = np.ndarray.copy,
-) -> tuple[Floats, npt.NDArray[np.int64]]:
+) -> tuple[Floats, Ints]:
     """Convert values, shape (n_rows, n_columns), from the codes of `current` to those of `joint`.
 
     A name that is not in `joint` becomes ``RARE`` if that is in `joint`, else NaN. Returns the
@@ -169,9 +168,7 @@ def unlike(column: str, must_be_categories: bool) -> DataError:
     return DataError.naming(f"{rule} the schema of a table says its type", f"'{column}'")
 
 
-def trained_first(
-    categories: Categories, train: Floats
-) -> tuple[Categories, npt.NDArray[np.int64]]:
+def trained_first(categories: Categories, train: Floats) -> tuple[Categories, Ints]:
     """Move the categories that occur in training rows first, otherwise keep their order.
 
     Also returns how many of each column occur; int64, shape (n_columns,). `train` has the codes of

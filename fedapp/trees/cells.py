@@ -17,16 +17,16 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Floats, Ints
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.divided import NONE, ActivePart, Lookup, Nesting
 from fedapp.trees.predict import Nodes, goes_left, kernel_sets
 
-Ints = npt.NDArray[np.int64]
 Cells = npt.NDArray[np.uint8]  # bits, shape (2 * n_records, n_row_bytes)
 LEVEL = 1  # of zlib: higher levels cost more time than they save
 
 
-def open_cells(nesting: Nesting, lookup: Lookup, values: npt.NDArray[np.float32]) -> Cells:
+def open_cells(nesting: Nesting, lookup: Lookup, values: Floats) -> Cells:
     """Rows that a party's splits leave open to each of its cells; ``values`` as in a table."""
     cells = np.zeros((2 * lookup.n_records, -(-len(values) // 8)), dtype=np.uint8)
     cuts = frozen(lookup.columns, lookup.thresholds, lookup.defaults)

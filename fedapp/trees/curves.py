@@ -16,16 +16,14 @@ from math import prod
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.errors import ConfigError
 from fedapp.trees.categories import names_of
 from fedapp.trees.model import LARGEST_LEAF, LEAF, Ensemble, Tree
 from fedapp.trees.predict import find_leaves
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Places = npt.NDArray[np.int64]
+Places = Ints
 
 MOST_CELLS = 2**24  # of a pair
 # A threshold that only separates missing values: no finite number is below it.
@@ -256,11 +254,11 @@ def _curve(model: Ensemble, columns: tuple[int, ...], numbers: list[int]) -> Cur
         name = " & ".join(axis.name for axis in axes)
         raise ConfigError(f"a pair must have <= {MOST_CELLS} cells, got {n} of {name}")
     rows: Floats = np.stack([axis.ravel() for axis in np.meshgrid(*points, indexing="ij")], axis=1)
-    values, leaves, weights = np.zeros((n, model.n_outputs)), np.empty(n, np.int32), np.zeros(0)
+    values, weights = np.zeros((n, model.n_outputs)), np.zeros(0)
     for number in numbers:
         tree = model.trees[number].copy()
         tree["column"] = np.searchsorted(columns, tree["column"])
-        find_leaves(tree, rows, leaves, model.sets)
+        (leaves,) = find_leaves([tree], rows, model.sets)
         values += (model.leaf_terms(number) - _mean(model, number))[leaves]
         if number == numbers[0]:
             # The model has sums of leaves only: each is divided evenly among its places; those of

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.errors import DataError
 from fedapp.trees.categories import (
     NO_SET,
@@ -43,7 +44,6 @@ from fedapp.trees.model import (
 from fedapp.trees.predict import Bits, sides_of
 from fedapp.trees.structure import joined
 
-Ints = npt.NDArray[np.int64]
 NONE = -1  # no local split above
 Lefts = npt.NDArray[Any]  # left child of each node, LEAF at a leaf; the right child is the next
 
@@ -53,7 +53,7 @@ class Lookup:
     """A party's splits; a record id is an index into the table."""
 
     columns: Annotated[Ints, "n_records", ">= 0"]  # column numbers at the party
-    thresholds: Annotated[npt.NDArray[np.float32], "n_records"]  # below goes left
+    thresholds: Annotated[Floats, "n_records"]  # below goes left
     defaults: Annotated[npt.NDArray[np.uint8], "n_records", "<= 1"]  # 1 if missing goes left
     # widths: number of categories of the column, 0 for a threshold
     widths: Annotated[Ints, "n_records", ">= 0"]
@@ -92,7 +92,7 @@ class Lookup:
     def sides(
         self,
         record: int | Ints,
-        values: npt.NDArray[np.float32],
+        values: Floats,
         rows: npt.NDArray[Any] | slice | int = slice(None),
     ) -> Bits:
         """Which of some rows one split sends left, or which of several splits send one row left."""
@@ -111,7 +111,7 @@ class Lookup:
             self.sets,
         )
 
-    def n_ways(self, records: Ints, values: npt.NDArray[np.float32]) -> int:
+    def n_ways(self, records: Ints, values: Floats) -> int:
         """Number of joint outcomes of some splits, with missing values if the columns have any."""
         ways = 1
         for column in np.unique(self.columns[records]):
@@ -238,7 +238,7 @@ class Part(Model):
     kinds: Kinds = ()
     categories: Categories = ()  # names in the order of their codes
     # Of the columns, from ``fedapp.site.table``; or none.
-    quantiles: Annotated[npt.NDArray[np.float32], "", "", None]
+    quantiles: Annotated[Floats, "", "", None]
     lookup: Lookup  # the party's splits
     active: str  # name of the party with the labels
 
@@ -363,9 +363,7 @@ class ActivePart(Part):
 PARTS: tuple[type[Part], ...] = (ActivePart, PassivePart, ForestPart)
 
 
-def _check_records(
-    lefts: npt.NDArray[Any], records: Ints, is_local: npt.NDArray[np.bool_], n_records: int
-) -> None:
+def _check_records(lefts: npt.NDArray[Any], records: Ints, is_local: Flags, n_records: int) -> None:
     """Check the record ids of a tree's nodes; raises ValueError."""
     if len(records) != len(lefts):
         raise ValueError(f"records must be {len(lefts)}, one a node, got {len(records)}")
@@ -462,7 +460,7 @@ class Skeleton:
         return np.flatnonzero(self.lefts == LEAF)
 
 
-def skeleton(lefts: npt.NDArray[np.int32], is_passive: npt.NDArray[np.bool_]) -> Skeleton:
+def skeleton(lefts: npt.NDArray[np.int32], is_passive: Flags) -> Skeleton:
     """A tree in which every subtree without a passive split becomes one entry.
 
     Parameters
@@ -482,7 +480,7 @@ def skeleton(lefts: npt.NDArray[np.int32], is_passive: npt.NDArray[np.bool_]) ->
     return Skeleton(np.array(new_lefts, dtype=np.int64), np.array(sources, dtype=np.int64))
 
 
-def candidates(lefts: Ints, sides: Mapping[int, Bits], n_rows: int) -> npt.NDArray[np.bool_]:
+def candidates(lefts: Ints, sides: Mapping[int, Bits], n_rows: int) -> Flags:
     """Entries that rows may reach by one party's splits; bool, shape (n_rows, n_entries).
 
     ``lefts`` is of a ``Skeleton``; ``sides`` has the party's splits by node. At others a row may go
@@ -504,7 +502,7 @@ def candidates(lefts: Ints, sides: Mapping[int, Bits], n_rows: int) -> npt.NDArr
 # Splits that decide about one row
 
 
-def open_splits(lefts: Lefts, nodes: Ints, goes_left: npt.NDArray[np.bool_]) -> list[int]:
+def open_splits(lefts: Lefts, nodes: Ints, goes_left: Flags) -> list[int]:
     """Splits that a row may reach, each after its parent; ``goes_left`` at some ``nodes``."""
     sides = dict(zip(nodes.tolist(), goes_left.tolist(), strict=True))
     reachable, splits = [0], []

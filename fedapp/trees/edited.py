@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedapp.arrays import Doubles
 from fedapp.trees.categories import CategorySets
-from fedapp.trees.curves import SMALL, Curve, Doubles, base_of, curves_of, intercepts_of
+from fedapp.trees.curves import SMALL, Curve, base_of, curves_of, intercepts_of
 from fedapp.trees.model import LEAF, NODE, Edit, Ensemble, Model, Tree
 
 UNKNOWN = 1e-6  # weight of a place whose share is unknown: SHAP divides by the sums

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.histograms.bins import Cuts
 from fedapp.histograms.build import Histogram
 from fedapp.histograms.split import (
-    NO_BOUNDS,
     CategoryRules,
     Penalties,
     best_splits,
@@ -44,12 +44,9 @@ from fedapp.histograms.split import (
 )
 from fedapp.kernels import frozen
 from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets, set_numbers
-from fedapp.trees.limits import FREE, WIDEST, GrowPolicy, Limits
+from fedapp.trees.limits import FREE, GrowPolicy, Limits
 from fedapp.trees.model import LEAF, NODE, Grown, Tree, node_of, ordered_sets
 from fedapp.trees.structure import Numbers, Routes, number_children, roots_of, routes_of
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,7 @@ class Queue:
         """Whether trees are split in the order of their nodes."""
         return self.grow_policy == "depthwise"
 
-    def chosen(
-        self, tree: Tree, nodes: Ints, gains: npt.NDArray[np.float32]
-    ) -> tuple[Bools, Bools]:
+    def chosen(self, tree: Tree, nodes: Ints, gains: Floats) -> tuple[Flags, Flags]:
         """Which open nodes of a level are split, and which of them so that children may be too.
 
         ``nodes`` ascend, and have splits of these ``gains``.
@@ -95,13 +90,10 @@ class Queue:
         nodes : int64, shape (n_nodes,): what number each of its nodes had as it grew.
         places : int64: the node that each node of the tree that grew is now, or is below.
         """
-        every = np.arange(len(tree))
-        if self.is_by_level:
-            whole = tree.copy()
-            whole["value"][whole["left"] != LEAF] = 0
-            return whole, every, every
         most = self.max_leaves - 1 if self.max_leaves else len(tree)
-        order = _by_gain(tree["left"], tree["gain"], most)
+        order = np.flatnonzero(tree["left"] != LEAF)
+        if not self.is_by_level:
+            order = _by_gain(tree["left"], tree["gain"], most)
         lefts = tree["left"][order].astype(np.int64)
         nodes = np.concatenate(([0], np.stack((lefts, lefts + 1), axis=1).ravel()))
         places = np.full(len(tree), -1)
@@ -159,7 +151,7 @@ def without_padding(tree: Tree) -> Tree:
 BY_LEVEL = Queue()
 
 
-def _by_gain(lefts: npt.NDArray[np.int32], gains: npt.NDArray[np.float32], most: int) -> Ints:
+def _by_gain(lefts: npt.NDArray[np.int32], gains: Floats, most: int) -> Ints:
     """The first nodes that a queue by gain takes; nodes without a split have gain 0.
 
     ``lefts`` is ``LEAF`` where children are not evaluated.
@@ -208,7 +200,7 @@ class Growing:
 
     trees: tuple[Tree, ...]  # the value of a split is that of the leaf that it was
     open_nodes: npt.NDArray[np.int32]  # (n_open, 2): tree and node, trees ascending
-    sums: npt.NDArray[np.float64]  # (n_open, *cell): of their rows; NaN before those of the roots
+    sums: Doubles  # (n_open, *cell): of their rows; NaN before those of the roots
     level: int = 0
     sets: CategorySets = NO_SETS  # of all splits, in the order of the splits
     # of the parents of the open nodes, which come in pairs: sums in each bin, missing rows by
@@ -241,7 +233,7 @@ class Growth:
         self,
         n_trees: int,
         cuts: Cuts,
-        allowed: npt.NDArray[np.bool_],
+        allowed: Flags,
         shape: Shape,
         limits: Limits = FREE,
         state: Growing | None = None,
@@ -262,7 +254,7 @@ class Growth:
         return self.state.open_nodes[self._wanted]
 
     @property
-    def _wanted(self) -> npt.NDArray[np.int64]:
+    def _wanted(self) -> Ints:
         """Indices of the wanted nodes among the open ones."""
         if self.state.histograms is None:
             return np.arange(len(self.state.open_nodes))
@@ -277,7 +269,7 @@ class Growth:
         """Whether any node may still be split."""
         return len(self.state.open_nodes) > 0
 
-    def set_roots(self, sums: npt.NDArray[np.float64]) -> None:
+    def set_roots(self, sums: Doubles) -> None:
         """Set the sums over all rows, float64, shape (n_trees, *cell): gradients and hessians."""
         trees = [leaves_under([-1], self.node) for _ in sums]
         self._weigh(trees, self.state.open_nodes, sums, self._bounds())
@@ -336,8 +328,8 @@ class Growth:
         self,
         histograms: Histogram,
         missing: npt.NDArray[np.int32],
-        allowed: Bools,
-        bounds: npt.NDArray[np.float32],
+        allowed: Flags,
+        bounds: Floats,
     ) -> npt.NDArray[Any]:
         """The best split of each open node."""
         return best_splits(
@@ -349,10 +341,10 @@ class Growth:
             self.shape.penalties,
             self.shape.rules,
             self.limits.monotone,
-            bounds if len(self.limits.monotone) else NO_BOUNDS,
+            bounds,
         )
 
-    def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Numbers, Bools]:
+    def _chosen(self, splits: npt.NDArray[Any]) -> tuple[Numbers, Flags]:
         """Indices of the open nodes that are split, and whose children may be."""
         chosen, may_grow, shape = [], [], self.shape
         is_last = 0 < shape.max_depth <= self.level + 1
@@ -365,24 +357,22 @@ class Growth:
             may_grow.append(may[of_tree] & (not is_last))
         return np.concatenate(chosen), np.concatenate(may_grow)
 
-    def _bounds(self) -> npt.NDArray[np.float32]:
+    def _bounds(self) -> Floats:
         """Lowest and highest leaf weight below each open node."""
         state = self.state
-        if not len(self.limits.monotone):
-            return np.tile([-WIDEST, WIDEST], (len(state.open_nodes), 1))
         places = state.open_nodes.tolist()
         bounds = [self.limits.bounds(state.trees[tree], node) for tree, node in places]
-        return np.array(bounds, dtype=np.float32)
+        return np.array(bounds, dtype=np.float32).reshape(-1, 2)
 
     def grown(self) -> Grown:
         """The trees so far."""
         return ordered_sets([tree for tree, _, _ in self._finished()], self.state.sets)
 
-    def padded(self) -> list[tuple[Tree, npt.NDArray[np.int64]]]:
+    def padded(self) -> list[tuple[Tree, Ints]]:
         """See ``Queue.padded``; without sets."""
         return [self.shape.queue.padded(tree) for tree in self.state.trees]
 
-    def places(self) -> tuple[npt.NDArray[np.int64], ...]:
+    def places(self) -> tuple[Ints, ...]:
         """Of each node while the trees grow, its node in ``grown``, or the leaf above it."""
         return tuple(places for _, _, places in self._finished())
 
@@ -429,7 +419,7 @@ class Growth:
         cut = splits["cut"]
         cuts = self.cuts
         by_category = cuts.by_category[columns]
-        members = list[Bools]()
+        members = list[Flags]()
         for row in np.flatnonzero(by_category).tolist():
             start, end = cuts.offsets[columns[row] : columns[row] + 2]
             of_column, rules = histograms[row, start:end], self.shape.rules
@@ -460,8 +450,8 @@ class Growth:
         self,
         trees: Sequence[Tree],
         places: npt.NDArray[np.int32],
-        sums: npt.NDArray[np.float64],
-        bounds: npt.NDArray[np.float32],
+        sums: Doubles,
+        bounds: Floats,
     ) -> None:
         """Set the weights of nodes, within bounds, and their values as leaves."""
         sums, bounds = frozen(sums, bounds)
@@ -490,7 +480,7 @@ class VectorGrowth(Growth):
         self,
         n_outputs: int,
         cuts: Cuts,
-        allowed: Bools,
+        allowed: Flags,
         shape: Shape,
         limits: Limits = FREE,
         state: Growing | None = None,
@@ -503,8 +493,8 @@ class VectorGrowth(Growth):
         self,
         histograms: Histogram,
         missing: npt.NDArray[np.int32],
-        allowed: Bools,
-        bounds: npt.NDArray[np.float32],
+        allowed: Flags,
+        bounds: Floats,
     ) -> npt.NDArray[Any]:
         """The best split of each open node; ``bounds`` are none."""
         sums, penalties = self.state.sums, self.shape.penalties
@@ -514,8 +504,8 @@ class VectorGrowth(Growth):
         self,
         trees: Sequence[Tree],
         places: npt.NDArray[np.int32],
-        sums: npt.NDArray[np.float64],
-        bounds: npt.NDArray[np.float32],
+        sums: Doubles,
+        bounds: Floats,
     ) -> None:
         """Set the weights of nodes, and their values as leaves."""
         (tree,) = trees
@@ -538,7 +528,7 @@ class VectorGrowth(Growth):
         grown = super().grown()
         return grown._replace(trees=tuple(map(_with_sums, grown.trees)))
 
-    def padded(self) -> list[tuple[Tree, npt.NDArray[np.int64]]]:
+    def padded(self) -> list[tuple[Tree, Ints]]:
         """See ``Queue.padded``."""
         return [(_with_sums(tree), numbers) for tree, numbers in super().padded()]
 

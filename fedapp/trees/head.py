@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedapp.arrays import Floats, Ints
 from fedapp.trees.losses import PLAIN, REGRESSION, LossParameters, Objective
-from fedapp.trees.stacked import Floats, HeadShape, split_weights
+from fedapp.trees.stacked import HeadShape, split_weights
 
 WATCHED_ROWS = 4096  # validation rows per batch
 
@@ -79,22 +79,29 @@ def fit_head(
     )
     measure = objective, parameters.tweedie_variance_power
     batches = _Batches(measure, shape, rows, training.batch_size, device)
-    validation = None
+    watched = None
     if held_back is not None and training.patience:
-        validation = _Validation(_Batches(measure, shape, held_back, WATCHED_ROWS, device), layers)
-    loss = 0.0
+        watched = _Batches(measure, shape, held_back, WATCHED_ROWS, device)
+    # The weights with the lowest validation loss so far, and how many epochs ago they were.
+    best, lowest = _flat(layers), watched.mean_loss(layers) if watched else 0.0
+    loss, since = 0.0, 0
     for _ in range(training.epochs):
         loss = _epoch(batches, layers, adam, rng.permutation(len(rows.labels)))
-        if validation and validation.no_better_for() >= training.patience:
+        if watched is None:
+            continue
+        watched_loss, since = watched.mean_loss(layers), since + 1
+        if watched_loss < lowest:
+            best, lowest, since = _flat(layers), watched_loss, 0
+        if since >= training.patience:
             break
-    return validation.best if validation else _flat(layers), loss
+    return best if watched else _flat(layers), loss
 
 
 def _epoch(
     batches: _Batches,
     layers: list[Tensor],
     adam: torch.optim.Optimizer,
-    order: npt.NDArray[np.int64],
+    order: Ints,
 ) -> float:
     """One pass over the rows in this order; returns the mean loss."""
     total = torch.zeros((), device=layers[0].device)
@@ -112,33 +119,6 @@ def _flat(layers: list[Tensor]) -> Floats:
     """A copy of the weights, float32, shape (n_weights,)."""
     flat: Floats = torch.cat([layer.detach().flatten() for layer in layers]).cpu().numpy()
     return flat
-
-
-class _Validation:
-    """The weights with the lowest validation loss so far."""
-
-    def __init__(self, batches: _Batches, layers: list[Tensor]) -> None:
-        self._batches = batches
-        self._layers = layers
-        self._since = 0
-        self.best, self._lowest = _flat(layers), self._loss()
-
-    def no_better_for(self) -> int:
-        """Evaluate the current weights; returns the number of evaluations since the best."""
-        loss, self._since = self._loss(), self._since + 1
-        if loss < self._lowest:
-            self.best = _flat(self._layers)
-            self._lowest = loss
-            self._since = 0
-        return self._since
-
-    def _loss(self) -> float:
-        n_rows, total = self._batches.n_rows, 0.0
-        with torch.no_grad():
-            for start in range(0, n_rows, self._batches.size):
-                rows = np.arange(start, min(start + self._batches.size, n_rows))
-                total += float(self._batches.loss(self._layers, rows)) * len(rows)
-        return total / n_rows
 
 
 def forward(shape: HeadShape, layers: list[Tensor], outputs: Tensor) -> Tensor:
@@ -179,7 +159,7 @@ class _Batches:
         mean = rows.weights.mean(dtype=np.float64)
         self._scales = torch.tensor((rows.weights / mean).astype(np.float32), device=device)
 
-    def loss(self, layers: list[Tensor], rows: npt.NDArray[np.int64]) -> Tensor:
+    def loss(self, layers: list[Tensor], rows: Ints) -> Tensor:
         """Mean loss of a batch; each row is weighted relative to the mean weight of all rows."""
         places = torch.from_numpy(rows).to(self._device)
         labels = self._labels[places]
@@ -198,6 +178,15 @@ class _Batches:
         if self._objective == REGRESSION:
             return ((margins[:, 0] - labels).square() * scales).mean()
         return (self._deviance(totals[:, 0], labels) * scales).mean()
+
+    def mean_loss(self, layers: list[Tensor]) -> float:
+        """Mean loss of all rows."""
+        total = 0.0
+        with torch.no_grad():
+            for start in range(0, self.n_rows, self.size):
+                rows = np.arange(start, min(start + self.size, self.n_rows))
+                total += float(self.loss(layers, rows)) * len(rows)
+        return total / self.n_rows
 
     def _deviance(self, margins: Tensor, labels: Tensor) -> Tensor:
         """Negative log-likelihood of labels with an exponential mean, up to a constant."""

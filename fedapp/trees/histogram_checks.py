@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts, Ints, spans
+from fedapp.arrays import Doubles, Ints
+from fedapp.histograms.bins import Cuts, spans
 from fedapp.trees.categories import CategorySets
 from fedapp.trees.losses import LOSSES, REGRESSION, LossParameters, Objective
 from fedapp.trees.objective import BOUNDED, is_of_rows, row_bounds
 from fedapp.trees.predict import Bits, sides_of
 from fedapp.trees.structure import Routes, node_keys, roots_of
-
-Doubles = npt.NDArray[np.float64]
 
 LARGEST_DOUBLE = float(np.finfo(np.float64).max)
 ROUNDED = 1e-6  # gradients, weights and masses are float32, each rounded by up to 2^-24

@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-Bools = npt.NDArray[np.bool_]
-Weights = npt.NDArray[np.float64]
+from fedapp.arrays import Doubles, Flags
+
+Weights = Doubles
 Nodes = npt.NDArray[Any]  # of a tree
 N = TypeVar("N")
 GrowPolicy = Literal["depthwise", "lossguide"]
@@ -107,7 +108,7 @@ def check_without_categories(monotone: Sequence[int] | Any, has_categories: bool
         )
 
 
-def weights_of(weights: Mapping[str, float], columns: Sequence[str]) -> npt.NDArray[np.float64]:
+def weights_of(weights: Mapping[str, float], columns: Sequence[str]) -> Doubles:
     """Weights in the order of the columns, 1 by default; empty without any. Raises ValueError."""
     _check_known("feature-weights", weights, columns)
     by_column = np.array([weights.get(name, 1.0) for name in columns if weights])
@@ -123,8 +124,8 @@ def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
 
 
 def draw_columns(
-    allowed: Bools, share: float, rng: np.random.Generator, weights: Weights = ALIKE
-) -> Bools:
+    allowed: Flags, share: float, rng: np.random.Generator, weights: Weights = ALIKE
+) -> Flags:
     """Draw a share of the allowed columns, at least one; without weight, fewer or none.
 
     Columns are drawn one after the other, each time by their weights among those that are left.
@@ -157,38 +158,42 @@ class Limits:
     weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of draws; or empty
     both_children: bool = False  # with bins merged by node, no sibling follows from its parent
 
+    def of_trees(self, share: float, n_trees: int, n_columns: int) -> Flags:
+        """Columns that each tree may split, a share of all, at least one; (n_trees, n_columns)."""
+        every = np.ones((n_trees, n_columns), dtype=bool)
+        if max(1, int(share * n_columns)) == n_columns:
+            return every
+        rng = np.random.default_rng([self.seed, self.round_id])
+        return np.array([draw_columns(columns, share, rng, self.weights) for columns in every])
+
     def columns(
-        self, level: int, places: Sequence[Sequence[int]], trees: Sequence[Nodes], allowed: Bools
-    ) -> Bools:
+        self, level: int, places: Sequence[Sequence[int]], trees: Sequence[Nodes], allowed: Flags
+    ) -> Flags:
         """Columns that may split each node, (n_nodes, n_columns), from those allowed by tree.
 
         ``places`` are tree and node of each.
         """
-        masks = allowed[[tree for tree, _ in places]]
         if self.bylevel < 1:
             drawn = [
                 self._drawn(columns, self.bylevel, LEVEL, tree, level)
                 for tree, columns in enumerate(allowed)
             ]
-            masks = np.stack([drawn[tree] for tree, _ in places])
+            allowed = np.stack(drawn)
+        masks = allowed[[tree for tree, _ in places]]
         if self.bynode < 1:
-            pairs = zip(masks, places, strict=True)
-            drawn = [
-                self._drawn(columns, self.bynode, NODE_DRAW, tree, node)
-                for columns, (tree, node) in pairs
-            ]
-            masks = np.stack(drawn)
+            for mask, (tree, node) in zip(masks, places, strict=True):
+                mask[:] = self._drawn(mask, self.bynode, NODE_DRAW, tree, node)
         if self.interactions:
             for mask, (tree, node) in zip(masks, places, strict=True):
                 mask &= self._compatible(trees[tree], node, len(mask))
         return masks
 
-    def _drawn(self, allowed: Bools, share: float, *stream: int) -> Bools:
+    def _drawn(self, allowed: Flags, share: float, *stream: int) -> Flags:
         """Draw a share of some columns, at least one."""
         rng = np.random.default_rng([self.seed, self.round_id, *stream])
         return draw_columns(allowed, share, rng, self.weights)
 
-    def _compatible(self, nodes: Nodes, node: int, n_columns: int) -> Bools:
+    def _compatible(self, nodes: Nodes, node: int, n_columns: int) -> Flags:
         """Columns that may be on a path with those above a node."""
         used = {int(nodes["column"][above]) for above, _ in _path(nodes, node)}
         if not used:

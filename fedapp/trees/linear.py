@@ -12,15 +12,12 @@ from functools import reduce
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.trees.categories import Categories, entries_of
 from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.model import LINEAR, KindsOfColumns, Model
-from fedapp.trees.objective import gradients, n_outputs
-
-Doubles = npt.NDArray[np.float64]
-Floats = npt.NDArray[np.float32]
+from fedapp.trees.objective import gradients
 
 ARRAYS = ("means", "scales", "weights", "bias")
 BATCH_ROWS = 2**14
@@ -135,11 +132,6 @@ class LinearModel(Model):
         return len(self.inputs)
 
     @property
-    def n_outputs(self) -> int:
-        """Margins per row: the number of classes for softmax, else 1."""
-        return n_outputs(self.objective, len(self.classes))
-
-    @property
     def base_margin(self) -> Floats:
         """Margins of a row whose inputs are all at their means; float32, shape (n_outputs,)."""
         with np.errstate(over="ignore"):
@@ -225,9 +217,7 @@ def _spread(inputs: Doubles, shares: Floats) -> float:
     return float(np.linalg.norm(scaled @ scaled.T if is_wide else scaled.T @ scaled))
 
 
-def _batches(
-    n_rows: int, descent: GradientDescent, rng: np.random.Generator
-) -> Iterator[npt.NDArray[np.int64]]:
+def _batches(n_rows: int, descent: GradientDescent, rng: np.random.Generator) -> Iterator[Ints]:
     """Row numbers of every step; batches of an epoch differ in size by at most one row."""
     n_batches = -(-n_rows // descent.batch_size)
     for _ in range(descent.epochs):

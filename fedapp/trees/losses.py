@@ -15,8 +15,8 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats
 from fedapp.histograms.fixed_point import power_above
 from fedapp.trees.c_math import exp32, log1p32
 from fedapp.trees.custom import CUSTOM, custom_pairs
@@ -24,8 +24,6 @@ from fedapp.trees.limits import DISTRIBUTIONS
 from fedapp.trees.ranking import ranking_pairs
 from fedapp.trees.survival import aft_pairs, cox_pairs
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 Objective = Literal[
     "binary:logistic",
     "multi:softprob",
@@ -144,11 +142,11 @@ class Loss:
             return f"{low:g} to {high:g}"
         return f"{'>' if self.above_low else '>='} {low:g}"
 
-    def allows(self, labels: Doubles) -> npt.NDArray[np.bool_]:
+    def allows(self, labels: Doubles) -> Flags:
         """Which labels are in the range; bool, shape (n_rows,)."""
         low, high = self.labels
         labels = labels.astype(np.float32)  # -1 + 1e-9 is -1 there
-        above: npt.NDArray[np.bool_] = labels > low if self.above_low else labels >= low
+        above: Flags = labels > low if self.above_low else labels >= low
         above &= (labels != 0) | (not self.is_survival)
         above &= (labels == np.floor(labels)) | (not self.is_ranking)
         return above & (labels <= high) & (np.isin(labels, self.one_of) | (not self.one_of))

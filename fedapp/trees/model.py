@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.errors import DivergedError, as_plain
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.calibration import Curve, calibrated
@@ -34,7 +35,6 @@ from fedapp.trees.categories import (
     Categories,
     CategorySets,
     CodedSets,
-    Ints,
     category_counts,
     chosen,
 )
@@ -88,7 +88,7 @@ Tree = npt.NDArray[Any]  # of ``NODE``, or of ``node_of`` several outputs
 WRITTEN = tuple(name for name in NODE.names or () if name not in ("parent", "set"))
 VECTORS = ("weight", "value")  # with one tree for all outputs, a row of numbers a node
 WrittenTree = Annotated[Tree, NODE, WRITTEN, VECTORS]
-Margins = npt.NDArray[np.float32]
+Margins = Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,12 @@ class Model:
     def margin_column(self) -> str:
         """Column whose values the margins of rows start from; empty for none."""
         return ""
+
+    @property
+    def n_outputs(self) -> int:
+        """Numbers per prediction of a whole model: the number of classes for softmax, else 1."""
+        model: Any = self
+        return n_outputs(model.objective, len(model.classes))
 
     def completed(self) -> Self:
         """The model with what follows from its fields; ValueError if they do not fit together."""
@@ -188,11 +194,6 @@ class Ensemble(Model):
         return self.with_trees(trees_with_sets(self.trees, self.sets, widths))
 
     @property
-    def n_outputs(self) -> int:
-        """Margins per row: the number of classes for softmax, else 1."""
-        return n_outputs(self.objective, len(self.classes))
-
-    @property
     def width(self) -> int:
         """Trees of a round: one of each output, or of all, ``num_parallel_tree`` times."""
         has_one = self.multi_strategy == ONE_TREE
@@ -228,7 +229,7 @@ class Ensemble(Model):
 
     def predictions(
         self, leaves: npt.NDArray[np.int32], base_margins: Margins | None = None
-    ) -> npt.NDArray[np.float64]:
+    ) -> Doubles:
         """Predictions of rows by their leaves: float64, shape (n_rows, n_outputs).
 
         ``leaves`` is int32, shape (n_trees, n_rows); for ``base_margins`` see ``starts``. Margins
@@ -242,7 +243,7 @@ class Ensemble(Model):
         """Margins by which to predict."""
         return calibrated(self.curve, margins)
 
-    def leaf_terms(self, tree: int) -> npt.NDArray[np.float64]:
+    def leaf_terms(self, tree: int) -> Doubles:
         """What each node adds to a row's margins; float64, shape (n_nodes, n_outputs)."""
         values = self.trees[tree]["value"]
         terms = np.zeros((len(values), self.n_outputs))
@@ -253,9 +254,7 @@ class Ensemble(Model):
         """The outputs that a tree adds to."""
         return slice(None) if self.multi_strategy == ONE_TREE else tree % self.n_outputs
 
-    def predictions_of(
-        self, sums: npt.NDArray[np.float64], base_margins: Margins | None = None
-    ) -> npt.NDArray[np.float64]:
+    def predictions_of(self, sums: Doubles, base_margins: Margins | None = None) -> Doubles:
         """Predictions from sums of ``leaf_terms``, shape (n_rows, n_outputs); see ``starts``."""
         margins = self.starts(len(sums), base_margins) + sums
         return exact_predictions(self.objective, self.calibrated(margins))
@@ -289,7 +288,7 @@ class Ensemble(Model):
 
 
 @lru_cache(8)
-def _leaf_values(model: Ensemble) -> tuple[Margins, npt.NDArray[np.int64]]:
+def _leaf_values(model: Ensemble) -> tuple[Margins, Ints]:
     """Values of all nodes, (n_nodes, 1 or n_outputs), and each tree's start among them."""
     nodes, offsets = stack_trees(model.trees)
     return leaf_rows(nodes), offsets
@@ -343,7 +342,7 @@ def importance(model: Ensemble) -> dict[str, dict[str, float]]:
 
 
 def importance_of(
-    columns: Sequence[str], gains: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
+    columns: Sequence[str], gains: Doubles, counts: Ints
 ) -> dict[str, dict[str, float]]:
     """``importance`` from each column's total gain and number of splits."""
     order = [c for c in np.argsort(-gains, kind="stable") if counts[c]]
@@ -354,9 +353,7 @@ def importance_of(
     }
 
 
-def stack_trees(
-    trees: Sequence[Tree], nodes: np.dtype[Any] = NODE
-) -> tuple[Tree, npt.NDArray[np.int64]]:
+def stack_trees(trees: Sequence[Tree], nodes: np.dtype[Any] = NODE) -> tuple[Tree, Ints]:
     """Concatenate trees of one type; returns the start of each too, and the end.
 
     ``nodes`` is the type if there are no trees.
@@ -366,7 +363,7 @@ def stack_trees(
     return np.concatenate(trees) if len(trees) else np.empty(0, dtype=nodes), offsets
 
 
-def split_trees(nodes: Tree, offsets: npt.NDArray[np.int64]) -> tuple[Tree, ...]:
+def split_trees(nodes: Tree, offsets: Ints) -> tuple[Tree, ...]:
     """Undo ``stack_trees``."""
     return tuple(nodes[a:b] for a, b in pairwise(offsets))
 
@@ -408,7 +405,7 @@ def number_sets(nodes: Tree, widths: Ints) -> Ints:
 
 def check_trees(
     lefts: npt.NDArray[Any],
-    offsets: npt.NDArray[np.int64],
+    offsets: Ints,
     columns: npt.NDArray[Any] | None = None,
     n_columns: int = 0,
 ) -> None:
@@ -443,9 +440,7 @@ def check_trees(
         raise ValueError("lefts must reach every node once")
 
 
-def parents_of(
-    lefts: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int32]:
+def parents_of(lefts: npt.NDArray[np.int32], offsets: Ints) -> npt.NDArray[np.int32]:
     """Parent of each node within its tree, -1 at the roots; arguments as in ``check_trees``."""
     starts = np.repeat(offsets[:-1], np.diff(offsets))
     inner = np.flatnonzero(lefts != LEAF)

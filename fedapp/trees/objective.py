@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Bounds, Whole, power_above, to_fixed
 from fedapp.trees.c_math import log32
@@ -33,8 +33,6 @@ from fedapp.trees.losses import (
 )
 from fedapp.trees.ranking import grades_of
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 # Placeholder until the parties have reported what their labels are.
 AUTO: Final[str] = "auto"
 
@@ -416,14 +414,9 @@ class RowBounds:
         ``pairs`` is float32, shape (n_rows, n_outputs, 2), without weights. NaN, which only a
         dishonest run's leaves can cause, becomes 0.
         """
-        numbers = np.empty(pairs.shape, dtype=np.int64)
-        for part, (most, exponent) in enumerate(
-            zip((self.gradient, self.hessian), self.exponents(bounds), strict=True)
-        ):
-            finite = np.nan_to_num(pairs[..., part].astype(np.float64), nan=0.0)
-            clipped = np.clip(finite, -most, most)
-            numbers[..., part] = to_fixed(clipped * weights[:, None], exponent)
-        return numbers
+        most = np.array([self.gradient, self.hessian])
+        clipped = np.clip(np.nan_to_num(pairs.astype(np.float64), nan=0.0), -most, most)
+        return to_fixed(clipped * weights[:, None, None], np.array(self.exponents(bounds)))
 
 
 def row_bounds(objective: Objective, parameters: LossParameters, clip: float) -> RowBounds:

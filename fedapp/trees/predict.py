@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.histograms.build import inside_of
 from fedapp.kernels import frozen, inlined, kernel
 from fedapp.trees.categories import NO_SET, NO_SETS, CategorySets
@@ -16,20 +17,19 @@ from fedapp.trees.model import LEAF, Ensemble, Margins, Tree, leaf_rows, stack_t
 
 Nodes = npt.NDArray[np.int32]  # shape (n_trees, n_rows): node of each row in each tree
 Places = npt.NDArray[np.int32]  # numbers of trees, or of nodes within a tree
-Ints = npt.NDArray[np.int64]
-Bits = npt.NDArray[np.bool_]  # rows of one node, ascending; True goes left
+Bits = Flags  # rows of one node, ascending; True goes left
 
 BATCH_ROWS = 2**16  # copied at once of a table that is in the order of its columns
 
 
-def kernel_sets(numbers: npt.NDArray[Any] | None, sets: CategorySets) -> tuple[Any, Any, Any]:
+def kernel_sets(numbers: npt.NDArray[Any], sets: CategorySets) -> tuple[Any, Any, Any]:
     """Arrays that ``goes_left`` reads: of each node or split the number of categories, 0 for a
     threshold, and the first byte of its set; and all bytes. The first is empty without sets.
 
     ``numbers`` is the set number of each. A kernel names the arrays before its loop: to read them
     from a tuple in the loop would count references.
     """
-    if numbers is None or not len(sets):
+    if not len(sets):
         numbers = np.empty(0, dtype=np.int64)
     widths = np.where(numbers == NO_SET, 0, sets.widths[numbers])
     widths, starts, bits = frozen(widths, sets.offsets[numbers], sets.bits)
@@ -62,7 +62,7 @@ def goes_left(
     return not (bits[starts[split] + (code >> 3)] >> (7 - (code & 7))) & 1
 
 
-def rows_of(nodes: Nodes, tree: int, node: int) -> npt.NDArray[np.int64]:
+def rows_of(nodes: Nodes, tree: int, node: int) -> Ints:
     """Rows of one node, ascending."""
     return np.flatnonzero(nodes[tree] == node)
 
@@ -83,14 +83,14 @@ def rows_at(nodes: Nodes, trees: Places, wanted: Places) -> tuple[Places, Ints]:
 
 
 def sides_of(
-    values: npt.NDArray[np.float32],
+    values: Floats,
     columns: Ints,
-    thresholds: npt.NDArray[np.float32],
+    thresholds: Floats,
     defaults: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.integer],
     sizes: Ints,
-    numbers: npt.NDArray[Any] | None = None,
-    sets: CategorySets = NO_SETS,
+    numbers: npt.NDArray[Any],
+    sets: CategorySets,
 ) -> Bits:
     """Which rows go left, split after split; ``rows`` and ``sizes`` are as from ``rows_at``.
 
@@ -98,7 +98,7 @@ def sides_of(
     ----------
     values : float32, shape (n_rows, n_columns).
     columns, thresholds, defaults : of each split.
-    numbers : set number of each split, ``NO_SET`` for a threshold; None if all have thresholds.
+    numbers : set number of each split, ``NO_SET`` for a threshold.
     """
     sides = np.empty(len(rows), dtype=np.bool_)
     arrays = frozen(values, rows, np.cumsum(sizes), columns, thresholds, defaults)
@@ -127,9 +127,7 @@ def _write_sides(
         start = ends[split]
 
 
-def predict_margins(
-    model: Ensemble, values: npt.NDArray[np.float32], base_margins: Margins | None = None
-) -> npt.NDArray[np.float32]:
+def predict_margins(model: Ensemble, values: Floats, base_margins: Margins | None = None) -> Floats:
     """Margins, (n_rows, n_outputs): leaf values summed in float32 in the order of the trees.
 
     ``base_margins``, shape (n_rows,), as in ``Ensemble.starts``. ValueError if columns are missing.
@@ -142,9 +140,9 @@ def predict_margins(
 
 def add_outputs(
     trees: Sequence[Tree],
-    places: npt.NDArray[np.int64],
-    values: npt.NDArray[np.float32],
-    outputs: npt.NDArray[np.float32],
+    places: Ints,
+    values: Floats,
+    outputs: Floats,
     sets: CategorySets = NO_SETS,
 ) -> None:
     """Add the leaf value of each row in each tree, in the order of the trees.
@@ -166,11 +164,11 @@ def add_outputs(
 
 
 def add_trees(
-    margins: npt.NDArray[np.float32],
+    margins: Floats,
     trees: Sequence[Tree],
-    values: npt.NDArray[np.float32],
+    values: Floats,
     sets: CategorySets = NO_SETS,
-) -> npt.NDArray[np.float32]:
+) -> Floats:
     """Margins, (n_rows, n_outputs), with leaf values added in float32, in tree order."""
     updated = margins.copy()
     places = np.arange(len(trees)) % margins.shape[1]
@@ -180,14 +178,12 @@ def add_trees(
     return updated
 
 
-def find_leaves(
-    tree: npt.NDArray[Any],
-    values: npt.NDArray[np.float32],
-    leaves: npt.NDArray[np.int32],
-    sets: CategorySets = NO_SETS,
-) -> None:
-    """Write the leaf of each row of a tree into ``leaves``."""
-    _find_leaves(*(_walked(tree, sets), *frozen(values), leaves))
+def find_leaves(trees: Sequence[Tree], values: Floats, sets: CategorySets = NO_SETS) -> Nodes:
+    """Leaf of each row in each tree; ``values`` is float32, shape (n_rows, n_columns)."""
+    leaves = np.empty((len(trees), len(values)), dtype=np.int32)
+    for tree, of_tree in zip(trees, leaves, strict=True):
+        _find_leaves(*(_walked(tree, sets), *frozen(values), of_tree))
+    return leaves
 
 
 def _walked(nodes: Tree, sets: CategorySets) -> tuple[Any, ...]:

@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.fixed_point import Doubles, Whole
+from fedapp.arrays import Doubles, Flags, Floats
+from fedapp.histograms.fixed_point import Whole
 from fedapp.histograms.sketch import BASE, DIGIT_BITS, ValueKeys, digit_counts, values_of
 from fedapp.trees.losses import LossParameters, Objective
 
-Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
 MEDIAN = "reg:absoluteerror"
 
@@ -119,7 +119,7 @@ class QuantileSearch:
         self._places: tuple[Ints, Ints] = (np.empty(0, np.int64),) * 2  # of each prefix in them
 
     @property
-    def _differs(self) -> npt.NDArray[np.bool_]:
+    def _differs(self) -> Flags:
         """Which of the keys are others than the one before, in the same leaf."""
         return np.stack((self._keys[:, 0] >= 0, self._keys[:, 1] != self._keys[:, 0]), axis=1)
 

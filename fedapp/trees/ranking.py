@@ -17,11 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.kernels import frozen, inlined, kernel
-
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 N_GRADES: Final = 32  # relevances, from 0; as in XGBoost, gains are 2^relevance - 1
 MOST_QUERIES: Final = 2**24 // N_GRADES  # up to 2^24 float32 has all whole numbers

@@ -16,14 +16,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from fedapp.histograms.bins import Cuts, Ints
+from fedapp.arrays import Doubles, Flags, Floats, Ints
+from fedapp.histograms.bins import Cuts
 from fedapp.histograms.split import Penalties, leaf_weights
 from fedapp.kernels import frozen
 from fedapp.trees.categories import NO_SETS, CategorySets, Members
 from fedapp.trees.grow import Growth, Shape, leaves_under
-from fedapp.trees.limits import ALIKE, FREE, Limits, Weights, draw_columns
+from fedapp.trees.limits import FREE, Limits
 from fedapp.trees.model import (
     LEAF,
     NO_TREES,
@@ -36,30 +36,9 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.structure import NO_ROUTES, Routes
 
-Doubles = npt.NDArray[np.float64]
-
 # Standard deviations of noise that are added to hessians, so that leaves of few rows do not follow
 # their noise. On adult, 3 beat 0 and 1 for trees with many leaves, and was as good for others.
 SHRINKING = 3.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sampling:
-    """Random draws of a run."""
-
-    seed: int
-    colsample: float  # share of the columns each tree may split, in (0, 1]
-    weights: Weights = field(default_factory=lambda: ALIKE)  # (n_columns,): of the draws; or empty
-
-    def columns(self, round_id: int, n_trees: int, n_columns: int) -> npt.NDArray[np.bool_]:
-        """Columns of each tree, at least one; bool, shape (n_trees, n_columns)."""
-        n_drawn = max(1, int(self.colsample * n_columns))
-        if n_drawn == n_columns:
-            return np.ones((n_trees, n_columns), dtype=bool)
-        rng = np.random.default_rng([self.seed, round_id])
-        every = np.ones(n_columns, dtype=bool)
-        drawn = [draw_columns(every, self.colsample, rng, self.weights) for _ in range(n_trees)]
-        return np.array(drawn)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +48,7 @@ class Boosting:
     bare: Ensemble  # the model without trees
     cuts: Cuts  # layout of the histograms
     shape: Shape  # limits of a tree
-    sampling: Sampling
+    colsample: float  # share of the columns each tree may split, in (0, 1]
     limits: Limits = FREE  # of single nodes; the round's number is set for each round
     grown: Grown = NO_TREES  # trees of all finished rounds, with their sets
     # routes, route_sets: splits of the last round not yet sent, with their sets
@@ -102,9 +81,9 @@ class Boosting:
     def growth(self) -> Growth:
         """The trees of the next round, not yet grown."""
         n_columns = len(self.bare.columns)  # a further one, of times, is split by no tree
-        allowed = self.sampling.columns(self.n_rounds, self.width, n_columns)
-        allowed = np.pad(allowed, ((0, 0), (0, self.cuts.n_columns - n_columns)))
         limits = replace(self.limits, round_id=self.n_rounds)
+        allowed = limits.of_trees(self.colsample, self.width, n_columns)
+        allowed = np.pad(allowed, ((0, 0), (0, self.cuts.n_columns - n_columns)))
         return Growth(self.width, self.cuts, allowed, self.shape, limits)
 
     def add(self, grown: Grown, places: tuple[Ints, ...] = ()) -> None:
@@ -120,7 +99,7 @@ class Boosting:
         self.route_sets = NO_SETS
         self.leaves_sent = True
 
-    def unsent_leaves(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def unsent_leaves(self) -> tuple[Floats, Ints]:
         """Unsent leaf values of the last round, one per node of the parties, and each start."""
         if self.leaves_sent:
             return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
@@ -139,9 +118,7 @@ def n_leaves(trees: Iterable[Tree]) -> int:
 # Trees with random structure
 
 
-def draw_trees(
-    cuts: Cuts, allowed: npt.NDArray[np.bool_], max_depth: int, seed: int, round_id: int
-) -> Grown:
+def draw_trees(cuts: Cuts, allowed: Flags, max_depth: int, seed: int, round_id: int) -> Grown:
     """Structures of a round's trees, each of one column; ``allowed`` is (n_trees, n_columns)."""
     categories = cuts.categories if len(cuts.categories) else np.zeros_like(cuts.widths)
     widths = np.where(categories > 0, categories, cuts.widths)
@@ -163,7 +140,7 @@ def draw_trees(
 def _draw_tree(
     cuts: Cuts,
     column: int,
-    bins: npt.NDArray[np.int64],
+    bins: Ints,
     max_depth: int,
     rng: np.random.Generator,
     sets: list[Members],
@@ -194,9 +171,7 @@ def _draw_tree(
     return np.concatenate(nodes)
 
 
-def _draw_right(
-    bins: npt.NDArray[np.int64], by_category: bool, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
+def _draw_right(bins: Ints, by_category: bool, rng: np.random.Generator) -> Flags:
     """Which of at least two bins go right, never none or all; numeric bins: the upper ones."""
     n_right = int(rng.integers(1, len(bins)))
     if not by_category:
@@ -209,7 +184,7 @@ def _draw_right(
 
 def with_leaf_weights(
     grown: Grown,
-    sums: npt.NDArray[np.float64],
+    sums: Doubles,
     eta: float,
     penalties: Penalties,
     deviation: float,

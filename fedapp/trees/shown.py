@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Floats, Ints
 from fedapp.histograms.bins import find_bins
 from fedapp.trees.categories import RARE, Categories, entries_of
 from fedapp.trees.model import LEAF, Tree
@@ -21,9 +22,6 @@ FEW = 10  # rows, unless a run says otherwise
 NOT_COUNTED = -1
 MISSING = 2**16 - 1  # beyond the codes of any column
 WHAT = "names of categories", "cut points", "ends of columns"  # in the order of ``few_rows``
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 
 def not_counted() -> Ints:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.trees.categories import NO_SETS, Categories, CategorySets, CodedSets, category_counts
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
@@ -33,10 +34,9 @@ from fedapp.trees.model import (
     trees_with_sets,
     unpack_trees,
 )
-from fedapp.trees.objective import base_margin, check_base_score, n_outputs
+from fedapp.trees.objective import base_margin, check_base_score
 from fedapp.trees.predict import add_outputs
 
-Floats = npt.NDArray[np.float32]
 Kind = Literal["cnn", "cnn3", "fcnn"]
 Layers: TypeAlias = tuple[Floats, Floats, Floats, Floats]  # first, its bias, second, its bias
 
@@ -49,7 +49,7 @@ PREDICT_NUMBERS = 2**23  # tree outputs in memory at once
 def tree_outputs(
     ensembles: Sequence[Sequence[Tree]],
     n_trees: int,
-    values: npt.NDArray[np.float32],
+    values: Floats,
     sets: CategorySets = NO_SETS,
 ) -> Floats:
     """Leaf value of every tree for every row; float32, shape (n_rows, n_ensembles * n_trees).
@@ -68,12 +68,8 @@ def tree_outputs(
     """
     outputs = np.zeros((len(values), len(ensembles) * n_trees), dtype=np.float32)
     trees = [tree for ensemble in ensembles for tree in ensemble]
-    places = [
-        party * n_trees + tree_id
-        for party, ensemble in enumerate(ensembles)
-        for tree_id in range(len(ensemble))
-    ]
-    add_outputs(trees, np.array(places, dtype=np.int64), values, outputs, sets)
+    places = [party * n_trees + np.arange(len(each)) for party, each in enumerate(ensembles)]
+    add_outputs(trees, np.concatenate(places), values, outputs, sets)
     return outputs
 
 
@@ -183,7 +179,7 @@ def head_margins(shape: HeadShape, weights: Floats, outputs: Floats) -> Floats:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> npt.NDArray[np.float64]:
+def learned_rates(shape: HeadShape, weights: Floats, outputs: Floats) -> Doubles:
     """How much the head amplifies each tree: mean over rows of d margin / d tree output.
 
     A tree of class k counts for margin k; a plain sum of trees has 1 everywhere. ReLU switches
@@ -283,18 +279,12 @@ class StackedModel(Model):
         """The model as a document has it, with numbered sets; ValueError if it is none."""
         Model.completed(self)
         check_base_score(self.objective, self.base_score)
-        width = n_outputs(self.objective, len(self.classes))
         kind, channels = self.shape.kind, self.shape.channels
-        if self.shape != HeadShape.over(kind, self.counts.tolist(), width, channels):
+        if self.shape != HeadShape.over(kind, self.counts.tolist(), self.n_outputs, channels):
             raise ValueError("shape must be that of a head over the ensembles")
         widths = category_counts(self.categories, len(self.columns))
         grown = trees_with_sets(self.trees, self.sets, widths)
         return replace(self, ensembles=split_ensembles(grown.trees, self.counts), sets=grown.sets)
-
-    @property
-    def n_outputs(self) -> int:
-        """Margins per row."""
-        return self.shape.n_outputs
 
     @property
     def trees(self) -> tuple[Tree, ...]:
@@ -340,7 +330,7 @@ class StackedModel(Model):
 
 
 def rates_by_party(
-    model: StackedModel, names: Sequence[str], rates: npt.NDArray[np.float64]
+    model: StackedModel, names: Sequence[str], rates: Doubles
 ) -> dict[str, dict[str, Any]]:
     """The learned rate of each tree, and the weight Z of each party.
 

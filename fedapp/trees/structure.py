@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.histograms.bins import Empty, in_parts
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import NO_SETS, CategorySets
 from fedapp.trees.predict import Places, goes_left, kernel_sets
 
-Ints = npt.NDArray[np.int64]
 R = TypeVar("R")
 NAN = np.float32(np.nan)
 
@@ -205,7 +205,7 @@ def roots_of(n_trees: int) -> NodeList:
     return np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
 
 
-def node_keys(nodes: NodeList) -> npt.NDArray[np.int64]:
+def node_keys(nodes: NodeList) -> Ints:
     """A number for each node, in the order of trees and nodes."""
     return (nodes[0].astype(np.int64) << 32) | nodes[1].astype(np.int64)
 

@@ -21,13 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats
 from fedapp.errors import DivergedError
 from fedapp.histograms.fixed_point import Whole, from_fixed, to_fixed
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.c_math import exp32
-
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 LARGEST_TERM = 15.0  # of a gradient or hessian
 _NORMAL, _LOGISTIC = 0, 1  # the kinds of distributions; 2 is the extreme value distribution

@@ -15,14 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.trees.categories import (
     NO_SET,
     Categories,
     CategorySets,
-    Ints,
     as_categories,
     category_counts,
     names_of,
@@ -42,7 +41,6 @@ from fedapp.trees.model import (
 )
 from fedapp.trees.objective import gradients, has_risk_sets, is_survival, n_outputs
 
-Floats = npt.NDArray[np.float32]
 XGBOOST_NAMES = {"reg_lambda": "lambda", "reg_alpha": "alpha"}  # all others are equal
 
 
@@ -150,16 +148,8 @@ def trees_from_xgboost(booster: Any, widths: Ints) -> Grown:
 
 def sets_of(fields: Mapping[str, Any]) -> dict[int, list[int]]:
     """The categories that each categorical split of a tree sends right, by node, ascending."""
-    codes_by_node = {}
-    segments = zip(
-        fields["categories_nodes"],
-        fields["categories_segments"],
-        fields["categories_sizes"],
-        strict=True,
-    )
-    for node, start, size in segments:
-        codes_by_node[node] = fields["categories"][start : start + size]
-    return dict(sorted(codes_by_node.items()))
+    segments = sorted(zip(*(fields[name] for name in PER_SET), strict=True))
+    return {node: fields["categories"][start : start + size] for node, start, size in segments}
 
 
 def tree_of_xgboost(fields: Mapping[str, Any], widths: Ints) -> Tree:
@@ -325,7 +315,7 @@ def _tree_as_json(tree_id: int, tree: Tree, model: Ensemble) -> dict[str, Any]:
     }
 
 
-def _vectors_as_json(tree: Tree, is_leaf: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def _vectors_as_json(tree: Tree, is_leaf: Flags) -> dict[str, Any]:
     """What differs in a tree of vectors: a leaf's place among them is its right child."""
     return {
         "leaf_weights": _floats(tree["value"][is_leaf].ravel()),

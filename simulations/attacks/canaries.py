@@ -300,8 +300,8 @@ def in_leaves(
     model: Ensemble, round_id: int, values: Floats, n_canaries: int, bounds: Bounds
 ) -> tuple[Ints, Whole]:
     """Places of each row's gradient and hessian in a round's sums, and both, of weight 1."""
-    tree, nodes = model.trees[round_id], np.empty(len(values), dtype=np.int32)
-    find_leaves(tree, values, nodes)
+    tree = model.trees[round_id]
+    (nodes,) = find_leaves([tree], values)
     leaves = np.searchsorted(np.flatnonzero(tree["left"] == LEAF), nodes)
     margins = predict_margins(model.first_rounds(round_id), values)
     labels = (np.arange(len(values)) < n_canaries).astype(np.float32)

@@ -160,7 +160,6 @@ def attack_reverse_sums(overrides: Overrides) -> Outcome:
 
 REVERSE_SUMS = replace(
     SOLVED_BINS,
-    name="reverse_sums",
     holder="an active party of SecureBoost that breaks the rules, from sums of what it makes up",
     ways={
         PLAIN: {},

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from clients.eini import Active as Predictor
 from clients.eini import Plan, open_entries, plan_of
 from clients.inference import Predicting
+from fedapp.arrays import Floats, Ints
 from fedapp.audit.listening import ListeningApp, Transcript, trained
-from fedapp.audit.vertical import Floats, Ints
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.paillier import decrypt
 from fedapp.crypto.workers import shared_workers
@@ -88,12 +88,12 @@ def _open_here(plan: Plan, values: Floats) -> list[Bools]:
     return [plan.open_entries(tree, values) for tree in plan.shared]
 
 
-def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -> list[int] | None:
+def the_way(options: Sequence[Ints], total: int, slack: int) -> list[int] | None:
     """Find the option of each list that together add up to ``total``.
 
-    ``options`` are int64 arrays; a sum may be off by ``slack``; ``most`` limits the combinations
-    tried for each half of the lists. Returns indices of the options; an empty list if none or
-    several combinations fit, None if there are too many to try.
+    ``options`` are int64 arrays; a sum may be off by ``slack``. Returns indices of the options; an
+    empty list if none or several combinations fit, None if those of half of the lists are more than
+    ``MOST``.
     """
     halves: list[list[int]] = [[], []]
     sizes = [1, 1]
@@ -101,7 +101,7 @@ def the_way(options: Sequence[Ints], total: int, slack: int, most: int = MOST) -
         half = int(sizes[1] < sizes[0])
         halves[half].append(index)
         sizes[half] *= len(options[index])
-    if max(sizes) > most:
+    if max(sizes) > MOST:
         return None
     first, second = ([options[index] for index in half] for half in halves)
     left, right = _all_sums(first), _all_sums(second)
@@ -200,7 +200,6 @@ def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
 
 
 EINI_PATHS = Attack(
-    name="eini_paths",
     holder="the active party of Fed-EINI, from the sums of leaves that it decrypts",
     measure="share of rows whose way through all trees is found; chance: the usual way",
     data={

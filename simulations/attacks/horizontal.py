@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.arrays import Doubles, Ints
 from fedapp.audit.listening import trained
-from fedapp.audit.membership import SHADOWS, Doubles, ScoredRows, above_usual, caught
+from fedapp.audit.membership import SHADOWS, ScoredRows, above_usual, caught
 from fedapp.audit.pax_rows import (
     MISSING,
     CuriousPAX,
-    Ints,
     Level,
     Row,
     Sender,
@@ -31,7 +31,6 @@ from fedapp.errors import ConfigError
 from fedapp.histograms.build import add_histograms
 from fedapp.histograms.sketch import Sketch
 from fedapp.messages.secagg import EVERYONE
-from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings, load_settings
 from simulations.attack import Attack, Outcome, Overrides
 from simulations.study import Scored, check_names, mean_of, run_and_load, score
@@ -162,17 +161,12 @@ def own_margins(scored: Scored) -> Doubles:
 def score_rows(data: str, how: Mapping[str, Any], seed: int) -> ScoredRows:
     """Train on the half of a table that follows from the seed."""
     settings, model, _ = run_and_load({"data": data, **USUAL, **HALF, **how, "seed": seed})
-    _, rows = stacked_tables(settings)
     scored = score(settings, model)
-    row_ids_of = {
-        subset: np.concatenate([by_subset[subset] for by_subset in rows.values()])
-        for subset in ("train", "test")
-    }
-    n_rows = sum(map(len, row_ids_of.values()))
+    n_rows = sum(len(subset.labels) for subset in scored.values())  # none validates
     margins, members = np.empty(n_rows), np.zeros(n_rows, dtype=bool)
-    for subset, row_ids in row_ids_of.items():
-        margins[row_ids] = own_margins(scored[subset])
-    members[row_ids_of["train"]] = True
+    for subset in scored.values():
+        margins[subset.row_ids] = own_margins(subset)
+    members[scored["train"].row_ids] = True
     return ScoredRows(margins, members)
 
 
@@ -299,7 +293,6 @@ CYCLIC = {"strategy": "cyclic", "num-boost-round": 150}
 FEDXGBLLR = {"strategy": "fedxgbllr"}
 PAX_RUN = {"strategy": "pax"}
 TIMBERSTRIKE = Attack(
-    name="timberstrike",
     holder="whoever receives a party's trees (of PAX: the model) and the bounds of each column",
     measure="share of values rebuilt to 0.319 deviations, of matched rows; chance: "
     "a guess without the trees",

@@ -88,7 +88,6 @@ def attack_shared_nodes(overrides: Overrides) -> Outcome:
 
 
 SHARED_NODES = Attack(
-    name="shared_nodes",
     holder=f"a passive party of SecureBoost, from nodes of rows and {KNOWN} known labels",
     measure="AUC of guessed labels; chance: of its own columns",
     data={
@@ -111,7 +110,6 @@ SHARED_NODES = Attack(
 LONG = {"num-boost-round": 60, "eta": 0.1, "test-fraction": 0.2}
 LABEL_PRIVACY = replace(
     SHARED_NODES,
-    name="label_privacy",
     holder="as shared_nodes, on whole tables and 60 trees",
     data={
         "default-credit": {**CREDIT, **LONG},
@@ -147,7 +145,6 @@ def attack_solved_bins(overrides: Overrides) -> Outcome:
 
 
 SOLVED_BINS = Attack(
-    name="solved_bins",
     holder="the active party of SecureBoost, from the sums that it decrypts",
     measure="share of a passive party's values whose bin is found; chance: the largest bin",
     data={

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -41,13 +41,13 @@ from simulations.reference import digests_of
 from simulations.study import (
     BINARY,
     SEED,
-    STATUS,
     Bench,
     Row,
     check_names,
     looking,
     show,
     temporary_run,
+    timed,
     write_numbers,
 )
 
@@ -82,43 +82,24 @@ SPREAD += [(Binned, "sums"), (Binned, "routed")]
 FEWEST_CODES = 1 << 20  # of a table at a cluster's nodes; a site keeps smaller ones than 2^26
 
 
-@contextmanager
-def spread() -> Iterator[Callable[[], float]]:
-    """Seconds of the block in which there was work that the nodes of a cluster share."""
-    spans = list[tuple[float, float]]()
-
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*arguments)
-            finally:
-                spans.append((start, time.perf_counter()))
-
-        return call
-
-    def seconds() -> float:  # calls are made in threads, and within others
-        total = last = 0.0
-        for start, end in sorted(spans):
-            total, last = total + max(0.0, end - max(start, last)), max(end, last)
-        return total
-
-    with ExitStack() as stack:
-        for kind, name in SPREAD:
-            stack.enter_context(patch.object(kind, name, timed(getattr(kind, name))))
-        yield seconds
+def covered(calls: Sequence[tuple[str, float, float]]) -> float:
+    """Seconds in which there was a call; they are made in threads, and within others."""
+    total = last = 0.0
+    for _, start, end in sorted(calls, key=lambda call: call[1:]):
+        total, last = total + max(0.0, end - max(start, last)), max(end, last)
+    return total
 
 
 def train_shared(config: Row) -> Row:
     """Seconds of a run in this process, the part that a cluster would share, and digests."""
     with (
         patch.object(shards, "FEWEST_CODES", FEWEST_CODES),
-        spread() as spread_seconds,
+        timed(*SPREAD) as calls,
         temporary_run(load_settings(config)) as run,
     ):
         seconds = run.summary["seconds"]["train"]
         digests = digests_of(run.path)
-        return {"seconds": seconds, "spread": spread_seconds() / seconds, "digests": digests}
+        return {"seconds": seconds, "spread": covered(calls) / seconds, "digests": digests}
 
 
 def cpu_of(roots: list[psutil.Process], seconds: dict[psutil.Process, float]) -> float:
@@ -266,11 +247,8 @@ def in_stages(folder: Path, is_training: bool, scale: float, trees: int) -> Row:
 
 def sample(process: psutil.Process, samples: list[tuple[float, ...]]) -> None:
     """Add the time, and a process's bytes of anonymous memory and of files."""
-    text = Path(STATUS.format(process=process.pid)).read_text()
-    status = dict(line.split(":", 1) for line in text.splitlines())
-    names = "RssAnon", "RssFile", "RssShmem"
-    anonymous, *files = (1024 * int(status[name].split()[0]) for name in names)
-    samples.append((time.time(), anonymous, sum(files)))
+    memory = process.memory_info()
+    samples.append((time.time(), memory.rss - memory.shared, memory.shared))
 
 
 def memory_of(n_rows: int, columns: int, trees: int, scale: float) -> Iterator[Row]:

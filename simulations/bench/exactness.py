@@ -92,12 +92,17 @@ def write_times(seed: int, path: Path) -> None:
     pa.parquet.write_table(pa.table({**columns, **outcome}), path)
 
 
+def first_rows(data: str) -> tuple[dict[str, Any], Any]:
+    """Columns and labels of the first 4,000 rows of a set."""
+    source = read_source(data)
+    rows = source.take(np.arange(min(source.n_rows, 4000)))
+    return dict(zip(rows.columns, rows.values.T, strict=True)), np.asarray(rows.labels)
+
+
 def write_ages(path: Path) -> None:
     """Write 4,000 borrowers by their age when they were past due, or else censored."""
-    source = read_source("give-me-some-credit")
-    rows = source.take(np.arange(4000))
-    columns: dict[str, Any] = dict(zip(rows.columns, rows.values.T, strict=True))
-    outcome = {"time": columns.pop("age"), "event": np.array(rows.labels, dtype=np.int64)}
+    columns, labels = first_rows("give-me-some-credit")
+    outcome = {"time": columns.pop("age"), "event": labels.astype(np.int64)}
     pa.parquet.write_table(pa.table({**columns, **outcome}), path)
 
 
@@ -134,13 +139,10 @@ def breslow_trees(settings: Settings) -> Any:
 def write_ranked(data: str, path: Path) -> None:
     """Write 4,000 rows of a set as queries, in no order: abalones of drawn boxes by age, from 0 to
     4, or credit card holders of one age by default."""
-    source = read_source(data)
-    rows, rng = source.take(np.arange(min(source.n_rows, 4000))), np.random.default_rng(SEED)
-    labels = np.array(rows.labels, dtype=np.float64)
-    columns: dict[str, Any] = dict(zip(rows.columns, rows.values.T, strict=True))
+    columns, labels = first_rows(data)
     if data == "abalone":
         grades = np.digitize(labels, [8, 10, 12, 15])
-        queries = rng.integers(0, 150, len(labels))
+        queries = np.random.default_rng(SEED).integers(0, 150, len(labels))
     else:
         grades = labels.astype(np.int64)
         queries = columns.pop("AGE").astype(np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from fedapp.home import home
-from simulations.bench.fault import (
+from simulations.bench.faults_of_runs import (
     LIMIT,
     LOOK_SECONDS,
     PEER,
@@ -156,33 +156,24 @@ def withdrawn(scene: Scores, undo: ExitStack) -> None:
     scene.configure(PEER, {"allow": ALLOW.replace(f",{STANDING}", "")})
 
 
-def standing(name: str, strike: Strike, named: str, *phases: str) -> Iterator[Fault]:
-    """A fault that disturbs standing scores."""
-    for phase in phases or (LIVE, AHEAD):
-        yield Fault(name, phase, strike, named, method=STANDING, must=bool(named))
-
-
-OF_SCORES = (
-    *standing("silent-peer", silent, f"{PEER}.*must answer"),
-    *standing("withdrawn", withdrawn, "withdrawn"),
+ROWS: tuple[tuple[str, str, Strike, str], ...] = (
+    *(("silent-peer", phase, silent, f"{PEER}.*must answer") for phase in (LIVE, AHEAD)),
+    *(("withdrawn", phase, withdrawn, "withdrawn") for phase in (LIVE, AHEAD)),
     *(
-        row
-        for host in (SITE, PEER)
-        for row in standing(
-            "full-log",
-            partial(full_log, host=host),
-            f"log of {host} must take a line",
-            f"{LIVE}, {host}",
-        )
+        ("full-log", f"{LIVE}, {at}", partial(full_log, host=at), f"log of {at} must take a line")
+        for at in (SITE, PEER)
     ),
     *(
-        row
-        for host, days in ((SITE, 365), (SITE, -1), (PEER, 365))
-        for row in standing(
+        (
             "peer-clock",
+            f"{AHEAD}, {host} {days:+} days",
             partial(wrong_clock, host=host, days=days),
             "clock|stale|future" if host == SITE else "",
-            f"{AHEAD}, {host} {days:+} days",
         )
+        for host, days in ((SITE, 365), (SITE, -1), (PEER, 365))
     ),
+)
+OF_SCORES = tuple(
+    Fault(name, phase, strike, named, method=STANDING, must=bool(named))
+    for name, phase, strike, named in ROWS
 )

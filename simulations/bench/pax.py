@@ -24,7 +24,7 @@ from simulations.study import (
     BINARY,
     Bench,
     Row,
-    Scored,
+    auc_or_rmse,
     check_names,
     compare_with_xgboost,
     measured,
@@ -231,19 +231,11 @@ def private_score(how: Row, seeds: int) -> Row:
     for seed in range(seeds):
         common = {"parties": PRIVATE_PARTIES, "seed": seed, "pax.aggregation": "secure"}
         loaded, model, _ = run_and_load({**common, **how})
-        metric, value = test_score(score(loaded, model)["test"], bool(model.classes))
+        test = score(loaded, model)["test"]
+        metric, value = auc_or_rmse(test.labels, test.margins[:, 0], bool(model.classes))
         scores.append(value)
     spread = statistics.stdev(scores) if seeds > 1 else None
     return {"metric": metric, "mean": statistics.mean(scores), "deviation": spread}
-
-
-def test_score(scored: Scored, has_classes: bool) -> tuple[str, float]:
-    """AUC of two classes, RMSE of numbers."""
-    from sklearn.metrics import roc_auc_score
-
-    if has_classes:
-        return "auc", float(roc_auc_score(scored.labels, scored.margins[:, 0]))
-    return "rmse", float(np.sqrt(np.mean((scored.labels - scored.margins[:, 0]) ** 2)))
 
 
 def privacy(

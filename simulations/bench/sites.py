@@ -22,7 +22,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.flower import free_ports
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.settings import load_settings
-from fedapp.site.settings import parse_node_config
+from fedapp.site.settings import read_node_config
 
 SERVICE = "credit"
 ALLOW = "secureboost,federated-forest,interactive,one-round,standing"
@@ -69,7 +69,7 @@ class Sites:
 
     def configure(self, name: str, settings: Mapping[str, Any]) -> None:
         """Write a site's node config; what it had and ``settings`` do not name stays."""
-        before = parse_node_config(str(self.config(name))) if self.config(name).exists() else {}
+        before = read_node_config(self.config(name)) if self.config(name).exists() else {}
         merged = {
             "name": name,
             "allow-insecure": True,
@@ -85,16 +85,15 @@ class Sites:
 
     def run(self, strategy: str, **settings: Any) -> RunFolder:
         """Carry out a run between the sites, in this process."""
-        contexts = site_contexts(parse_node_config(str(self.config(name))) for name in self.names)
+        contexts = site_contexts(read_node_config(self.config(name)) for name in self.names)
         path = self.folder / f"{strategy}-{time.monotonic_ns()}"
         fixed = {"strategy": strategy, "parties": len(self.names), "run-dir": str(path)}
         return run_local(load_settings({**fixed, **settings}), contexts)
 
     def train(self, strategy: str = "secureboost", **settings: Any) -> str:
         """Train; returns the model's id."""
-        keys = {f"{strategy}.{key}": value for key, value in SMALL_KEY.items()}
-        if strategy != "secureboost":
-            keys = {}
+        small = SMALL_KEY if strategy == "secureboost" else {}
+        keys = {f"{strategy}.{key}": value for key, value in small.items()}
         return str(self.run(strategy, **keys, **settings).summary["model_id"])
 
     def predicted(self, model: str, way: str = "interactive", **settings: Any) -> Any:

@@ -13,13 +13,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +52,7 @@ from simulations.study import (
     pooled_forest,
     random_table,
     run_once,
+    timed,
     write_numbers,
     write_rows,
 )
@@ -93,13 +91,7 @@ def config_of(method: str, n_trees: int, key_bits: int, parties: int) -> Row:
 
 
 def train_rows(
-    rows: int,
-    method: str,
-    engine: str = ENGINES[0],
-    trees: int = ROWS_TREES,
-    key_bits: int = 2048,
-    parties: int = ROWS_PARTIES,
-    columns: int = sum(ROWS_COLUMNS),
+    rows: int, method: str, engine: str, columns: int, parties: int, trees: int, key_bits: int
 ) -> Row:
     """Run by the local engine in this process, then by another one, to the same model."""
     settings = config_of(method, trees, key_bits, parties)
@@ -162,16 +154,12 @@ def simulated(settings: Row, run_dir: Path) -> tuple[RunFolder, Row]:
 
 def deployed(deployment: Deployment, settings: Row, run_dir: Path) -> tuple[RunFolder, Row]:
     """Run across sites; also the peak memory of the largest process of each and the coordinator."""
-    words = {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in settings.items()
-    }
 
     def families() -> dict[str, list[psutil.Process]]:
         return {name: deployment.family(name) for name in ("coordinator", *ROWS_SITES)}
 
     with deployment.running(), peaks_of(families) as peaks:
-        return deployment.train(run_dir, words), peaks
+        return deployment.train(run_dir, settings), peaks
 
 
 @contextmanager
@@ -222,61 +210,41 @@ def rows(
     if (parties, columns) != (ROWS_PARTIES, sum(ROWS_COLUMNS)) and not is_pax_here:
         rule = "--parties and --columns must be 2 and 20 but for PAX on one machine"
         raise ConfigError(f"{rule}, got {parties} and {columns}")
+    sizes: Row = {"engine": engine, "columns": columns, "parties": parties, "trees": trees}
+    sizes |= {"key_bits": key_bits}
     return Bench(
         cases=[{"method": method, "rows": n_rows} for method in methods for n_rows in sorted(rows)],
-        measure=partial(
-            train_rows,
-            engine=engine,
-            trees=trees,
-            key_bits=key_bits,
-            parties=parties,
-            columns=columns,
-        ),
+        measure=partial(train_rows, **sizes),
         size="rows",
         figures=("seconds", "cpu_seconds", "peak_bytes", "bytes"),
-        sizes={
-            "engine": engine,
-            "columns": columns,
-            "parties": parties,
-            "trees": trees,
-            "key_bits": key_bits,
-            "seed": SEED,
-        },
+        sizes={**sizes, "seed": SEED},
     )
 
 
 # parties
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table that is split among parties, and the settings of the models."""
-
-    rows: int
-    columns: int
-    parties: tuple[int, ...]
-    settings: Row
-
-
 PAX: Row = {"strategy": "pax", "num-boost-round": 10, "max-depth": 6, "max-bin": 255}
 BY_COLUMNS: Row = {**BOOSTED, "columns": "even", "num-boost-round": 3}
-SPLIT = {
-    "pax, share": Table(20_000, 23, (3, 10, 100, 300, 1000), PAX | {"pax.bins": "share"}),
-    "pax, equal": Table(20_000, 23, (3, 10, 50, 100), PAX | {"pax.bins": "equal"}),
-    "secureboost": Table(5_000, 24, (2, 4, 8), BY_COLUMNS | {"secureboost.key-bits": 2048}),
+# A table that is split among parties: its rows and columns, numbers of parties, and settings.
+Divided = tuple[int, int, tuple[int, ...], Row]
+SPLIT: dict[str, Divided] = {
+    "pax, share": (20_000, 23, (3, 10, 100, 300, 1000), PAX | {"pax.bins": "share"}),
+    "pax, equal": (20_000, 23, (3, 10, 50, 100), PAX | {"pax.bins": "equal"}),
+    "secureboost": (5_000, 24, (2, 4, 8), BY_COLUMNS | {"secureboost.key-bits": 2048}),
 }
 
 
-def train_parties(method: str, parties: int, tables: Mapping[str, Table]) -> Row:
+def train_parties(method: str, parties: int, tables: Mapping[str, Divided]) -> Row:
     """Costs of a run, after a warm-up."""
-    table = tables[method]
-    config = {**BINARY, "label": "label", "test-fraction": TEST_ROWS, **table.settings}
+    n_rows, n_columns, (fewest, *_), settings = tables[method]
+    config = {**BINARY, "label": "label", "test-fraction": TEST_ROWS, **settings}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
-        config |= {"data": write_numbers(path, table.rows, table.columns)}
-        run_once(load_settings({**config, "parties": table.parties[0]}))
+        config |= {"data": write_numbers(path, n_rows, n_columns)}
+        run_once(load_settings({**config, "parties": fewest}))
         figures = run_once(load_settings({**config, "parties": parties}))
-    return {"rows": table.rows, "columns": table.columns, **table.settings, **figures}
+    return {"rows": n_rows, "columns": n_columns, **settings, **figures}
 
 
 def parties(only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
@@ -290,7 +258,7 @@ def parties(only: tuple[str, ...] = tuple(SPLIT)) -> Bench:
     """
     check_names("only", only, SPLIT)
     return Bench(
-        cases=[{"method": each, "parties": n} for each in only for n in SPLIT[each].parties],
+        cases=[{"method": each, "parties": n} for each in only for n in SPLIT[each][2]],
         measure=partial(train_parties, tables=SPLIT),
         size="parties",
         figures=("seconds", "cpu_seconds", "bytes"),
@@ -328,8 +296,7 @@ def check_same(model: BaggedForest, other: BaggedForest) -> int:
     n_nodes = 0
     pairs = zip(model.trees, other.trees, model.values, other.values, strict=True)
     for tree, (ours, theirs, mine, yours) in enumerate(pairs):
-        same = len(ours) == len(theirs) and bool((mine == yours).all())
-        if not same or (ours != theirs).any():
+        if not (np.array_equal(ours, theirs) and np.array_equal(mine, yours)):
             raise ValueError(f"trees must be those of the joined table, got another tree {tree}")
         n_nodes += len(ours)
     return n_nodes
@@ -441,47 +408,21 @@ BOOSTED_TREES, BOOSTED_DEPTH = 7, 3
 PARTS = "encrypt", "check_ciphertexts", "sum_rows", "pack_sums", "read_jobs"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stopwatch:
-    """Times every call of the arithmetic that the two parties make: part, start and end."""
-
-    calls: list[tuple[str, float, float]] = field(default_factory=list)
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for name in PARTS:
-                timed = partial(self._call, name, getattr(ciphertexts, name))
-                stack.enter_context(patch.object(ciphertexts, name, timed))
-            yield
-
-    def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*arguments)
-        self.calls.append((part, start, time.perf_counter()))
-        return result
-
-    @property
-    def trees(self) -> list[dict[str, float]]:
-        """Seconds of all trees by part, but of the last tree, which no encryption follows."""
-        starts = [index for index, (part, _, _) in enumerate(self.calls) if part == "encrypt"]
-        trees = []
-        for first, last in pairwise(starts):
-            spent = dict.fromkeys(PARTS, 0.0)
-            for part, start, end in self.calls[first:last]:
-                spent[part] += end - start
-            tree = self.calls[last][1] - self.calls[first][1]
-            trees.append({"tree": tree, **spent, "rest": tree - sum(spent.values())})
-        return trees
+def tree_seconds(calls: Sequence[tuple[str, float, float]]) -> list[dict[str, float]]:
+    """Seconds of all trees by part, but of the last tree, which no encryption follows."""
+    starts = [index for index, (part, _, _) in enumerate(calls) if part == "encrypt"]
+    trees = []
+    for first, last in pairwise(starts):
+        spent = dict.fromkeys(PARTS, 0.0)
+        for part, start, end in calls[first:last]:
+            spent[part] += end - start
+        tree = calls[last][1] - calls[first][1]
+        trees.append({"tree": tree, **spent, "rest": tree - sum(spent.values())})
+    return trees
 
 
 def boosted_settings(key_bits: int, n_trees: int, depth: int) -> Settings:
-    config: dict[str, Any] = {
-        "strategy": "secureboost",
-        **BINARY,
-        "data": BOOSTED_DATA,
-        "parties": 2,
-    }
+    config: Row = {"strategy": "secureboost", **BINARY, "data": BOOSTED_DATA, "parties": 2}
     config |= {"columns": "sizes:" + ",".join(map(str, BOOSTED_COLUMNS)), "align": "ordered"}
     config |= {"allow-export": True, "test-fraction": BOOSTED_TEST, "num-boost-round": n_trees}
     config |= {"max-depth": depth, "max-bin": BOOSTED_BINS, "secureboost.key-bits": key_bits}
@@ -507,28 +448,32 @@ def secureboost(key_bits: int = 2048, checked_trees: int = CHECK_TREES) -> Row:
     ``side_by_side``: the processor multiplies eight numbers at a time, which ``NUMBA_ENABLE_AVX=0``
     in the environment disables.
     """
-    checked, watch = (
-        train_boosted(boosted_settings(key_bits, checked_trees, CHECK_DEPTH)),
-        Stopwatch(),
-    )
-    with watch.running():
+    checked = train_boosted(boosted_settings(key_bits, checked_trees, CHECK_DEPTH))
+    with timed(*((ciphertexts, part) for part in PARTS)) as calls:
         start = time.perf_counter()
         figures = train_boosted(boosted_settings(key_bits, BOOSTED_TREES, BOOSTED_DEPTH))
     same = {
         f"{checked_trees} trees of depth {CHECK_DEPTH}": checked["same_nodes"],
         f"{BOOSTED_TREES} trees of depth {BOOSTED_DEPTH}": figures.pop("same_nodes"),
     }
-    first, *trees = watch.trees
+    first, *trees = tree_seconds(calls)
     seconds = medians(trees)
-    record: Row = {"data": BOOSTED_DATA, "key_bits": key_bits, "side_by_side": has_lanes()}
-    record |= {
+    return {
+        "data": BOOSTED_DATA,
+        "key_bits": key_bits,
+        "side_by_side": has_lanes(),
         "cores": n_cores(),
         "columns": BOOSTED_COLUMNS,
         "max_bin": BOOSTED_BINS,
         "depth": BOOSTED_DEPTH,
+        "seed": SEED,
+        "nodes_as_xgboost": same,
+        "repeats": len(trees),
+        **figures,
+        "seconds_a_tree": seconds.pop("tree"),
+        "parts": seconds,
+        "seconds_of_first_tree": first["tree"],
+        "seconds_before": calls[0][1] - start,
+        # Of this process; each other worker holds tables of the same size.
+        "peak_bytes": peak_bytes(),
     }
-    record |= {"seed": SEED, "nodes_as_xgboost": same, "repeats": len(trees), **figures}
-    record |= {"seconds_a_tree": seconds.pop("tree"), "parts": seconds}
-    record |= {"seconds_of_first_tree": first["tree"], "seconds_before": watch.calls[0][1] - start}
-    # The peak is of this process; each other worker holds tables of the same size.
-    return {**record, "peak_bytes": peak_bytes()}

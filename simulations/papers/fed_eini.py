@@ -26,7 +26,7 @@ from fedapp.runs.flower import run_simulation
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, inferred, series
+from simulations.paper import Paper, Tables
 from simulations.study import Row, check_names, console, grouped, write_rows
 from strategies.eini import Eini
 
@@ -60,7 +60,6 @@ PRINTED = {  # Table 2, (set, share): AUC, KS; the sets as they fit Table 1, see
     ("Credit 2", 100): (0.854866, 54.9461),
 }
 ROWS = (30, 100, 300)  # Figure 10; the paper's are those of Table 2
-OUTPUT = Path("runs/papers/fed_eini")
 MOST_COLUMNS = 10  # of Figure 9
 NOTES = """\
 Beside the paper: JDYM is not public. Its Table 1 calls the 30,000 rows Credit 1, but its references
@@ -80,7 +79,7 @@ packed: all outputs of a leaf, and after the selection as many rows as fit, (bit
 Seconds: hello and alignment, alike in both ways, are excluded. Both parties share the cores of one
 machine.
 kB: of all messages; a ciphertext passes the server, so it counts twice."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/fed_eini"), NOTES)
 
 
 def training_of(credit: str, kind: str, **more: Any) -> Settings:
@@ -90,19 +89,19 @@ def training_of(credit: str, kind: str, **more: Any) -> Settings:
     return load_settings({**FEDERATION, **TRAINING, **config})
 
 
-def trained(credit: str, kind: str, output: Path) -> Row:
+def trained(credit: str, kind: str) -> Row:
     """Summary of the model of a set, which is trained unless it exists."""
-    folder = output / f"{CREDITS[credit][0]}-{TREES}"
-    return series(folder, credit).run(training_of(credit, kind), run_local)
+    settings = training_of(credit, kind)
+    return STUDY.run(settings, f"{CREDITS[credit][0]}-{TREES}", credit, run_local)
 
 
-def importances(credit: str, output: Path) -> list[Row]:
+def importances(credit: str) -> list[Row]:
     """Each column's share of the total gain: in the divided model, and in pooled XGBoost's."""
     settings = training_of(credit, "boosted", **{"share-column-names": True})
-    folder = output / f"{CREDITS[credit][0]}-{TREES}-names"
-    divided = series(folder, credit).run(settings, run_local)["importance"]["total_gain"]
-    pooled = run_baselines(settings, folder / f"secureboost-{SEED}")["importance"]["pooled"]
-    pooled = pooled["total_gain"]
+    folder = f"{CREDITS[credit][0]}-{TREES}-names"
+    divided = STUDY.run(settings, folder, credit, run_local)["importance"]["total_gain"]
+    baselines = run_baselines(settings, STUDY.folder / folder / f"secureboost-{SEED}")
+    pooled = baselines["importance"]["pooled"]["total_gain"]
     rows = []
     for column in pooled | divided:
         row: Row = {"credit": credit, "column": column}
@@ -129,13 +128,13 @@ def drawn_rows(credit: str, n_rows: int = 0) -> Table:
     return table.take(np.random.default_rng(SEED).permutation(test)[: n_rows or None])
 
 
-def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, output: Path) -> Row:
+def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str) -> Row:
     """Run one inference unless it is finished; ``way`` is key bits, or an interactive way."""
     data, columns = CREDITS[credit]
     method, rows = "interactive" if way in PLAIN else "eini", drawn_rows(credit, n_rows)
     key_bits = 0 if isinstance(way, str) else way
-    folder = output / f"{data}-{model}-{n_rows}-{engine}-{way}".replace(" ", "-")
-    path = (output / f"{data}-{n_rows}.parquet").resolve()
+    folder = f"{data}-{model}-{n_rows}-{engine}-{way}".replace(" ", "-")
+    path = (STUDY.folder / f"{data}-{n_rows}.parquet").resolve()
     config = {**FEDERATION, "columns": columns, "id": "id", "model": model, "output": ".parquet"}
     eini = {"key-bits": key_bits or KEY_BITS, "insecure-small-key": True, "unguarded": True}
     config |= {f"eini.{name}": value for name, value in eini.items()}
@@ -144,7 +143,7 @@ def predicted(credit: str, model: str, n_rows: int, way: Way, engine: str, outpu
     ids = [f"row-{row}" for row in range(n_rows)]
     write_rows(path, rows, np.arange(n_rows), labelled=False, ids=ids)
     what = f"{credit}, {n_rows} rows, {engine}, {way}"
-    run = inferred(settings, ENGINES[engine], folder, what)
+    run = STUDY.inferred(settings, ENGINES[engine], folder, what)
     path.unlink()
     row = {"credit": credit, "rows": n_rows, "way": way, "key_bits": key_bits, "engine": engine}
     return row | run
@@ -202,24 +201,22 @@ def by_key(rows: Sequence[Row]) -> Iterator[Row]:
             yield {**row, **plain, "ratio": ratio, "kB": size / 1e3}
 
 
-def compared(credit: str, n_rows: int, output: Path) -> list[Row]:
+def compared(credit: str, n_rows: int) -> list[Row]:
     """Table 2 of a set, by a boosted model and by a forest."""
     rows = []
     for kind in KINDS:
-        model = trained(credit, kind, output)["model_id"]
-        run = partial(predicted, credit, model, n_rows, engine="local", output=output)
+        model = trained(credit, kind)["model_id"]
+        run = partial(predicted, credit, model, n_rows, engine="local")
         rows += table_2(kind, run(AT_ONCE), run(KEY_BITS))
     return rows
 
 
-def timed(
-    credit: str, points: Mapping[str, Sequence[int]], bits: Sequence[int], output: Path
-) -> list[Row]:
+def timed(credit: str, points: Mapping[str, Sequence[int]], bits: Sequence[int]) -> list[Row]:
     """Figure 10 of a set: all ways, by engine and number of rows."""
-    model = trained(credit, "boosted", output)["model_id"]
+    model = trained(credit, "boosted")["model_id"]
     ways: list[Way] = [*PLAIN, *bits]
     return [
-        predicted(credit, model, n_rows, way, engine, output)
+        predicted(credit, model, n_rows, way, engine)
         for engine, sizes in points.items()
         for way in ways
         for n_rows in sizes
@@ -232,12 +229,11 @@ def main(
     engine: tuple[str, ...] = tuple(ENGINES),
     credit: tuple[str, ...] = tuple(CREDITS),
     rows: int = 0,
-    output: Path = OUTPUT,
 ) -> Tables:
-    """Compute Table 2, Figures 9 and 10, print them, and write them as JSON.
+    """Table 2, Figures 9 and 10.
 
     ``--key-bits`` are those of Figure 10; ``--engine`` and ``--credit`` choose some;
-    ``--rows`` limit Table 2 (0: all test rows). Finished runs in ``--output`` are not run again.
+    ``--rows`` limit Table 2 (0: all test rows).
     """
     check_names("engine", engine, ENGINES)
     check_names("credit", credit, CREDITS)
@@ -249,10 +245,10 @@ def main(
     second, figure = [], []
     for name in credit:
         n_rows = drawn_rows(name, rows).n_rows
-        second += compared(name, n_rows, output)
-        figure += timed(name, points, key_bits, output)
+        second += compared(name, n_rows)
+        figure += timed(name, points, key_bits)
         if "local" in engine:
-            figure += timed(name, {"local": (n_rows,)}, [KEY_BITS], output)
+            figure += timed(name, {"local": (n_rows,)}, [KEY_BITS])
     yield "table_2", second
-    yield "figure_9", [row for name in credit for row in importances(name, output)]
+    yield "figure_9", [row for name in credit for row in importances(name)]
     yield "figure_10", figure

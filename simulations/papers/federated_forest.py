@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.paper import Paper, Tables, inferred, run_and_tidy, series
+from simulations.paper import Paper, Tables
 from simulations.study import OBJECTIVES, Row, console, grouped, mean_of, write_rows
 
 # Figures 4 to 6 of the Federated Forest paper: one-round against classical prediction.
@@ -84,7 +85,6 @@ KDD_ROWS, KDD_CLASS = 10_000, 10  # drawn; classes with fewer of these rows are 
 DOMAINS, N_DOMAINS = range(2, 11), 10
 DOMAIN_DATA, DOMAIN_SEEDS = "spambase", 10
 
-OUTPUT = Path("runs/papers/federated_forest")
 NOTES = f"""\
 Table 1: accuracy, or RMSE for abalone and space-ga. Not at hand: target marketing, parkinson, gene,
 year prediction, superconduct; abalone and space-ga stand in for the last two. kddcup99: of
@@ -107,7 +107,7 @@ twice a level of a tree at most, whatever their number. "{AT_ONCE}": fedapp's ow
 way. All ways gave the same predictions. In simulation the first messages of a run also load code in
 Flower's workers, a good part of what one round takes. The paper names no rows for Figures 4 and 5
 (0.2 here), and neither trees nor depth for Figure 6 (8 and 4); it repeats 20 times."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/federated_forest"), NOTES)
 
 
 def own_settings(objective: str, trees: int, depth: int) -> Row:
@@ -117,29 +117,28 @@ def own_settings(objective: str, trees: int, depth: int) -> Row:
     return config | {"federated-forest.max-depth": depth}
 
 
-def model_of(data: str, trees: int, depth: int, output: Path) -> str:
+def model_of(data: str, trees: int, depth: int) -> str:
     """Id of the model of a set, which is trained unless it exists."""
     config = own_settings(OBJECTIVES[find_dataset(data).task], trees, depth)
     more = {"data": data, "columns": "even", "test-fraction": PREDICTED_SHARE, "seed": SEED}
-    runs = series(output / f"{data}-{trees}-{depth}", data)
-    return str(runs.run(load_settings({**config, **more}), run_local)["model_id"])
+    settings = load_settings({**config, **more})
+    return str(STUDY.run(settings, f"{data}-{trees}-{depth}", data, run_local)["model_id"])
 
 
-def predicted(data: str, point: Point, way: str, engine: str, n: int, output: Path) -> Row:
+def predicted(data: str, point: Point, way: str, engine: str, n: int) -> Row:
     """Median seconds of one way at one point over ``n`` runs, and the folder of its predictions."""
     trees, depth, share = point
     table, (method, at_once) = read_source(data), WAYS[way]
     test = split_rows(table.n_rows, PREDICTED_SHARE, 0.0, SEED).test
     rows = np.random.default_rng(SEED).permutation(test)[: round(share * table.n_rows)]
-    path = output / f"{data}-{share}.parquet"
+    path = STUDY.folder / f"{data}-{share}.parquet"
     config = {**COMMON, "strategy": method, "data": write_rows(path, table, rows, labelled=False)}
-    config |= {"model": model_of(data, trees, depth, output), "output": ".parquet"}
+    config |= {"model": model_of(data, trees, depth), "output": ".parquet"}
     config |= {"interactive.trees-at-once": at_once}
-    names = data, *map(str, point), way.replace(" ", "-"), engine.replace(" ", "-")
-    folder = output / "-".join(names)
+    folder = "-".join([data, *map(str, point), way, engine]).replace(" ", "-")
     what = f"{data}, {trees} trees, depth {depth}, {share}, {way}, {engine}"
     runs = [
-        inferred(load_settings({**config, "seed": seed}), ENGINES[engine], folder, what)
+        STUDY.inferred(load_settings({**config, "seed": seed}), ENGINES[engine], folder, what)
         for seed in range(SEED, SEED + n)
     ]
     path.unlink()
@@ -171,13 +170,6 @@ def planned(sets: Sequence[str] = PREDICTED) -> list[tuple[str, Point, str, str,
     ]
 
 
-def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
-    """Rows measured at a figure's points, in order."""
-    name, points = FIGURES[figure]
-    own_rows = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
-    return sorted(own_rows, key=lambda row: row[name])
-
-
 @STUDY.table(
     "figures_4_to_6",
     "Figures 4 to 6: seconds of a prediction, exchanges",
@@ -186,9 +178,10 @@ def rows_of(figure: str, rows: Sequence[Row]) -> list[Row]:
 )
 def by_figure(rows: Sequence[Row]) -> Iterator[Row]:
     """Seconds of all ways, and how much faster one round is."""
-    for figure, (name, _) in FIGURES.items():
-        groups = grouped(rows_of(figure, rows), "data", "engine", name)
-        for (_, _, value), group in groups.items():
+    for figure, (name, points) in FIGURES.items():
+        of_figure = [row for row in rows if tuple(row[axis] for axis in AXES) in points]
+        of_figure.sort(key=itemgetter(name))
+        for (_, _, value), group in grouped(of_figure, "data", "engine", name).items():
             ways = {row["way"]: f"{row['seconds']:.3f} ({row['exchanges']})" for row in group}
             seconds = {row["way"]: row["seconds"] for row in group}
             ratio = seconds[CLASSICAL] / seconds[ONE_ROUND]
@@ -199,13 +192,13 @@ def by_figure(rows: Sequence[Row]) -> Iterator[Row]:
 # Table 1
 
 
-def source_of(data: str, output: Path) -> Row:
+def source_of(data: str) -> Row:
     """Settings that name a set's table; of kddcup99 a random part, written here."""
     if data != "kddcup99":
         return {"data": data}
     table = read_source(data)
     assert table.labels is not None
-    path = output / f"{data}.parquet"
+    path = STUDY.folder / f"{data}.parquet"
     return {"data": write_rows(path, table, drawn_rows(table.labels)), "label": "y"}
 
 
@@ -216,14 +209,14 @@ def drawn_rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return rows[np.isin(labels[rows], names[counts >= KDD_CLASS])]
 
 
-def repeat(data: str, source: Row, seed: int, output: Path) -> Row:
+def repeat(data: str, source: Row, seed: int) -> Row:
     """All columns of Table 1 for one draw."""
     objective = OBJECTIVES[find_dataset(data).task]
     table_settings = {**source, "columns": "random", "test-fraction": TEST, "seed": seed}
     settings = load_settings({**own_settings(objective, TREES, DEPTH), **table_settings})
-    runs = series(output / data, data)
-    summary = runs.run(settings, run_and_tidy)
-    (other_scores,) = runs.rows(f"others-{seed}", settings, lambda: [others(settings)])
+    summary = STUDY.run(settings, data)
+    name = f"{data}/others-{seed}"
+    (other_scores,) = STUDY.rows(name, settings, lambda: [others(settings)], data)
     name = score_name(objective)
     row = {"data": data, "seed": seed, "FF": summary["metrics"]["test"][name]}
     return {**row, **other_scores}
@@ -314,16 +307,16 @@ def domains_of(table: Table, n_domains: int) -> tuple[Table, str]:
     return replace(table, columns=names, values=table.values[:, columns]), f"sizes:{sizes}"
 
 
-def domains(n_domains: int, n_seeds: int, output: Path) -> Row:
+def domains(n_domains: int, n_seeds: int) -> Row:
     """Accuracy with ``n_domains`` parties."""
     table, columns = domains_of(read_source(DOMAIN_DATA), n_domains)
     config: Row = {**own_settings(OBJECTIVES["binary"], TREES, DEPTH), "columns": columns}
     config |= {"parties": n_domains, "label": "y", "test-fraction": TEST}
-    runs = series(output / f"domains-{n_domains}", f"{n_domains} domains")
-    path, scores = output / "domains.parquet", []
+    path, scores = STUDY.folder / "domains.parquet", []
     config["data"] = write_rows(path, table, np.arange(table.n_rows))
     for seed in range(SEED, SEED + n_seeds):
-        summary = runs.run(load_settings({**config, "seed": seed}), run_and_tidy)
+        settings = load_settings({**config, "seed": seed})
+        summary = STUDY.run(settings, f"domains-{n_domains}", f"{n_domains} domains")
         scores.append(summary["metrics"]["test"]["accuracy"])
     path.unlink()
     return {"domains": n_domains, "columns": len(table.columns), "accuracy": spread(scores)}
@@ -340,30 +333,20 @@ def with_deviations(rows: Sequence[Row]) -> list[Row]:
 
 
 @STUDY.command
-def main(
-    repeats: int = REPEATS,
-    predicted_sets: tuple[str, ...] = PREDICTED,
-    output: Path = OUTPUT,
-) -> Tables:
-    """Compute Table 1 and Figures 3 to 6, print them, and write them as JSON.
+def main(repeats: int = REPEATS, predicted_sets: tuple[str, ...] = PREDICTED) -> Tables:
+    """Table 1 and Figures 3 to 6.
 
-    ``--repeats`` are those of Table 1, at least 2; ``--predicted-sets`` are those of Figures 4 to
-    6. Finished runs in ``--output`` are not run again.
+    ``--repeats`` are those of Table 1, 2 or more, ``--predicted-sets`` those of Figures 4 to 6.
     """
     if repeats < 2:
         raise ConfigError(f"repeats must be >= 2, got {repeats}")
     console.print("About an hour on 2 cores")
     # Read now, so that a missing file is noticed before the first run.
-    sources = {data: source_of(data, output) for data in DATA}
+    sources = {data: source_of(data) for data in DATA}
     seeds = range(SEED, SEED + repeats)
-    yield (
-        "table_1",
-        [
-            tested([repeat(data, source, seed, output) for seed in seeds])
-            for data, source in sources.items()
-        ],
-    )
-    yield "figure_3", [domains(n, DOMAIN_SEEDS, output) for n in DOMAINS]
-    timed = [predicted(*point, output) for point in planned(predicted_sets)]
+    draws = ([repeat(data, sources[data], seed) for seed in seeds] for data in DATA)
+    yield "table_1", [tested(of_set) for of_set in draws]
+    yield "figure_3", [domains(n, DOMAIN_SEEDS) for n in DOMAINS]
+    timed = [predicted(*point) for point in planned(predicted_sets)]
     check_same(timed)
     yield "figures_4_to_6", timed

@@ -27,7 +27,7 @@ from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
 from fedapp.trees.stacked import HeadShape, Kind
-from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables
 from simulations.study import OBJECTIVES, Row, averaged, boosted_scores, grouped
 
 Cell = tuple[str, int, str, int]
@@ -63,7 +63,6 @@ SIMFL = {"a9a": 150.4, "cod-rna": 249.3, "ijcnn1": 218.4}
 TEST_FRACTION, N_ROUNDS, FIRST_SEED = 0.25, 10, 42
 POOLED = {"num-boost-round": 500, "max-depth": 8, "eta": 0.1}
 USES = {"fit": "trees", "share": "trees", "average": "head"}  # of messages train.fedxgbllr_*
-OUTPUT = Path("runs/papers/fedxgbllr")
 NOTES = """\
 Rows: a tenth of the clients' rows chooses epochs and round (see strategies/fedxgbllr.py); the paper
 trains on all of them for all epochs, and averages 5 draws.
@@ -71,7 +70,7 @@ Pooled: 500 trees of depth 8 on all rows but the test rows. The paper names no l
 Table 3: Eq. 6 with Table 5's head (of one output) and trees at 0 bytes, as the paper has it (6.0 at
 10 clients); its 48 bytes for 500 trees cannot be their size."""
 DRAWN = f"{{seeds}} seed(s) from {FIRST_SEED}"
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/fedxgbllr"), NOTES)
 
 
 def settings_of(data: str, seed: int, more: Row) -> Settings:
@@ -92,15 +91,15 @@ def planned(
     return second, fourth
 
 
-def run_cell(data: str, clients: int, head: str, seed: int, output: Path) -> list[Row]:
+def run_cell(data: str, clients: int, head: str, seed: int) -> Row:
     """Score, bytes and seconds of one run, unless it is finished."""
     config = {"strategy": "fedxgbllr", "parties": clients, "fedxgbllr.head": head}
     settings, name = settings_of(data, seed, config), f"{data}-{clients}-{head}"
-    summary = series(output / name, name).run(settings, run_and_tidy)
+    summary = STUDY.run(settings, name)
     row: Row = {"data": data, "clients": clients, "head": head, "seed": seed}
     row |= {"score": score(settings.objective, summary["metrics"]["test"])}
     row |= {"seconds": summary["seconds"]["train"]}
-    return [row | bytes_by_use(read_run(output / name / f"fedxgbllr-{seed}").ledger)]
+    return row | bytes_by_use(read_run(STUDY.folder / name / f"fedxgbllr-{seed}").ledger)
 
 
 def score(objective: str, scores: Mapping[str, float]) -> float:
@@ -116,10 +115,10 @@ def bytes_by_use(ledger: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return {f"{use}_bytes": total for use, total in totals.items()}
 
 
-def run_pooled(data: str, seed: int, output: Path) -> Row:
+def run_pooled(data: str, seed: int) -> Row:
     """XGBoost on all rows except the test rows: its score on these, and on all rows."""
     name, settings = f"{data}-pooled-{seed}", settings_of(data, seed, POOLED)
-    (scores,) = series(output).rows(name, settings, lambda: [pooled_scores(settings)])
+    (scores,) = STUDY.rows(name, settings, lambda: [pooled_scores(settings)])
     return {"data": data, "seed": seed, **scores}
 
 
@@ -216,19 +215,17 @@ def main(
     seeds: int = 1,
     sets: tuple[str, ...] = tuple(PAPER),
     clients: tuple[int, ...] = (2, 5, 10),
-    output: Path = OUTPUT,
 ) -> Tables:
-    """Compute the tables, print them, and write every run as JSON.
+    """Tables 2 to 5.
 
-    ``--seeds`` are draws to average over; ``--clients`` are those of Tables 2 and 3. Finished runs
-    in ``--output`` are not run again.
+    ``--seeds`` are draws to average over; ``--clients`` are those of Tables 2 and 3.
     """
     seeds_run = range(FIRST_SEED, FIRST_SEED + seeds)
     for name in sets:  # so that a missing file is noticed before the first run
         read_source(name)
     second, fourth = planned(sets, clients, seeds_run)
-    lines = [row for cell in (*second, *fourth) for row in run_cell(*cell, output)]
-    pooled = [run_pooled(name, seed, output) for name in sets for seed in seeds_run]
+    lines = [run_cell(*cell) for cell in (*second, *fourth)]
+    pooled = [run_pooled(name, seed) for name in sets for seed in seeds_run]
     beside = {
         (row["data"], row["seed"]): {f"pooled {name}": row[name] for name in ("test", "all")}
         for row in pooled
@@ -237,10 +234,8 @@ def main(
     yield "pooled", pooled
     yield "table_2", rows[: len(second)]
     yield "table_4", rows[len(second) :]
-    yield (
-        "table_5",
-        [
-            {"head": head, "clients": n, "ours": weights_of(head, n), "paper": printed}
-            for (head, n), printed in PAPER_WEIGHTS.items()
-        ],
-    )
+    heads = [
+        {"head": head, "clients": n, "ours": weights_of(head, n), "paper": printed}
+        for (head, n), printed in PAPER_WEIGHTS.items()
+    ]
+    yield "table_5", heads

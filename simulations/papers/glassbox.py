@@ -14,20 +14,26 @@ from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import t as student
-from sklearn.metrics import roc_auc_score
 
 from fedapp.errors import ConfigError
 from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.paper import Paper, Tables, series
+from simulations.paper import Paper, Tables
 from simulations.papers.tuned import write_sample
-from simulations.study import Row, averaged, console, cpu_seconds, grouped, run_and_load, score
+from simulations.study import (
+    Row,
+    auc_or_rmse,
+    averaged,
+    console,
+    cpu_seconds,
+    grouped,
+    run_and_load,
+    score,
+)
 
 PARTIES = 3
 FIRST_SEED = 142  # settings were chosen by test scores of seeds from 42 on
@@ -46,13 +52,13 @@ EBMS: dict[str, Row] = {"EBM, curves": {"interactions": 0}, "EBM, defaults": {}}
 PRIVATE_PAX, DP_EBM = f"PAX with noise, {PARTIES} parties", "DP-EBM"
 # What each is compared with, by the beginning of its name.
 RIVALS = {"PAX, curves,": "EBM, curves", "PAX with": DP_EBM, "PAX": "EBM, defaults"}
-FITS, OUTPUT = Path(__file__).with_name("glassbox_fits.py"), Path("runs/papers/glassbox")
+FITS = Path(__file__).with_name("glassbox_fits.py")
 NOTES = f"""\
 Test AUC, of abalone RMSE: means of the seeds, with 95 % intervals. Ahead: how much better than
 interpret's model of the same kind on the same rows, with the interval of the difference. A fifth
 of at most --rows tests. Delta is {DELTA:g}. DP-EBM: interpret's defaults; bounds of columns and
 labels, and medians in place of missing values, are of the training rows and cost no epsilon."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/glassbox"), NOTES)
 
 
 def check_interpret(python: str) -> None:
@@ -64,19 +70,14 @@ def check_interpret(python: str) -> None:
     raise ConfigError(f"interpret {rule}aside/bin/pip install interpret-core), got {python!r}")
 
 
-def scored(labels: npt.NDArray[Any], margins: npt.NDArray[Any], is_numbers: bool) -> float:
-    """RMSE of numbers, AUC of two classes."""
-    rmse = np.sqrt(np.mean((labels - margins) ** 2))
-    return float(rmse if is_numbers else roc_auc_score(labels, margins))
-
-
 def train_pax(config: Row) -> list[Row]:
     """A run's test score, without noise, CPU seconds and exchanges."""
     start = cpu_seconds()
     settings, model, summary = run_and_load(config)
     took = {"seconds": cpu_seconds() - start, "exchanges": summary["exchanges"]}
-    test, is_numbers = score(settings, model)["test"], not model.classes
-    return [{"score": scored(test.labels, test.margins[:, 0], is_numbers), **took}]
+    test = score(settings, model)["test"]
+    _, of_test = auc_or_rmse(test.labels, test.margins[:, 0], bool(model.classes))
+    return [{"score": of_test, **took}]
 
 
 def train_ebm(python: str, how: Row, config: Row) -> list[Row]:
@@ -94,7 +95,7 @@ def train_ebm(python: str, how: Row, config: Row) -> list[Row]:
         (folder / "how.json").write_text(json.dumps(of_rows | how))
         subprocess.run([python, "-W", "ignore", str(FITS), name], check=True)
         fit = np.load(folder / "fit.npz")
-        result = scored(rows.labels[test], fit["margins"], is_numbers)
+        _, result = auc_or_rmse(rows.labels[test], fit["margins"], not is_numbers)
         return [{"score": result, "seconds": float(fit["seconds"]), "exchanges": None}]
 
 
@@ -147,12 +148,11 @@ def main(
     epsilons: tuple[float, ...] = EPSILONS,
     rows: int = 30_000,
     seeds: int = 3,
-    output: Path = OUTPUT,
 ) -> Tables:
-    """Train all, print test scores, and write them as JSON.
+    """Test scores of all.
 
     ``--interpret`` is a Python that has interpret; ``--rows`` are drawn of a larger set; means are
-    of ``--seeds``. Finished cells in ``--output`` are not made again.
+    of ``--seeds``.
     """
     check_interpret(interpret)
     results: list[Row] = []
@@ -169,7 +169,7 @@ def main(
                     make = partial(train_ebm, interpret, ebm, config)
                 asked = load_settings({**config, "data": name, "label": "", "drop-columns": ""})
                 cell = f"{name}-{rows}-{method}-{epsilon:g}-{seed}".replace(", ", "-")
-                (figures,) = series(output).rows(cell.replace(" ", "-"), asked, make)
+                (figures,) = STUDY.rows(cell.replace(" ", "-"), asked, make)
                 about = {"data": name, "method": method, "epsilon": epsilon, "seed": seed}
                 results.append(figures | about)
             console.print(f"{name}: done")

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables
 from simulations.study import Row, averaged, check_names, costs, grouped
 
 POOLED, ALONE = "pooled", "alone"
@@ -44,7 +44,6 @@ ALPHAS = (1.0, 0.3, 0.1)
 IID, HALVED = "by chance", "sizes halved"
 FIRST_SEED = 42
 TEST = 0.5  # of the rows, so that their draw rarely changes a difference by 0.005
-OUTPUT = Path("runs/benchmarks/noniid")
 NOTES = """\
 AUC on the same half of the rows for every line of a set; of the others a tenth validates. 100 trees
 of depth 4 and eta 0.1; FedXGBllr has 500 among all parties. "equal bins" is pax.bins=equal with
@@ -53,7 +52,7 @@ which is the mean over the parties: by XGBoost with the same steps.
 Seconds: of training, all parties on the cores of one machine, in this process. Bytes: both ways,
 all parties together. An exchange takes 0.2 to 1 s between organisations.
 Rows by a column: its values are at one party each; the column itself is no feature then."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/benchmarks/noniid"), NOTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +91,16 @@ def settings_of(scenario: Scenario, method: str, seed: int) -> Settings:
     return load_settings({"seed": seed, **table, "parties": scenario.parties, **METHODS[method]})
 
 
-def run_cell(scenario: Scenario, method: str, seed: int, output: Path) -> list[Row]:
+def run_cell(scenario: Scenario, method: str, seed: int) -> Row:
     """Score and costs of one run, unless it is finished."""
-    folder = output / scenario.folder / method.replace(", ", "-").replace(" ", "-")
+    folder = f"{scenario.folder}/{method.replace(', ', '-').replace(' ', '-')}"
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties, {method}"
-    summary = series(folder, where).run(settings_of(scenario, method, seed), run_and_tidy)
+    summary = STUDY.run(settings_of(scenario, method, seed), folder, where)
     row: Row = {**asdict(scenario), "method": method, "seed": seed}
-    return [row | {"score": summary["metrics"]["test"]["auc"], **costs(summary)}]
+    return row | {"score": summary["metrics"]["test"]["auc"], **costs(summary)}
 
 
-def run_beside(scenario: Scenario, seed: int, output: Path) -> list[Row]:
+def run_beside(scenario: Scenario, seed: int) -> list[Row]:
     """Scores of XGBoost on all rows, and the mean of those on each party's rows."""
     settings = settings_of(scenario, "pax", seed)
 
@@ -110,8 +109,7 @@ def run_beside(scenario: Scenario, seed: int, output: Path) -> list[Row]:
         return [{"pooled": scores["pooled"], "alone": scores["alone"]}]
 
     where = f"{scenario.data}, {scenario.name}, {scenario.parties} parties"
-    runs = series(output / scenario.folder, where)
-    (cached,) = runs.rows(f"baselines-{seed}", settings, baselines)
+    (cached,) = STUDY.rows(f"{scenario.folder}/baselines-{seed}", settings, baselines, where)
     alone = float(np.mean([scores["auc"] for scores in cached["alone"].values()]))
     row = {**asdict(scenario), "seed": seed}
     return [
@@ -137,23 +135,16 @@ def by_scenario(rows: Sequence[Row]) -> list[Row]:
 
 
 @STUDY.command
-def main(
-    seeds: int = 1,
-    data: tuple[str, ...] = ("default-credit",),
-    most: int = 100,
-    output: Path = OUTPUT,
-) -> Tables:
-    """Run all, print scores and costs, and write them as JSON.
+def main(seeds: int = 1, data: tuple[str, ...] = ("default-credit",), most: int = 100) -> Tables:
+    """Scores and costs of all.
 
-    ``--seeds`` are draws to average over; ``--most`` limits the parties. Finished runs in
-    ``--output`` are not run again.
+    ``--seeds`` are draws to average over; ``--most`` limits the parties.
     """
     check_names("data", data, NATURAL)
     rows = list[Row]()
     ways = dict.fromkeys(scenario for name in data for scenario in scenarios(name, most))
     # Seeds are the outer loop, so that an interrupted command has complete ones.
     for seed, scenario in product(range(FIRST_SEED, FIRST_SEED + seeds), ways):
-        rows += run_beside(scenario, seed, output)
-        for method in METHODS:
-            rows += run_cell(scenario, method, seed, output)
+        rows += run_beside(scenario, seed)
+        rows += [run_cell(scenario, method, seed) for method in METHODS]
     yield "rows", rows

@@ -20,15 +20,14 @@ from fedapp.data.datasets import read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import Row, averaged, costs, grouped, run_and_load, write_rows
+from simulations.paper import Paper, Tables
+from simulations.study import Row, averaged, costs, grouped, run_summary, write_rows
 
 AIRLINE = "airline"
 DATA = ("default-credit", "ijcnn1", "cod-rna", AIRLINE)
 BINS = ("share", "equal")
 FIRST_SEED = 42
 TREES, PAPER_TREES = 50, 100
-OUTPUT = Path("runs/papers/pax")
 COMMON = {"strategy": "pax", "parties": 3, "valid-fraction": 0.0, "max-depth": 6, "eta": 0.3}
 QUALITY = {**COMMON, "max-bin": 255, "test-fraction": 0.2}
 
@@ -78,7 +77,7 @@ Homo SecureBoost: here PAX with masked sums; masks cancel, so it scores as PAX w
 paper blames FATE's masks for its lower scores. Logistic Regression: FedAvg, columns standardised.
 Seconds: of training, all parties on one machine's cores; the paper's machine is not named."""
 DRAWN, SCORES = f"{{seeds}} seed(s) from {FIRST_SEED}", "; ".join(f"{name}:.3f" for name in METRICS)
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/pax"), NOTES)
 
 
 def quality(config: Row) -> list[Row]:
@@ -88,7 +87,7 @@ def quality(config: Row) -> list[Row]:
     alone = float(np.mean([scores["auc"] for scores in baselines["alone"].values()]))
     rows = []
     for bins in BINS:
-        summary = run_and_load({**config, "pax.bins": bins})[2]
+        summary = run_summary({**config, "pax.bins": bins})
         auc = summary["metrics"]["test"]["auc"]
         row = {"data": config["data"], "seed": config["seed"], "bins": bins, "auc": auc}
         row |= {"pooled": pooled, "difference": auc - pooled, "alone": alone}
@@ -116,16 +115,14 @@ def partitions(table: Table, draw: str, config: Row) -> list[Row]:
         config = {**config, "data": path, "label": "y"}
         pooled = run_baselines(load_settings(config))["pooled"]
         results = [{"draw": draw, "partition": "pooled", "seed": seed, **_picked(pooled)}]
-        for number, sizes in enumerate(PARTITIONS, 1):
-            partition = "sizes:" + ",".join(map(str, sizes))
-            summary = run_and_load({**config, "partition": partition})[2]
-            row: Row = {"draw": draw, "partition": number, "seed": seed}
+        first, *_ = parts = ["sizes:" + ",".join(map(str, sizes)) for sizes in PARTITIONS]
+        ways: list[tuple[Row, Row]]
+        ways = [({"partition": number}, {"partition": of}) for number, of in enumerate(parts, 1)]
+        ways += [({"method": name}, {"partition": first, **how}) for name, how in METHODS.items()]
+        for about, how in ways:
+            summary = run_summary({**config, **how})
+            row: Row = {"draw": draw, **about, "seed": seed}
             row["parties"] = [party["rows"] for party in summary["parties"]]
-            results.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
-        for method, how in METHODS.items():
-            equal = {**config, "partition": "sizes:1000,1000,1000", **how}
-            summary = run_and_tidy(load_settings(equal)).summary
-            row = {"draw": draw, "method": method, "seed": seed}
             results.append({**row, **_picked(summary["metrics"]["test"]), **costs(summary)})
     return results
 
@@ -182,28 +179,23 @@ def of_methods(rows: Sequence[Row]) -> list[Row]:
 
 
 @STUDY.command
-def main(
-    seeds: int = 1,
-    airline_only: bool = False,
-    output: Path = OUTPUT,
-) -> Tables:
-    """Compute the tables, print them, and write every run as JSON.
+def main(seeds: int = 1, airline_only: bool = False) -> Tables:
+    """Tables 2 to 4, and the same of other sets.
 
     ``--seeds`` are draws to average over; ``--airline-only`` leaves out other sets than the
-    paper's. Finished rows in ``--output`` are not made again.
+    paper's.
     """
-    cells = series(output / "rows")
     seeds_run = [{"seed": seed} for seed in range(FIRST_SEED, FIRST_SEED + seeds)]
     of_sets = list[Row]()
     for data, seed in product(() if airline_only else DATA, seeds_run):
         config = {**QUALITY, "num-boost-round": TREES, "data": data, **seed}
-        name = f"quality-{data}-{config['seed']}-{TREES}"
-        of_sets += cells.rows(name, load_settings(config), partial(quality, config))
+        name = f"rows/quality-{data}-{config['seed']}-{TREES}"
+        of_sets += STUDY.rows(name, load_settings(config), partial(quality, config))
     yield "quality", of_sets
     table, of_draws = read_source(AIRLINE), list[Row]()
     for draw, seed in product(DRAWS, seeds_run):
         config = {**PAPER, "num-boost-round": PAPER_TREES, "data": AIRLINE, **seed}
-        name = f"partitions-{draw}-{config['seed']}-{PAPER_TREES}"
+        name = f"rows/partitions-{draw}-{config['seed']}-{PAPER_TREES}"
         make = partial(partitions, table, draw, config)
-        of_draws += cells.rows(name, load_settings(config), make)
+        of_draws += STUDY.rows(name, load_settings(config), make)
     yield "partitions", of_draws

@@ -31,8 +31,8 @@ from fedapp.data.datasets import read_source
 from fedapp.run_files import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import Row, averaged, console, write_rows
+from simulations.paper import Paper, Tables, span_of
+from simulations.study import Row, averaged, console, temporary_run, write_rows
 from strategies.secureboost import SecureBoostSettings
 
 Matrix = npt.NDArray[np.float32]
@@ -63,14 +63,13 @@ METRICS = ("accuracy", "auc", "f1")
 # Table 1, ids a party.
 N_IDS, MANY_IDS = (1000, 10_000, 100_000), 1_000_000
 # Figure 5; the paper goes on to 5000 columns.
-DEPTHS, N_COLUMNS, N_ROWS = range(3, 9), (50, 500, 1000), (5000, 10000, 0)
+DEPTHS, N_COLUMNS, N_ROWS = range(3, 9), (50, 500, 1000), (5000, 10000, 0)  # 0: all
 # Not timed: the first tree, which includes the run's set-up, and the last, which no encryption
 # follows.
 STAGES = 7
 
 SHOWN_STAGES = (1, 5, 10, 15, 20, 25)  # of Figure 4
 
-OUTPUT = Path("runs/papers/secureboost")
 NOTES = """\
 The paper's numbers: of its tables and figures none is at hand; its text names two, 16 minutes for
 1M ids a side, and a purity slightly above 0.6 of the second trees of Completely SecureBoost.
@@ -87,7 +86,7 @@ Figure 4: mean log loss; XGBoost and GBDT (scikit-learn's) on the joined columns
 and subsample 0.8 too. XGBoost draws other rows than SecureBoost from the same seed.
 Table 3: on test rows; F1 at a threshold of 0.5, which after one tree no row passes from the mean
 label. "First tree": the same model after one tree."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/secureboost"), NOTES)
 
 
 # Table 1
@@ -107,24 +106,17 @@ def write_ids(folder: Path, sizes: Sequence[int]) -> str:
     return ",".join(map(str, paths))
 
 
-def id_pairs(million: bool) -> list[tuple[int, int]]:
-    """Numbers of ids of both parties."""
-    return [*itertools.product(N_IDS, N_IDS), *[(MANY_IDS, MANY_IDS)] * million]
-
-
 def alignment(n_first: int, n_second: int) -> list[Row]:
     """A row with seconds and bytes from the first message of the alignment to the last."""
     sizes = (n_first, n_second)
     with tempfile.TemporaryDirectory() as folder:
         table = {"data": write_ids(Path(folder), sizes), "id": "id", "label": "label"}
         config = {**COMMON, **table, "align": "psi", "num-boost-round": 1, "max-depth": 1}
-        run = run_and_tidy(load_settings({**config, "run-dir": f"{folder}/run"}))
-        common = sum(run.summary["matched_rows"].values())
-        ledger = read_run(run.path).ledger
+        with temporary_run(load_settings(config)) as run:
+            common = sum(run.summary["matched_rows"].values())
+            ledger = read_run(run.path).ledger
     messages = [line for line in ledger if ".alignment_" in line["type"]]
-    row: Row = {"ids": sizes, "common": common}
-    row |= {"seconds": messages[-1]["seconds"] - messages[0]["seconds"]}
-    return [{**row, "bytes": sum(line["bytes"] for line in messages)}]
+    return [{"ids": sizes, "common": common, **span_of(messages)}]
 
 
 @STUDY.table("table_1", "Table 1: seconds", "ids of A; ids of B; seconds:.2f", 0)
@@ -146,17 +138,11 @@ def product_columns(values: Matrix, n_columns: int) -> Matrix:
     )
 
 
-def points(n_rows: int) -> list[tuple[str, int]]:
-    """What varies in each of the three parts, and its values; the last part ends with all rows."""
-    varied = [("depth", depth) for depth in DEPTHS] + [("columns", n) for n in N_COLUMNS]
-    return varied + [("rows", n or n_rows) for n in N_ROWS]
-
-
-def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
+def stage(part: str, value: int, n_stages: int) -> Row:
     """Seconds of one boosting stage at one point."""
-    folder = output / f"{part}-{value}-{n_stages}"
+    folder = f"{part}-{value}-{n_stages}"
     config: Row = {"data": CREDITS["Credit 2"], "num-boost-round": n_stages}
-    path = output / f"{part}-{value}.parquet"
+    path = STUDY.folder / f"{part}-{value}.parquet"
     if part == "depth":
         config |= {"max-depth": value}
     else:
@@ -168,10 +154,9 @@ def stage(part: str, value: int, n_stages: int, output: Path) -> Row:
         names = tuple(f"x{number}" for number in range(n_columns))
         table = replace(table, columns=names, values=product_columns(table.values, n_columns))
         write_rows(path, table, rows)
-    runs = series(folder, f"{part} {value}")
-    summary = runs.run(load_settings({**COMMON, **config}), run_and_tidy)
+    summary = STUDY.run(load_settings({**COMMON, **config}), folder, f"{part} {value}")
     path.unlink(missing_ok=True)
-    rounds = read_run(folder / f"secureboost-{SEED}").rounds[1:-1]
+    rounds = read_run(STUDY.folder / folder / f"secureboost-{SEED}").rounds[1:-1]
     seconds = [round_record["seconds"] for round_record in rounds]
     sizes = [sum(round_record["bytes"].values()) for round_record in rounds]
     record = {"part": part, "value": value, "stages": len(seconds)}
@@ -292,12 +277,12 @@ def purities(model: Path, rows: Pooled, active: slice, settings: Settings) -> Ro
     return record | {"larger_class": float(max(labels.mean(), 1 - labels.mean()))}
 
 
-def trained(credit: str, method: str, n_trees: int, output: Path, seed: int = SEED) -> Row:
+def trained(credit: str, method: str, n_trees: int, seed: int) -> Row:
     """Train one method on one set: purity of two trees, scores of the first and of all."""
     settings = credit_settings(credit, n_trees, seed, method)
-    folder = output / f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
-    summary = series(folder, f"{credit}, {method}").run(settings, run_and_tidy)
-    model = folder / f"secureboost-{seed}" / "model.xgb.json"
+    folder = f"{CREDITS[credit]}-{METHODS[method]}-{n_trees}"
+    summary = STUDY.run(settings, folder, f"{credit}, {method}")
+    model = STUDY.folder / folder / f"secureboost-{seed}" / "model.xgb.json"
     booster = read_booster(model)
     rows, _, active = join_tables(settings)
     record: Row = {"credit": credit, "method": method, "seed": seed}
@@ -364,34 +349,34 @@ STUDY.table(
 
 
 @STUDY.command
-def main(million: bool = False, seeds: int = 1, output: Path = OUTPUT) -> Tables:
-    """Compute the tables and figures, print them, and write them as JSON.
+def main(million: bool = False, seeds: int = 1) -> Tables:
+    """Tables 1 to 3, Figures 4 and 5.
 
     ``--million`` adds a million ids a side to Table 1; ``--seeds`` are draws of Tables 2 and 3 and
-    Figure 4. Finished runs in ``--output`` are not run again.
+    Figure 4.
     """
     console.print(f"Keys of {KEY_BITS} bits, as the paper's: insecure, only for these figures")
     # Read now, so that a missing file is noticed before the first run.
-    n_rows = {credit: read_source(data).n_rows for credit, data in CREDITS.items()}
+    *_, n_rows = (read_source(data).n_rows for data in CREDITS.values())  # of Credit 2
     psi, first = load_settings({**COMMON, "align": "psi"}), list[Row]()
-    for pair in id_pairs(million):
+    for pair in (*itertools.product(N_IDS, N_IDS), *[(MANY_IDS, MANY_IDS)] * million):
         name = "alignment-{}-{}".format(*pair)
-        first += series(output).rows(name, psi, partial(alignment, *pair))
+        first += STUDY.rows(name, psi, partial(alignment, *pair))
     yield "table_1", first
-    yield "figure_5", [stage(*point, STAGES, output) for point in points(n_rows["Credit 2"])]
+    points = [("depth", depth) for depth in DEPTHS] + [("columns", n) for n in N_COLUMNS]
+    points += [("rows", n or n_rows) for n in N_ROWS]
+    yield "figure_5", [stage(*point, STAGES) for point in points]
     runs = [
-        trained(credit, method, TREES, output, SEED + draw)
+        trained(credit, method, TREES, SEED + draw)
         for draw in range(seeds)
         for credit in CREDITS
         for method in METHODS
     ]
-    yield (
-        "figure_4",
-        [
-            row
-            for run in runs
-            if (run["credit"], run["method"]) == ("Credit 2", "SecureBoost")
-            for row in stage_losses(Path(run["model"]), run["seed"])
-        ],
-    )
+    losses = [
+        row
+        for run in runs
+        if (run["credit"], run["method"]) == ("Credit 2", "SecureBoost")
+        for row in stage_losses(Path(run["model"]), run["seed"])
+    ]
+    yield "figure_4", losses
     yield "tables_2_and_3", runs

@@ -25,8 +25,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from fedapp.data.datasets import source_frame
 from fedapp.runs.baselines import Pooled, baseline_rows, run_baselines
 from fedapp.settings import load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, series
-from simulations.study import Row, averaged, console
+from simulations.paper import Paper, Tables
+from simulations.study import Row, averaged, console, run_summary
 
 DATA = ("airline", "default-credit", "give-me-some-credit", "higgs-11k", "adult")
 SPLITS = {"random": "iid", "skewed": "dirichlet:0.3"}
@@ -54,13 +54,12 @@ HGB: Ranges = {
     "l2_regularization": (0.1, 30.0, True),
     "max_features": (0.5, 1.0, False),
 }
-OUTPUT = Path("runs/papers/tuned")
 NOTES = """\
 Test AUC, means of the seeds. Rows: at most --rows of a set; a fifth tests, a fifth of the others
 validates. SecureBoost: pooled XGBoost with SecureBoost's settings, whose trees are the same node
 for node (tests/contract), so that no keys are needed; two parties with half of the columns each.
 Tuned: the best of --draws by validation log loss; up to 300 rounds, early stopping after 20."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/papers/tuned"), NOTES)
 
 Shares = npt.NDArray[np.float64]
 Fit = Callable[[Row, Pooled, int], Callable[[npt.NDArray[Any]], Shares]]
@@ -161,8 +160,7 @@ def beside(data: str, most: int, draws: int, seed: int) -> list[Row]:
         }
         ways["PAX, tuned"] = {"strategy": "pax", **as_settings, "num-boost-round": MOST_ROUNDS}
         for name, how in ways.items():
-            run = run_and_tidy(load_settings({**config, **how}))
-            aucs[name] = run.summary["metrics"]["test"]["auc"]
+            aucs[name] = run_summary({**config, **how})["metrics"]["test"]["auc"]
         vertical = {**config, "parties": 2, "strategy": "secureboost", "columns": "even"}
         pooled = run_baselines(load_settings({**vertical, "align": "ordered"}))["pooled"]
         aucs["SecureBoost"] = pooled["auc"]
@@ -182,23 +180,19 @@ def by_method(rows: Sequence[Row]) -> list[Row]:
 
 @STUDY.command
 def main(
-    data: tuple[str, ...] = DATA,
-    rows: int = 10_000,
-    draws: int = 10,
-    seeds: int = 3,
-    output: Path = OUTPUT,
+    data: tuple[str, ...] = DATA, rows: int = 10_000, draws: int = 10, seeds: int = 3
 ) -> Tables:
-    """Train all, print test AUC, and write it as JSON.
+    """Test AUC of all.
 
     ``--rows`` are drawn of a larger set; ``--draws`` is the budget of each tuned learner;
-    ``--seeds`` are averaged over. Finished rows in ``--output`` are not made again.
+    ``--seeds`` are averaged over.
     """
     results: list[Row] = []
     for name in data:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             asked = load_settings({"data": name, "seed": seed})
             cell = f"{name}-{rows}-{draws}-{seed}"
-            scored = series(output).rows(cell, asked, partial(beside, name, rows, draws, seed))
+            scored = STUDY.rows(cell, asked, partial(beside, name, rows, draws, seed))
             console.print(f"{cell}: {len(scored)} methods")
             results += scored
     yield "rows", results

@@ -18,7 +18,7 @@ from fedapp.errors import DataError
 from fedapp.runs.baselines import join_tables
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION
-from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables
 from simulations.study import Row, boosted_scores, check_names, costs
 
 TREES, DEPTH, BINS, ETA, KEY_BITS, SEED = 64, 6, 64, 0.05, 2048, 42
@@ -39,15 +39,6 @@ class Scenario:
     label: str = "y"
     id: str = "id"
     test_fraction: float = 0.0  # 0 if the reported score is of the training rows
-
-    @property
-    def subset(self) -> str:
-        """Rows of the reported score."""
-        return "test" if self.test_fraction else "train"
-
-    @property
-    def metric(self) -> str:
-        return "mse" if self.objective == REGRESSION else "auc"
 
     def data(self) -> Row:
         """Settings that name the tables."""
@@ -86,7 +77,6 @@ SCENARIOS = {
         ),
     )
 }
-OUTPUT = Path("runs/benchmarks/unified")
 NOTES = """\
 Rows: UniFed scores breast, motor, student and default_credit on the rows it trains on. FATE has one
 file a party of each; UniFed's adapter of Fedlearner writes these rows a second time as its test
@@ -99,7 +89,7 @@ reading of tables are not in it. UniFed's are of its own machines and of smaller
 sources generate 512 bits. Compare orders of magnitude, no more.
 Settings that it leaves to the frameworks differ: lambda is 1 here as in FedTree, 0.1 in FATE's and
 Fedlearner's; gamma is 0, in FedTree 1. vehicle_scale and dvisits are not at hand."""
-STUDY = Paper(NOTES)
+STUDY = Paper(Path("runs/benchmarks/unified"), NOTES)
 
 
 def settings_of(scenario: Scenario) -> Settings:
@@ -115,10 +105,9 @@ def pooled_scores(settings: Settings) -> dict[str, float]:
     ``held_out`` is of a model that was not trained on these rows; ``test`` is absent without test
     rows.
     """
-    scores = _pooled(settings)
-    if "test" in scores:
-        return {**scores, "held_out": scores["test"]}
-    other = _pooled(settings.model_copy(update={"test_fraction": HELD_OUT}))
+    scores = other = _pooled(settings)
+    if "test" not in scores:
+        other = _pooled(settings.model_copy(update={"test_fraction": HELD_OUT}))
     return {**scores, "held_out": other["test"]}
 
 
@@ -133,17 +122,18 @@ def score(objective: str, scores: Mapping[str, float]) -> float:
     return scores["rmse"] ** 2 if objective == REGRESSION else scores["auc"]
 
 
-def run_scenario(scenario: Scenario, rows_only: bool, output: Path) -> Row:
+def run_scenario(scenario: Scenario, rows_only: bool) -> Row:
     """Scores of XGBoost, and those and costs of SecureBoost unless only rows are compared."""
     settings = settings_of(scenario)
-    pooled, subset = pooled_scores(settings), scenario.subset
-    row: Row = {"scenario": scenario.name, "metric": scenario.metric, "subset": subset}
+    pooled, subset = pooled_scores(settings), "test" if scenario.test_fraction else "train"
+    metric = "mse" if scenario.objective == REGRESSION else "auc"
+    row: Row = {"scenario": scenario.name, "metric": metric, "subset": subset}
     row |= {"reported": scenario.reported, "pooled": pooled[subset]}
     row |= {name: pooled[name] for name in ("train", "held_out")}
     if rows_only:
         return row
-    runs = series(output / f"{scenario.name}-{TREES}-{KEY_BITS}", scenario.name)
-    summary = runs.run(settings, run_and_tidy)
+    folder = f"{scenario.name}-{TREES}-{KEY_BITS}"
+    summary = STUDY.run(settings, folder, scenario.name)
     row |= {"trees": summary["trees"], "key_bits": KEY_BITS}
     row |= {"rows": summary["matched_rows"]["train"]}
     row |= {"score": score(scenario.objective, summary["metrics"][subset])}
@@ -161,15 +151,12 @@ STUDY.table(
 
 
 @STUDY.command
-def main(
-    scenarios: tuple[str, ...] = tuple(SCENARIOS), rows_only: bool = False, output: Path = OUTPUT
-) -> Tables:
-    """Run the scenarios, print scores and costs beside UniFed's, and write them as JSON.
+def main(scenarios: tuple[str, ...] = tuple(SCENARIOS), rows_only: bool = False) -> Tables:
+    """Scores and costs of the scenarios, beside UniFed's.
 
-    ``--rows-only`` asks XGBoost only, which rows scores are of. Finished runs in ``--output`` are
-    not run again.
+    ``--rows-only`` asks XGBoost only, which rows scores are of.
     """
     check_names("scenarios", scenarios, SCENARIOS)
     for name in scenarios:  # so that a missing file is noticed before the first run
         settings_of(SCENARIOS[name])
-    yield "rows", [run_scenario(SCENARIOS[name], rows_only, output) for name in scenarios]
+    yield "rows", [run_scenario(SCENARIOS[name], rows_only) for name in scenarios]

@@ -9,9 +9,10 @@ Only the order of columns can change a score: of two splits with equal gain, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from operator import neg, pos
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedapp.data.datasets import find_dataset, read_source
 from fedapp.data.table import Table
 from fedapp.runs.baselines import run_baselines
 from fedapp.settings import Settings, load_settings
-from simulations.paper import Paper, Tables, run_and_tidy, series
+from simulations.paper import Paper, Tables
 from simulations.study import OBJECTIVES, Row, costs, write_rows
 
 DATA = ("default-credit", "give-me-some-credit", "waveform")
@@ -44,7 +45,6 @@ METHODS: dict[str, Row] = {
 }
 SCORES = {"binary": "auc", "multiclass": "accuracy"}
 KINDS = {"importance": "alpha", "correlation": "beta"}
-OUTPUT = Path("runs/benchmarks/vertibench")
 NOTES = f"""\
 At most {ROWS:,} rows of each set, a fifth of which tests; {TREES} rounds, {KEY_BITS}-bit keys.
 {N_PARTIES} parties. SecureBoost: trees of depth {DEPTH}, {BINS} bins. Federated Forest:
@@ -55,31 +55,7 @@ order. alpha
 small: one party has nearly all columns. beta 0: columns that are correlated are at one party, 1:
 spread. Splits follow the published definitions of VertiBench; its package is not needed. letter and
 covtype are not at hand."""
-STUDY = Paper(NOTES)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One split of the columns of a set."""
-
-    data: str  # name of the set
-    kind: str  # "importance" or "correlation"
-    value: float  # alpha, or beta
-
-    @property
-    def name(self) -> str:
-        """Name of its files."""
-        return f"{self.data}-{KINDS[self.kind]}-{self.value:g}"
-
-
-def points(sets: Sequence[str]) -> list[Point]:
-    """All splits."""
-    return [
-        Point(data, kind, value)
-        for data in sets
-        for kind, values in (("importance", ALPHAS), ("correlation", BETAS))
-        for value in values
-    ]
+STUDY = Paper(Path("runs/benchmarks/vertibench"), NOTES)
 
 
 def drawn_table(data: str, n_rows: int) -> Table:
@@ -89,43 +65,43 @@ def drawn_table(data: str, n_rows: int) -> Table:
     return whole.take(np.sort(rows))
 
 
-def split_of(point: Point, table: Table) -> Split:
-    """Columns of each party."""
+def split_of(kind: str, value: float, table: Table) -> Split:
+    """Columns of each party; ``value`` is alpha, or beta."""
     rng = np.random.default_rng(SEED)
-    if point.kind == "importance":
-        return importance_split(len(table.columns), N_PARTIES, point.value, rng)
-    return correlation_split(rank_correlations(table.values), N_PARTIES, point.value, rng)
+    if kind == "importance":
+        return importance_split(len(table.columns), N_PARTIES, value, rng)
+    return correlation_split(rank_correlations(table.values), N_PARTIES, value, rng)
 
 
-def settings_of(point: Point, method: str, path: str, columns: str) -> Settings:
+def settings_of(task: str, method: str, path: str, columns: str) -> Settings:
     """Settings of one run."""
     config: Row = {"data": path, "columns": columns, **METHODS[method]}
-    config |= {"objective": OBJECTIVES[find_dataset(point.data).task]}
+    config |= {"objective": OBJECTIVES[task]}
     config |= {"num-boost-round": TREES, "secureboost.key-bits": KEY_BITS}
     return load_settings({**COMMON, **config})
 
 
-def run_point(point: Point, whole: Table, output: Path) -> list[Row]:
+def run_point(data: str, kind: str, value: float, whole: Table) -> list[Row]:
     """Scores and costs of both methods on one split, unless they are finished."""
-    split = split_of(point, whole)
-    order, columns = column_order(split)
+    split, point = split_of(kind, value, whole), f"{data}-{KINDS[kind]}-{value:g}"
+    # Columns party by party, and the setting that splits them in this order.
+    order = [column for party in split for column in party]
+    columns = "sizes:" + ",".join(str(len(party)) for party in split)
     names = tuple(whole.columns[column] for column in order)
     ordered = replace(whole, columns=names, values=np.ascontiguousarray(whole.values[:, order]))
-    path = output / f"{point.name}.parquet"
-    data = write_rows(path, ordered, np.arange(ordered.n_rows))
-    metric = SCORES[find_dataset(point.data).task]
-    rows, what = [], f"{point.data}, {KINDS[point.kind]} {point.value:g}"
-    runs = series(output / point.name, what)
+    path, task = STUDY.folder / f"{point}.parquet", find_dataset(data).task
+    rows, what, metric = [], f"{data}, {KINDS[kind]} {value:g}", SCORES[task]
+    written = write_rows(path, ordered, np.arange(ordered.n_rows))
     for method in METHODS:
-        settings = settings_of(point, method, data, columns)
-        summary = runs.run(settings, run_and_tidy)
-        name = f"pooled-{settings.strategy}"
-        (pooled,) = runs.rows(name, settings, partial(pooled_scores, settings))
+        settings = settings_of(task, method, written, columns)
+        summary = STUDY.run(settings, point, what)
+        name = f"{point}/pooled-{settings.strategy}"
+        (pooled,) = STUDY.rows(name, settings, partial(pooled_scores, settings), what)
         rows.append(
             {
-                "data": point.data,
-                "kind": point.kind,
-                "value": point.value,
+                "data": data,
+                "kind": kind,
+                "value": value,
                 "method": method,
                 "columns": [len(party) for party in split],
                 "metric": metric,
@@ -157,14 +133,13 @@ def by_split(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 @STUDY.command
-def main(data: tuple[str, ...] = DATA, output: Path = OUTPUT) -> Tables:
-    """Run both methods on all splits, print scores and costs, and write them as JSON.
-
-    ``--data`` are names of sets with classes. Finished runs in ``--output`` are not run again.
-    """
+def main(data: tuple[str, ...] = DATA) -> Tables:
+    """Scores and costs of both methods on all splits; ``--data`` are sets with classes."""
     tables = {name: drawn_table(name, ROWS) for name in data}
-    rows = [row for point in points(data) for row in run_point(point, tables[point.data], output)]
-    yield "rows", rows
+    points = [("importance", alpha) for alpha in ALPHAS]
+    points += [("correlation", beta) for beta in BETAS]
+    cells = (run_point(name, *point, tables[name]) for name in data for point in points)
+    yield "rows", [row for rows in cells for row in rows]
 
 
 # VertiBench's two ways to split columns among parties: by importance and by correlation.
@@ -241,18 +216,13 @@ def correlation_split(
     correlations : shape (n_columns, n_columns), n_columns >= n_parties.
     beta : in [0, 1]; 0: correlated columns are at one party, 1: spread over all.
     """
-    least, most = icor_range(correlations, n_parties, rng)
+    # Of the smallest and the largest Icor that the search finds.
+    least, most = (
+        inter_correlation(correlations, _search(correlations, n_parties, loss, rng))
+        for loss in (pos, neg)
+    )
     target = beta * most + (1 - beta) * least
     return _search(correlations, n_parties, lambda icor: abs(icor - target), rng)
-
-
-def icor_range(
-    correlations: Array, n_parties: int, rng: np.random.Generator
-) -> tuple[float, float]:
-    """Smallest and largest Icor that the search finds."""
-    least = _search(correlations, n_parties, lambda icor: icor, rng)
-    most = _search(correlations, n_parties, lambda icor: -icor, rng)
-    return inter_correlation(correlations, least), inter_correlation(correlations, most)
 
 
 def _search(
@@ -283,9 +253,3 @@ def _descend(
             else:
                 parties[[first, other]] = parties[[other, first]]
     return best, _by_party(parties, n_parties)
-
-
-def column_order(split: Split) -> tuple[Sequence[int], str]:
-    """Columns party by party, and the setting ``columns`` that splits them in this order."""
-    order = [column for party in split for column in party]
-    return order, "sizes:" + ",".join(str(len(party)) for party in split)

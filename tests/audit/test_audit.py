@@ -1,6 +1,7 @@
 """Audits of runs: figures of every method, also of tables with gaps, dates and names; refusals."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_runs_that_cannot_be_audited_are_refused(boosted, write_table):
 def test_a_divided_model_is_audited_only_with_its_parts_as_they_were(boosted):
     run = run_local(boosted(strategy="secureboost", **BOOSTED))
     with pytest.raises(ConfigError, match="run must have a whole model, which --site can score"):
-        at_site(run.path, 'name="bank" data="rows.csv"')
+        at_site(run.path, Path("site.toml"))
     move_thresholds(home() / "sites" / "party-2" / run.summary["model_id"])
     with pytest.raises(DataError, match="run must give the same model"):
         audited(run)
@@ -179,7 +180,7 @@ def test_a_site_audits_its_own_rows(settings, sites, write_table, tmp_path):
     run.add_to_summary({"engine": "deployment"})
     node = tmp_path / "site.toml"
     node.write_text(f'name = "bank"\ndata = "{tables["bank"]}"\nlabel = "y"\n')
-    found = at_site(run.path, str(node))
+    found = at_site(run.path, node)
     (finding,) = found.findings
     assert finding.attack == "membership (threshold)"
     assert finding.measure == "AUC of 65 training and 18 other rows"
@@ -194,10 +195,10 @@ def test_a_site_believes_chance_only_if_rows_learnt_by_heart_are_found(
     run, table = run_local(boosted(strategy="pax")), write_table("others", seed=3)
     node = tmp_path / "site.toml"
     node.write_text(f'name = "bank"\ndata = "{table}"\nlabel = "y"\n')
-    (finding,) = at_site(run.path, str(node)).findings
+    (finding,) = at_site(run.path, node).findings
     assert finding.low <= finding.chance
     monkeypatch.setattr("fedapp.audit.run.certainty", lambda shown, *_: np.zeros(len(shown)))
-    audit = at_site(run.path, str(node))
+    audit = at_site(run.path, node)
     assert audit.findings == ()
     assert audit.unmeasured[0].why.startswith(FAULTS)
 

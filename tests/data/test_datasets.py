@@ -19,7 +19,6 @@ from fedapp.data.datasets import (
     DataFile,
     DataSet,
     check_source,
-    dataset_names,
     fetch,
     find_dataset,
     read_source,
@@ -81,10 +80,10 @@ def put(folder, content, name="tiny.csv"):
     return folder / name
 
 
-@pytest.mark.parametrize("name", datasets.BUILT_IN)
+@pytest.mark.parametrize("name", [name for name, of in datasets.REGISTRY.items() if not of.files])
 def test_built_in_sets_have_their_shape(name):
     table = read_source(name)
-    assert table.values.shape == datasets.BUILT_IN[name].shape
+    assert table.values.shape == datasets.REGISTRY[name].shape
     assert len(table.columns) == table.values.shape[1]
     assert table.labels.dtype == np.float64
 
@@ -251,7 +250,7 @@ N_DISTINCT = {"kddcup99": 23, "abalone": 28, "space-ga": 3105, "waveform": 3}
 
 @pytest.mark.by_default("default-credit", "a9a-test", "abalone", "ionosphere", "agaricus-test")
 @needs_files
-@pytest.mark.parametrize("name", [name for name in dataset_names() if name in datasets.REGISTRY])
+@pytest.mark.parametrize("name", [name for name, of in datasets.REGISTRY.items() if of.files])
 def test_registry_sets_have_their_published_counts(name):
     table = read_source(name)
     assert table.values.shape == datasets.REGISTRY[name].shape

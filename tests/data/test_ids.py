@@ -11,7 +11,7 @@ from fedapp.data.schema import PLAIN, Roles, joined_id, read_schema
 from fedapp.errors import ConfigError, DataError
 from fedapp.runs.local import run_local
 from fedapp.site.rows_to_predict import Query
-from fedapp.site.settings import site_config
+from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import row_ids
 from tests.federated import summary_of
 from tests.tables import write_rows
@@ -96,8 +96,9 @@ def test_a_schema_lists_the_columns_and_a_database_needs_one(tmp_path):
     for number, text in enumerate(('id = ["branch", "customer"]', 'id = "branch, customer"')):
         (path := tmp_path / f"{number}.toml").write_text(text + "\n")
         assert {name for _, name in read_schema(path).roles().columns()} == {"branch", "customer"}
-    rows = f"sqlite:///{tmp_path / 'rows.db'}"
-    query = Query(rows, "SELECT * FROM t WHERE id IN :ids", "SELECT id FROM t")
+    rows = {"predict_data": f"sqlite:///{tmp_path / 'rows.db'}", "predict_ids": "SELECT id FROM t"}
+    query = "SELECT * FROM t WHERE id IN :ids"
+    query = Query(SiteConfig("shop", "rows.csv", **rows, predict_query=query))
     rule = r"^id must be one column where rows come from a database"
     with pytest.raises(ConfigError, match=rule):
         query.bound_ids("branch,customer", PLAIN)

@@ -2,15 +2,16 @@
 
 import gzip
 import io
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedapp.data import large, scratch
+from fedapp.data import large, read, scratch
 from fedapp.data.describe import describe
+from fedapp.data.large import LargeFrame
 from fedapp.data.predictions import read_columns_of
 from fedapp.data.read import file_version, load_table, read_frame
 from fedapp.data.schema import NO_ROLES, PLAIN, Declared, Reader, Roles
@@ -42,6 +43,7 @@ MIXED += (
     "2020-01-01T10:00Z|2020-01-01T10:00:00.5Z|2020-01-01T10:00",
     'x|"1\n2"|"a,""b"""',
     '5"|6|7"|8',
+    'a"|"b\n"|x"y"|"c"d"|""',
 )
 TEXTS = {
     **{f"read {case}": test_tables.READ[case] for case in test_tables.READ},
@@ -63,10 +65,38 @@ TEXTS = {
         "a,b\n1,\N{EURO SIGN}\n2,\N{EURO SIGN}\n".encode("utf-16"),
         {"reader": Reader(encoding="utf-16")},
     ),
-    "without": (
-        "i,a\n" + "".join(f"{n},{n * n}\n" for n in range(9)),
-        {"id_column": "i", "without": ("3", "7")},
-    ),
+    "names that are equal": ("a,a,b\n" + "1,2,3\n" * 5, {}),
+    "columns without names": ("a,,\n" + "1,2,x\n" * 5, {"drop": ("unnamed-2", "unnamed-3")}),
+    **{
+        f"without rows {case}": (text, {"id_column": "i", "without": ("3", "7"), **more})
+        for case, (text, more) in {
+            "of a line": ("i,a\n" + "".join(f"{n},{n * n}\n" for n in range(9)), {}),
+            "of several lines": (
+                "a,i\r\n" + "".join(f'"\r\n{n % 2}",{n}\r\n\r\n' for n in range(9)),
+                {},
+            ),
+            "in UTF-16": (
+                ("i,a\n" + "".join(f"{n},\N{EURO SIGN}{n % 3}\n" for n in range(9))).encode(
+                    "utf-16"
+                ),
+                {"reader": Reader(encoding="utf-16")},
+            ),
+            "with blanks": (
+                "".join(f" {n}  {n * n}\n" for n in range(9)),
+                {"reader": Reader(delimiter=" ", columns=("i", "a"), header=False)},
+            ),
+        }.items()
+    },
+}
+SPARSE = {
+    "": "".join(f"{n % 2} qid:{n} {1 + n % 5}:-{n} 7:{n / 2}\n" for n in range(20)),
+    "queries of some": '1 qid:3 1:2\n2 1:-0.0 # "\n' * 5,
+    "empty rows and lines": "1\n\n# of all\n2 4:nan\n0 2:1e-3\n",
+    "no entry": "1\n2\n",
+    "no line end": "1 1:5\n2 2:5",
+    "nothing": "",
+    "an unknown column": "1 1:5\n" * 9 + "2 9:5\n",
+    "entries in no order": "1 1:5\n" * 9 + "2 2:5 1:3\n",
 }
 FRAMES = {
     f"{name} {type}": values for name, of in test_doors.READ.items() for type, values in of.items()
@@ -141,6 +171,46 @@ def test_a_table_by_parts_is_the_table(by_parts, tmp_path, case):
         assert parts == whole
     whole, parts = by_parts(describe, str(path), roles, reader, piece_bytes=size)
     assert parts == whole
+    kinds = by_parts(lambda: type(read_frame(path, roles, reader)), piece_bytes=size)
+    kind = kinds[1]
+    is_whole = case in ("names that are equal", "columns without names")
+    assert isinstance(kind, list) or is_whole == (kind is not LargeFrame)
+
+
+def test_a_large_text_is_read_whole_only_if_memory_has_room(monkeypatch, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("a,a\n1,2\n")
+    monkeypatch.setattr(scratch, "LARGEST", 7)
+    monkeypatch.setattr(read, "free_memory", lambda: 24)
+    assert read_frame(path, NO_ROLES).num_rows == 1
+    monkeypatch.setattr(read, "free_memory", lambda: 23)
+    rule = "memory must have 0.0 GiB free for data file .*, as columns that share their name are "
+    with pytest.raises(DataError, match=f"^{rule}read whole, got 0.0 .*: name .* as Parquet$"):
+        read_frame(path, NO_ROLES)
+    monkeypatch.setattr(scratch, "LARGEST", 8)
+    assert read_frame(path, NO_ROLES).num_rows == 1
+
+
+@pytest.mark.parametrize("case", [case for case in TEXTS if case.startswith("without")])
+def test_a_csv_file_without_some_ids_has_all_other_rows(tmp_path, case):
+    content, roles, reader = how_of(case)
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    every, others = (load_table(path, each, reader) for each in (replace(roles, without=()), roles))
+    stay = np.flatnonzero(~np.isin(every.ids, roles.without))
+    assert others.ids.tolist() == every.ids[stay].tolist()
+    assert others.values.tolist() == every.values[stay].tolist()
+
+
+@pytest.mark.parametrize("case", SPARSE)
+def test_a_libsvm_file_by_parts_is_the_table(by_parts, tmp_path, case):
+    path = tmp_path / "rows.svm.gz"
+    path.write_bytes(gzip.compress(SPARSE[case].encode()))
+    n_features = 8 if case == "an unknown column" else 0
+    for qid in ("", "qid"):
+        roles = Roles(label="y", qid=qid)
+        whole, parts = by_parts(load_table, path, roles, Reader(n_features=n_features))
+        assert parts == whole
 
 
 @pytest.mark.parametrize("case", FRAMES)
@@ -266,8 +336,16 @@ def test_rows_without_some_ids_are_those_of_the_table(by_parts, folder):
 def test_pieces_are_whole_lines_and_end_outside_quotes(text, monkeypatch):
     for size in (1, 3, 16):
         monkeypatch.setattr(large, "PIECE_BYTES", size)
-        pieces = [*large.pieces_of(io.BytesIO(text.encode()), 2)]
+        pieces = [*large.pieces_of(io.BytesIO(text.encode()), ",", 0)]
         assert b"".join(pieces) == text.encode()
         assert all(piece.endswith((b"\n", b"\r")) for piece in pieces[:-1])
         assert not any(piece.count(b'"') % 2 for piece in pieces)
     assert len(pieces) > 1 or len(text) < 20
+
+
+def test_a_quote_in_lines_that_are_skipped_opens_no_field(monkeypatch):
+    monkeypatch.setattr(large, "PIECE_BYTES", 4)
+    lines = ['"x\n', "a\n", "1\n", "2\n", "3\n", "4\n"]
+    pieces = [*large.pieces_of(io.BytesIO("".join(lines).encode()), ",", 1)]
+    assert b"".join(pieces).decode() == "".join(lines)
+    assert len(pieces) > 1

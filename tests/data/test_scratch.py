@@ -56,7 +56,7 @@ def test_the_space_of_an_array_is_free_when_it_is_gone(home):
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(home, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(500, 100, 399))
-    rule = f"a disk with room for 400 bytes .*, got room for 399 bytes at most in '{home}/scratch'"
+    rule = f"a disk with 400 bytes .*, got room for 399 at most in '{home}/scratch'"
     with pytest.raises(ConfigError, match=rule):
         scratch.empty((100,), np.float32)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(500, 100, 400))
@@ -66,7 +66,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(home, monkeyp
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "posix_fallocate", without_room)
-    with pytest.raises(ConfigError, match="a disk with room for 400 bytes"):
+    with pytest.raises(ConfigError, match="a disk with 400 bytes"):
         scratch.empty((100,), np.float32)
 
 

@@ -558,8 +558,8 @@ OF_MODEL = "column 'n' must be numbers, as in the model, got "
 def test_columns_of_a_model_refuse_values_of_another_type(values, message):
     columns = Columns.of_model(("n", "c"), (None, ("u", "v")), PLAIN)
     with pytest.raises(DataError, match=message):
-        columns.apply(pa.table({"n": values, "c": ["u"]}))
-    empty = columns.apply(pa.table({"n": pa.array([None], pa.string()), "c": [None]}))
+        columns.convert(pa.table({"n": values, "c": ["u"]}))
+    empty, _ = columns.convert(pa.table({"n": pa.array([None], pa.string()), "c": [None]}))
     assert np.isnan(empty).all()
 
 
@@ -567,7 +567,7 @@ def test_a_category_of_a_model_is_not_read_as_numbers_and_what_a_schema_lacks_is
     reader = Reader(declared=(Declared("c", type="number"),))
     columns = Columns.of_model(("c",), (("1", "2"),), reader)
     with pytest.raises(DataError, match=r"'c' must be names of cat.*, as in the model, got numb"):
-        columns.apply(pa.table({"c": [2]}))
+        columns.convert(pa.table({"c": [2]}))
     reader = Reader(declared=(Declared("c", type="category", categories=("v", "x")),))
     columns = Columns.of_model(("c",), (("u", "v"),), reader)
     values, (converted,) = columns.convert(pa.table({"c": ["u", "v", "x", "z"]}))

@@ -35,7 +35,7 @@ from fedapp.errors import ConfigError, FedappError
 from fedapp.home import app_folder
 from fedapp.site import certificates
 from fedapp.site.bundle import installed_bundle
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import read_node_config, site_config
 from tests.deploy_folders import init_federation, init_site, invoke
 
 # All that others may read; the folder itself keeps them out.
@@ -211,7 +211,7 @@ def test_the_hosts_own_certificate_is_for_the_sites_and_a_made_one_for_the_loopb
 def test_a_node_config_says_what_was_asked_for_to_flower_too(site):
     options = ("--label", "y", "--id", "a", "--allow", "pax,secureboost", "--min-rows", "30")
     folder, _ = site(*options)
-    node = parse_node_config(str(folder / "site.toml"))
+    node = read_node_config(folder / "site.toml")
     assert node == parse_config_args([str(folder / "site.toml")])
     config = site_config(node, {})
     assert (config.name, config.label, config.id_column) == ("bank", "y", "a")
@@ -464,7 +464,7 @@ def test_the_process_that_reads_a_sites_rows_has_no_way_out_and_others_no_rows_o
     coordinator, folder = both("compose")
     inside = mounts(composed(coordinator)["services"]["superexec"])
     assert {Path(path).name for path in inside} == {"ca.crt", "superexec.secret", "flower", "home"}
-    data = parse_node_config(str(folder / "site.toml"))["data"]
+    data = read_node_config(folder / "site.toml")["data"]
     document = composed(folder)
     supernode, superexec = (document["services"][name] for name in ("supernode", "superexec"))
     assert superexec["networks"] == ["inside"]
@@ -551,13 +551,13 @@ def test_a_unit_starts_what_the_other_targets_start_until_it_answers_and_metrics
             assert done.returncode == status
         assert found["ExecStart"][0].endswith("-m fedapp serve --metrics --port ${FEDAPP_METRICS}")
         assert found["IPAddressDeny"] == ["any"]
-    data = str(parse_node_config(str(site / "site.toml"))["data"])
+    data = str(read_node_config(site / "site.toml")["data"])
     assert found["InaccessiblePaths"] == [f"-{site}/home/sites {data}"]
 
 
 def test_a_sites_units_part_the_rows_from_the_network_and_end_together(both):
     _, folder = both("systemd")
-    data = str(parse_node_config(str(folder / "site.toml"))["data"])
+    data = str(read_node_config(folder / "site.toml")["data"])
     supernode = unit(folder / "fedapp-bank-supernode.service")
     superexec = unit(folder / "fedapp-bank-superexec.service")
     assert data in supernode["InaccessiblePaths"][0].split()
@@ -585,6 +585,23 @@ def test_a_standing_process_starts_where_the_node_config_has_an_address(both):
     }.items():
         config.write_text("\n".join([*kept, line, ""]))
         assert (subprocess.run(condition, check=False).returncode == 0) == starts
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_a_unit_reaches_the_head_of_a_cluster_by_the_lines_of_the_page(both):
+    _, folder = both("systemd")
+    path = folder / "fedapp-bank-superexec.service"
+    (folder / f"{path.name}.d").mkdir()
+    page = Path("docs/how-to/a-site-on-a-cluster.md").read_text()
+    reached = []
+    for lines in ("", page.partition("```ini\n")[2].partition("```")[0]):
+        (folder / f"{path.name}.d" / "override.conf").write_text(lines)
+        for words in (["verify"], ["security", "--offline=true"]):
+            command = ["systemd-analyze", *words, str(path)]
+            checked = subprocess.run(command, check=True, capture_output=True, text=True)
+            assert str(folder) not in checked.stderr
+        reached += re.findall("IP address allow list with (only|non-localhost)", checked.stdout)
+    assert reached == ["only", "non-localhost"]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

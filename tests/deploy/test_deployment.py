@@ -30,6 +30,7 @@ from fedapp.site.store import PART_FILE
 from fedapp.superlinks import find_superlink
 from fedapp.trees.divided import DividedModel
 from simulations.bench import faults
+from simulations.bench.faults_of_runs import ROUND, START
 from simulations.deployment import (
     RUN_SECONDS,
     STOP_SECONDS,
@@ -399,7 +400,7 @@ def test_a_run_with_a_fault_ends_in_the_same_model_or_names_it_and_is_resumed(
         and fault.name in names
         and (
             method == "standing"
-            or fault.phase == (faults.START if fault.name.startswith("late") else faults.ROUND)
+            or fault.phase == (START if fault.name.startswith("late") else ROUND)
         )
     ]
     lines = list(faults.disturbed(tmp_path, method, chosen))

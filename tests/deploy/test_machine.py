@@ -5,13 +5,12 @@ import pytest
 from gmpy2 import mpz
 
 from fedapp.crypto import lanes, psi
-from fedapp.crypto.lanes import ring, ristretto
-from fedapp.crypto.lanes.registers import supported
+from fedapp.crypto.lanes import has_lanes, ring, ristretto
 from fedapp.crypto.psi import draw_scalar, mask, mask_ids
 from fedapp.errors import MachineError, PartyError
 from fedapp.runs.local import run_local
 
-needs_lanes = pytest.mark.skipif(not supported(), reason="needs AVX-512 IFMA")
+needs_lanes = pytest.mark.skipif(not has_lanes(), reason="needs AVX-512 IFMA")
 RESIDUES = (
     r"residues of \d+ bits must be those of gmpy2, got others: this machine's processor or memory "
     r"is faulty, or its AVX-512 code, which NUMBA_ENABLE_AVX=0 in its environment switches off$"

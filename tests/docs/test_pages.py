@@ -13,7 +13,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.messages.handshake import HelloRequest
 from fedapp.site.policy import check_leaving, check_policy
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import read_node_config, site_config
 from tests.pages import blocks, files_in
 
 HOSPITAL = Path(__file__).parent / "hospital.toml"
@@ -25,7 +25,7 @@ PARTIES = ("clinic", "hospital", "lab")
 
 @pytest.fixture
 def hospital():
-    return site_config(parse_node_config(str(HOSPITAL)), {})
+    return site_config(read_node_config(HOSPITAL), {})
 
 
 def opening(**plan):

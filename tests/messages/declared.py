@@ -42,9 +42,8 @@ def example(kind, size=2):
         elif base is bool:
             values[name] = True
         else:
-            least = int(form.low) if isinstance(form, Range) else 0
-            n_texts = size if isinstance(form, Range) and form.size else max(least, 1)
-            values[name] = "a" * max(least, 1) if base is str else tuple("abcdefgh"[:n_texts])
+            least = max(int(form.low) if isinstance(form, Range) else 0, 1)
+            values[name] = "a" * least if base is str else tuple("abcdefgh"[:least])
             if isinstance(form, Range) and form.high < len(values[name]):
                 values[name] = values[name][: int(form.high)]
     return values

@@ -3,14 +3,17 @@
 import importlib
 import re
 from itertools import zip_longest
+from typing import get_args
 
 import pytest
 
 from fedapp.commands.run import list_settings
-from fedapp.messages.methods import all_methods, modules_of_method
-from fedapp.messages.reveals import FACTS, facts_of, in_full, in_short, paragraphs_of, revealed
+from fedapp.messages.methods import Family, all_methods, modules_of_method
+from fedapp.messages.reveals import facts_of, in_full, in_short, paragraphs_of, revealed
 
 MODULES = dict.fromkeys(module for method in all_methods() for module in modules_of_method(method))
+# Beside settings: names, and the values that they have; of the number of parties any.
+FACTS = {"family": get_args(Family), "trains": ("true", "false"), "parties": ()}
 EVERY = [(module, paragraph) for module in MODULES for paragraph in paragraphs_of(module)]
 SHORT = {paragraph.text for _, paragraph in EVERY if paragraph.is_short and paragraph.is_item}
 LONGEST = 156  # characters of a sentence: two lines of a terminal of 80

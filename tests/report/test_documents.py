@@ -124,6 +124,9 @@ def test_answers_fill_the_blanks_and_stay_texts(trained, tmp_path):
         assert MARK not in text
         assert "<script>" not in text
         assert "<em>all" not in text
+    answers.write_bytes(b"purpose = '\xff'")
+    with pytest.raises(ConfigError, match=r"answers.toml must be TOML: 'utf-8' codec"):
+        invoke(cli, "documents", str(trained), "--answers", str(answers))
     answers.write_text("purpos = 'credit'")
     with pytest.raises(ConfigError, match=r"answers must be to one of .*did you mean purpose"):
         invoke(cli, "documents", str(trained), "--answers", str(answers))

@@ -23,7 +23,10 @@ def test_names_are_texts_that_are_drawn_without_a_warning_even_where_no_font_can
 def test_undefined_scores_and_residuals_of_no_rows_are_drawn():
     rounds = [{"round": number, "train": {"auc": None}, "valid": {}} for number in range(1, 4)]
     none = {"edges": np.linspace(-1, 1, 1001).tolist(), "counts": [0.0] * 1000}
-    for figure in (plots.scores_by_round(rounds, "auc"), plots.residuals({"federated": none})):
+    for figure in (
+        plots.scores_by_round(rounds, "auc", None, "round"),
+        plots.residuals({"federated": none}),
+    ):
         assert figure.to_svg().startswith("<svg")
 
 

@@ -17,8 +17,7 @@ from fedapp.report.comparison import (
     Comparison,
     Line,
     best_first,
-    difference_table,
-    score_table,
+    score_tables,
     tradeoff_page,
 )
 from fedapp.report.summary import fact_grid
@@ -180,9 +179,9 @@ def test_page_terminal_and_python_say_what_the_intervals_show(tmp_path, case):
     lines, differences, verdict, texts = case
     found = made(len(lines[0].scores), lines=lines, differences=differences)
     assert found.verdict == verdict
-    page, differences = tradeoff_page(found), difference_table(found.records)
+    page, tables = tradeoff_page(found), score_tables(found.records)
     assert verdict.replace("'", "&#39;") in page
-    printed = text_of(*filter(None, [differences]))
+    printed = text_of(*tables[1:])
     RunFolder(tmp_path).write_json("comparison.json", found.document)
     of_python = repr(Compared(tmp_path))
     assert verdict in of_python
@@ -230,7 +229,7 @@ def test_many_parties_alone_are_shown_as_mean_best_and_worst():
     assert mean.scores == pytest.approx((0.865, 0.8))
     assert mean.others["logloss"] == pytest.approx((0.35, 0.5))
     assert set(mean.others) == {"auc", "logloss"}
-    for text in (tradeoff_page(with_alone(6)), text_of(score_table(folded.records))):
+    for text in (tradeoff_page(with_alone(6)), text_of(*score_tables(folded.records))):
         assert "p3" not in text
         assert "mean of 6" in text
     assert len(with_alone(4).folded.lines) == 5

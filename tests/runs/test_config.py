@@ -27,7 +27,6 @@ def test_defaults_and_ways_of_writing():
     for name, text, value in (("max-bin", "64", 64), ("eta", "0.5", 0.5), ("eta", "1", 1.0)):
         found = load_settings({name: text}).as_config()[name]
         assert (type(found), found) == (type(value), value)
-    assert load_settings({"drop-columns": " a, b c ,,"}).dropped == ("a", "b c")
     assert load_settings({"partition": "column:city"}).partition_column == "city"
     assert load_settings({"partition": "iid"}).partition_column == ""
     for name in ("label", "id", "weight", "drop-columns"):

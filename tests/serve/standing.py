@@ -21,7 +21,7 @@ from fedapp.home import home
 from fedapp.serve.standing import serve
 from fedapp.serve.versions import Site
 from fedapp.site.log import LOG, Audit
-from fedapp.site.settings import parse_node_config
+from fedapp.site.settings import read_node_config
 from fedapp.site.standing import current, ids_of
 from simulations.bench.sites import Sites
 from tests.tables import made_columns
@@ -129,7 +129,7 @@ class TrainedSites(Sites):
     def train(self, strategy="secureboost", **settings):
         if (home() / "sites").exists():
             return super().train(strategy, **settings)
-        configs = {name: parse_node_config(str(self.config(name))) for name in self.names}
+        configs = {name: read_node_config(self.config(name)) for name in self.names}
         for config in configs.values():
             for of_the_test in ("data", "standing-address"):
                 del config[of_the_test]

@@ -19,6 +19,7 @@ from fedapp.data.schema import Reader  # noqa: E402
 from fedapp.errors import ConfigError, DataError, PartyError  # noqa: E402
 from fedapp.runs.flower import free_ports  # noqa: E402
 from fedapp.site.rows_to_predict import Query, _engine  # noqa: E402
+from fedapp.site.settings import SiteConfig  # noqa: E402
 from fedapp.site.standing import current, ids_of  # noqa: E402
 from simulations.bench.sites import Sites  # noqa: E402
 from tests.serve.standing import FEW, Threads, tables, until  # noqa: E402
@@ -155,7 +156,11 @@ def database(tmp_path):
 
 
 def query(path, rows="SELECT id, a FROM rows WHERE id IN :ids", ids="SELECT id FROM rows"):
-    return Query(f"sqlite:///{path}", rows, ids)
+    return queries(f"sqlite:///{path}", rows, ids)
+
+
+def queries(url, rows, ids):
+    return Query(SiteConfig("shop", url, predict_data=url, predict_query=rows, predict_ids=ids))
 
 
 def test_more_ids_than_a_query_may_bind_are_asked_for_in_parts(database):
@@ -199,4 +204,4 @@ def test_queries_that_do_not_fit_are_refused(database, given, rule):
 
 def test_a_driver_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"predict-data .*whose driver is installed, got"):
-        Query("nosuch://host/db", "SELECT 1 WHERE 1 IN :ids", "SELECT 1")
+        queries("nosuch://host/db", "SELECT 1 WHERE 1 IN :ids", "SELECT 1")

@@ -477,7 +477,8 @@ def test_the_server_and_the_model_are_described(client):
         assert status == 200
         assert model.pop("inputs") == [
             {"name": column, "datatype": DATATYPES.get(column, "FP64"), "shape": [-1]}
-            for column in client.scorer.columns
+            for column in (*client.scorer.model.columns, client.scorer.margin)
+            if column
         ]
         assert model == {
             "name": name,

@@ -8,7 +8,7 @@ import pytest
 
 from fedapp.audit import membership as scored
 from fedapp.audit import vertical as grouped
-from fedapp.audit.timberstrike import Leaves, Rows, Target, dealt, first_counts, matched
+from fedapp.audit.timberstrike import Kinds, Leaves, Rows, Target, dealt, first_counts, matched
 from fedapp.errors import ConfigError
 from fedapp.trees.model import LEAF
 from fedapp.trees.predict import find_leaves
@@ -35,15 +35,15 @@ def test_results_are_means_over_seeds_and_a_run_that_is_kept_is_not_run_again(tm
         asked.append(overrides)
         return Outcome(0.5 + overrides["seed"], 0.25, 0.75)
 
-    attack = Attack("name", "who", "what", {"first": {"data": "wine", "eta": 0.9}}, ways, run)
-    found = list(attack_results(attack, seeds=2, output=tmp_path))
+    attack = Attack("who", "what", {"first": {"data": "wine", "eta": 0.9}}, ways, run)
+    found = list(attack_results("name", attack, seeds=2, output=tmp_path))
     assert [(one["data"], one["setting"]) for one in found] == [("first", way) for way in ways]
     assert {(one["success"], one["chance"], one["score"]) for one in found} == {(1.0, 0.25, 0.75)}
     given = {"data": "wine", "eta": 0.9, "max-depth": 1}
     assert asked[2:] == [{**given, "seed": seed} for seed in (0, 1)]
-    assert list(attack_results(attack, seeds=2, output=tmp_path)) == found
+    assert list(attack_results("name", attack, seeds=2, output=tmp_path)) == found
     assert len(asked) == 4
-    list(attack_results(attack, seeds=3, output=tmp_path))
+    list(attack_results("name", attack, seeds=3, output=tmp_path))
     assert {one["seed"] for one in asked[4:]} == {2}
 
 
@@ -145,7 +145,8 @@ def test_a_margin_is_of_the_label_and_compared_with_models_with_and_without_the_
     # The row that has trained all models says nothing.
     assert found.margins.tolist() == [6.0 - (6.0 + 1.0) / 2, 1.0 - (2.0 + 1.0) / 2]
     assert found.members.tolist() == [True, False]
-    own = Scored(np.array([[0.1], [3], [-2]], np.float32), np.array([0, 1, 0], np.float32))
+    labels = np.array([0, 1, 0], np.float32)
+    own = Scored(np.array([[0.1], [3], [-2]], np.float32), labels, np.arange(3))
     np.testing.assert_allclose(horizontal.own_margins(own), [-0.1, 3, 2], rtol=1e-6)
 
 
@@ -200,9 +201,16 @@ def trees():
     return grow_trees("binary:logistic", 2, parameters, rows, margins, ROUNDS, widths).trees
 
 
+def numbers(n_columns):
+    return Kinds.of(np.zeros((1, n_columns)), np.zeros(n_columns, np.int64))
+
+
+NUMBERS = numbers(N_COLUMNS)
+
+
 def target(trees, tells_hessians):
     own, truth = (np.column_stack(made(seed)).astype(np.float64) for seed in (2, 1))
-    read = [(Leaves.of(tree, N_COLUMNS, ETA, tells_hessians), True) for tree in trees]
+    read = [(Leaves.of(tree, NUMBERS, ETA, tells_hessians), True) for tree in trees]
     return Target(read, MARGIN, truth, own)
 
 
@@ -214,13 +222,12 @@ def shares(attacked):
 @pytest.mark.parametrize("tells_hessians", [True, False])
 def test_the_first_tree_tells_how_many_rows_of_each_class_are_in_a_leaf(trees, tells_hessians):
     values, labels = made(1)
-    leaves = np.zeros(N_ROWS, dtype=np.int32)
-    find_leaves(trees[0], values, leaves)
+    (leaves,) = find_leaves(trees[:1], values)
     places = np.flatnonzero(trees[0]["left"] == LEAF)
     expected = [
         [np.sum((leaves == leaf) & (labels == label)) for label in (0, 1)] for leaf in places
     ]
-    first = Leaves.of(trees[0], N_COLUMNS, ETA, tells_hessians)
+    first = Leaves.of(trees[0], NUMBERS, ETA, tells_hessians)
     assert first_counts(first, MARGIN, LAMBDA, N_ROWS).tolist() == expected
     inside = (first.lows[:, None] <= values) & (values < first.highs[:, None])
     assert inside.all(axis=2).sum(axis=1).tolist() == np.sum(expected, axis=1).tolist()
@@ -250,8 +257,10 @@ def test_rows_are_dealt_out_so_that_sums_are_those_of_the_leaves():
     sums, sizes = (np.bincount(truth, weights=each) for each in (gradients, hessians))
     for told in (sizes, np.zeros(2)):
         weights = -sums / (sizes + LAMBDA)
-        leaves = Leaves(*HALVES, weights, told, weights)
-        rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins)
+        kind = numbers(1)
+        leaves = Leaves(*HALVES, weights, told, weights, kind.occurring[None][[0, 0]], kind)
+        marks = kind.occurring[None][[0] * 5]
+        rows = Rows(-halves[[0] * 5], halves[[0] * 5], labels, margins, marks)
         found = dealt(rows, leaves, LAMBDA)
         assert [np.sum(found == leaf) for leaf in (0, 1)] == [2, 3]
         assert np.allclose(np.bincount(found, weights=gradients), sums)

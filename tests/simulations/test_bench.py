@@ -28,7 +28,7 @@ from fedapp.site.certificates import days_left
 from simulations import __main__ as every
 from simulations import reference, study
 from simulations.bench import cluster as clusters
-from simulations.bench import faults, pax, trees
+from simulations.bench import faults, faults_of_runs, pax, trees
 from simulations.study import command, pooled_forest
 from tests.deploy_folders import init_federation
 
@@ -46,7 +46,7 @@ def _short(monkeypatch):
     for name, value in {"DATA": "breast-cancer", "DEPTHS": (2,), "REPEATS": 1}.items():
         monkeypatch.setattr(pax, f"SPEED_{name}", value)
     monkeypatch.setattr(pax, "WORST_AUC_DIFFERENCE", 0.05)  # of 190 test rows
-    monkeypatch.setattr(trees, "SPLIT", {"pax, share": trees.Table(300, 6, (2, 4), settings)})
+    monkeypatch.setattr(trees, "SPLIT", {"pax, share": (300, 6, (2, 4), settings)})
 
 
 # Arguments of a small run, and what its lines say.
@@ -192,14 +192,14 @@ def test_every_fault_can_be_passed_to_the_process_whose_deployment_it_disturbs()
     assert {fault.method for fault in faults.FAULTS} == {*faults.LANES}
     for fault in faults.FAULTS:
         assert pickle.loads(pickle.dumps(fault)).name == fault.name
-        assert fault.method == faults.STANDING or fault.phase in faults.PHASES
+        assert fault.method == faults.STANDING or fault.phase in faults_of_runs.PHASES
 
 
 def test_certificates_are_expired_until_they_are_renewed(tmp_path):
     folder, _ = init_federation(tmp_path)
     is_ours = {"kill": lambda *_: None, "wait_until_listening": lambda: None}
     with ExitStack() as undo:
-        faults.expired(SimpleNamespace(coordinator=folder, **is_ours), undo)
+        faults_of_runs.expired(SimpleNamespace(coordinator=folder, **is_ours), undo)
         assert days_left(folder / "server.crt") <= 0
     assert days_left(folder / "server.crt") > 365
 

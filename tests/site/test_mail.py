@@ -183,7 +183,8 @@ def test_a_letter_reaches_the_other_handler_and_no_one_else_can_read_it(sites):
 
 
 TOLD = Content("TellRequest", {"number": 1, "last": False}, {})
-PEERS = {"peers": to_content(TellRequest(1, False), "bank").scalars["peers"]}
+TOLD_ALL = to_content(TellRequest(1, False), "bank")
+PEERS = {"peers": TOLD_ALL.scalars["peers"]}
 GREETED = to_content(GreetRequest(1), "bank")
 SEEN = r"^bank: parcel\.step must be a new one, got one seen before$"
 OVER = r"^bank: parcel\.step must be a new one, got one of an earlier attempt$"
@@ -193,6 +194,14 @@ REFUSED = {
     "no fields of letters": (
         lambda sites: sites.hand(TellRequest.kind, TOLD, step=3),
         r"^bank: TellRequest\.parcel_ends must be present$",
+    ),
+    "a peer without a parcel": (
+        lambda sites: sites.hand(
+            TellRequest.kind,
+            replace(TOLD_ALL, scalars=TOLD_ALL.scalars | {"peers": ["shop"]}),
+            step=3,
+        ),
+        r"^bank: TellRequest\.peers must be one a parcel$",
     ),
     "letters where there are none": (
         lambda sites: sites.hand(

@@ -19,7 +19,7 @@ from fedapp.messages.methods import _groups, all_methods, kinds_of, module_of_gr
 from fedapp.runs.local import run_local
 from fedapp.site.check import check_site
 from fedapp.site.policy import check_policy, group_of
-from fedapp.site.settings import parse_node_config, site_config
+from fedapp.site.settings import read_node_config, site_config
 from tests.deploy_folders import checked_site, init_site
 from tests.federated import model_bytes
 from tests.network import run
@@ -224,14 +224,12 @@ def test_a_round_that_draws_too_few_rows_is_refused(trained, strategy):
     trained(strategy, given, min_rows="20")
 
 
-def test_a_node_config_is_read_as_flower_reads_it(tmp_path):
-    text = 'name="bank" data="my rows.csv" min-rows=50 allow-export=true'
-    expected = {"name": "bank", "data": "my rows.csv", "min-rows": 50, "allow-export": True}
-    assert parse_node_config(text) == expected
-    assert site_config(node(), {}).limits["runs-per-day"] == 5
+def test_a_node_config_is_read_as_toml(tmp_path):
     path = tmp_path / "site.toml"
-    path.write_text(text.replace('" ', '"\n').replace("50 ", "50\n"))
-    assert parse_node_config(str(path)) == expected
+    path.write_text('name="bank"\ndata="my rows.csv"\nmin-rows=50\nallow-export=true')
+    expected = {"name": "bank", "data": "my rows.csv", "min-rows": 50, "allow-export": True}
+    assert read_node_config(path) == expected
+    assert site_config(node(), {}).runs_per_day == 5
 
 
 SWITCHES = {
@@ -303,11 +301,15 @@ def test_a_node_config_that_breaks_a_rule_is_refused(key, value, rule):
 
 @pytest.mark.parametrize(
     ("text", "rule"),
-    [("name=bank", "node config must be like name="), ('name="bank"', "data in the node config")],
+    [
+        ("name=bank", "node config .* must be TOML, like name = "),
+        ('name="bank"', "data in the node config"),
+    ],
 )
-def test_a_node_config_without_a_table_is_refused(text, rule):
+def test_a_node_config_without_a_table_is_refused(text, rule, tmp_path):
+    (path := tmp_path / "site.toml").write_text(text)
     with pytest.raises(ConfigError, match=f"^{rule}"):
-        site_config(parse_node_config(text), {})
+        site_config(read_node_config(path), {})
 
 
 @pytest.mark.parametrize(("value", "is_on"), [(True, 1), (False, 0), ("true", 1), ("false", 0)])
@@ -424,7 +426,7 @@ def shop(write_table, tmp_path):
 
 
 def test_a_check_counts_runs_under_the_home_of_the_site(shop, tmp_path):
-    config = site_config(parse_node_config(str(shop)), {})
+    config = site_config(read_node_config(shop), {})
     admit(config, 1, hello(["shop"]))
     lines = [" ".join(line.split()) for line in check(shop).splitlines()]
     spent = "total-epsilon spent 0.00 of 3 in 0 runs"
@@ -522,7 +524,7 @@ def init(tmp_path, write_table):
 
     def make(*options):
         folder, shown = init_site(tmp_path, write_table("rows"), *options)
-        return parse_node_config(str(folder / "site.toml")), shown
+        return read_node_config(folder / "site.toml"), shown
 
     return make
 
@@ -589,4 +591,4 @@ def test_only_a_terminal_is_asked_for_a_policy_that_is_not_given(
     asked = is_terminal and bool(typed)
     assert ("Policy (Enter: no method is allowed)" in shown) == asked
     node = {"name": "bank", "data": table, **written}
-    assert parse_node_config(str(folder / "site.toml")) == node
+    assert read_node_config(folder / "site.toml") == node

@@ -11,7 +11,7 @@ from pyarrow import csv, parquet
 
 from clients.vertical.opening import Secret, _shuffle
 from fedapp.conversation import ask
-from fedapp.crypto.psi import DST, hash_messages, mask_ids
+from fedapp.crypto.psi import DST, mask_ids
 from fedapp.crypto.sealed import fingerprint_of
 from fedapp.data.partition import SUBSETS, split_rows
 from fedapp.data.read import load_table
@@ -29,7 +29,7 @@ from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
 from strategies.vertical import VerticalStrategy, align
 from tests.federated import lines_of, summary_of
-from tests.letters import letters_sent, raw_of
+from tests.letters import hash_messages, letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
 from tests.pooled import Pooled, assert_xgboosts, in_order

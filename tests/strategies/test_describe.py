@@ -264,7 +264,7 @@ def test_a_server_that_asks_for_more_is_refused(by_rows, monkeypatch, kind, fiel
 @pytest.mark.parametrize(
     ("change", "refused"),
     [
-        (lambda n, y: (n * 50, y), r"party-1: CountsReply\.counts must be \d+, of 0 to 96 rows"),
+        (lambda n, y: (n * 50, y), r"party-1: CountsReply\.counts must be of 0 to 96 rows"),
         (lambda n, y: (np.maximum(n, 1), y), r"must be of the same rows in every column, 96 at"),
         (lambda n, y: (n, y + 1), r"must be of no more labels than rows in each cell"),
         (lambda n, y: (n, -y), r"must be of no more labels than rows in each cell"),
@@ -626,7 +626,7 @@ def test_columns_that_do_not_fit_their_counts_are_refused_by_name(
         return {**fields, field: change(fields[field])} if self.name == "party-2" else fields
 
     monkeypatch.setattr(clients_describe.Described, "described", falsified)
-    with pytest.raises(FedappError, match=rf"^party-2.*ColumnsReply\.{field} must be of \d+ col"):
+    with pytest.raises(FedappError, match=rf"^party-2.*ColumnsReply\.{field} must (be of|have)"):
         run_local(by_columns())
 
 

@@ -208,7 +208,7 @@ NEXT, FEWER_SENT = with_other("first_row", lambda _: 0), with_other("ciphertexts
         (client.Passive, "_keep_structure", again, OF_MODEL),
         (client.Passive, "_keep_structure", ONE_SPLIT, OF_MODEL),
         (client.Passive, "_choose", NEXT, r"Elements\.first_row must be the next batch's"),
-        (client.Passive, "_choose", FEWER_SENT, r"Elements\.ciphertexts must be \d+ for each"),
+        (client.Passive, "_choose", FEWER_SENT, r"Elements\.ciphertexts must have size \d+"),
         (client.Active, "_begin", without_letters, r"Elements\.letter must come after the st"),
     ],
 )

@@ -406,7 +406,7 @@ def test_a_run_config_is_taken_as_it_is():
     with pytest.raises(ConfigError, match="max_depth must be omitted for fedxgbllr"):
         strategies.FedXGBllr(**config)
     del config["max-depth"]
-    assert strategies.FedXGBllr(**config).section.max_depth == 3
+    assert strategies.FedXGBllr(**config).protocol.section.max_depth == 3
 
 
 @pytest.mark.parametrize("n_parties", [2, 4])

@@ -58,9 +58,9 @@ def large_run(settings, tmp_path):
             more["drop_columns"] = "w"
         else:
             kind = NUMBERS if objective.startswith("reg") else objective
-            columns = made_columns(kind, 300)
             rng = np.random.default_rng(1)
-            columns["town"] = [f"t{code}" for code in rng.integers(0, 7, 300)]
+            town = [f"t{code}" for code in rng.integers(0, 7, 300)]
+            columns = {"town": town, **made_columns(kind, 300)}
             columns["w"] = rng.integers(0, 3, 300) / 2 if "weight" in more else np.ones(300)
             write_rows(path, columns)
         given = {"data": str(path), "label": label, "objective": objective, "parties": 2}

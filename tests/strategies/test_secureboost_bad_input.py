@@ -10,8 +10,8 @@ from clients.secureboost.columns import ConfiguredConstraints, check_bins, joint
 from fedapp.errors import ConfigError, PartyError, ProtocolError
 from fedapp.messages.secureboost import ColumnBins
 from fedapp.runs.local import run_local
+from fedapp.trees.limits import Limits
 from fedapp.trees.model import LEAF
-from fedapp.trees.rounds import Sampling
 from tests.federated import model_of, summary_of
 from tests.network import run
 from tests.tables import made_columns, write_rows
@@ -88,7 +88,7 @@ def test_a_round_may_draw_no_column_of_a_passive_party(vertical, tmp_path):
     data = write_rows(tmp_path / "made.csv", made_columns("binary:logistic", 120))
     given = {"label": "y", "colsample_bytree": 0.34, "num_boost_round": 8, "parties": 3}
     settings = vertical(data=str(data), columns="sizes:1,4,1", **given)
-    drawn = [Sampling(settings.seed, 0.34).columns(number, 1, 6)[0] for number in range(8)]
+    drawn = [Limits(settings.seed, number).of_trees(0.34, 1, 6)[0] for number in range(8)]
     without = [not columns[5] for columns in drawn]
     assert 1 < sum(without) < 8
     for tree, columns in zip(model_of(run_local(settings)).trees, drawn, strict=True):

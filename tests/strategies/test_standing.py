@@ -13,7 +13,7 @@ from fedapp.run_folder import Silent
 from fedapp.runs.local import site_contexts
 from fedapp.runs.session import activate
 from fedapp.settings import load_settings
-from fedapp.site.settings import parse_node_config
+from fedapp.site.settings import read_node_config
 from fedapp.site.standing import Agreed, current, folder_of, ids_of
 from simulations.bench.sites import SERVICE
 from strategies.run import all_strategies
@@ -34,7 +34,7 @@ def sites(tmp_path):
 def test_the_coordinator_sees_sizes_and_the_services_name_and_files_are_their_owners(sites):
     given = {"strategy": "standing", "model": sites.train(**FEW), "parties": 3}
     given |= {"standing.service": SERVICE, "run-dir": str(sites.folder / "heard")}
-    contexts = site_contexts(parse_node_config(str(sites.config(name))) for name in sites.names)
+    contexts = site_contexts(read_node_config(sites.config(name)) for name in sites.names)
     folder, app = listen(load_settings(given), contexts)
     summary = summary_of(folder)
     check_declared(

@@ -19,12 +19,12 @@ from fedapp.trees.categories import category_counts
 from fedapp.trees.forest.bagged import (
     BaggedForest,
     Rows,
-    bootstrap_counts,
     column_keys,
     count_drawn_columns,
     grow_forest,
     leaf_values,
     n_features,
+    row_counts,
     search_rows,
 )
 from fedapp.trees.forest.cart import NO_RANK, Rules, between, bin_columns, code_columns
@@ -210,11 +210,11 @@ def test_bins_hold_every_value_once_in_order(numbers, max_bin):
 
 
 def test_a_bootstrap_draws_as_many_rows_as_there_are_and_misses_a_third():
-    counts = bootstrap_counts(7, 50, 1000)
+    counts = row_counts(True, 7, 50, 1000)
     assert (counts.sum(axis=1) == 1000).all()
     assert 0.35 < (counts == 0).mean() < 0.385  # 1 / e
     assert len({row.tobytes() for row in counts}) == 50
-    np.testing.assert_array_equal(counts[:3], bootstrap_counts(7, 3, 1000))
+    np.testing.assert_array_equal(counts[:3], row_counts(True, 7, 3, 1000))
 
 
 def test_a_columns_key_says_nothing_of_the_other_columns():

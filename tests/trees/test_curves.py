@@ -97,8 +97,7 @@ def test_weights_are_shares_of_the_first_trees_leaves(table):
     model = train(table).model
     curve = curves_of(model)[0]
     tree = next(tree for tree in model.trees if len(tree) > 1 and tree["column"][0] == 0)
-    leaves = np.zeros(len(rows := curve.axes[0].points[:-1]), np.int32)
-    find_leaves(tree, rows[:, None], leaves)
+    (leaves,) = find_leaves([tree], curve.axes[0].points[:-1, None])
     shares = np.where(tree["left"] < 0, tree["hessian"], 0) / tree["hessian"][0]
     assert np.allclose(np.bincount(leaves, curve.weights[:-1], len(tree)), shares)
     assert np.isnan(curve.weights[-1])

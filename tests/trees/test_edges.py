@@ -24,7 +24,7 @@ from fedapp.runs.local import run_local
 from fedapp.runs.predict import load_model, parts_of, predict_table, trained_settings
 from fedapp.serve.scorer import open_scorer
 from fedapp.settings import load_settings
-from fedapp.site.settings import parse_node_config
+from fedapp.site.settings import read_node_config
 from fedapp.site.trust import PINNED, pins_in
 from fedapp.superlinks import superlinks
 from fedapp.trees.model import DIVIDED
@@ -147,8 +147,8 @@ READ = {
     "schema": ("rows.toml", read_schema, "schema '.*rows.toml' must be TOML: "),
     "node config": (
         "site.toml",
-        lambda path: parse_node_config(str(path)),
-        'node config must be like name="bank" data="rows.csv": ',
+        read_node_config,
+        'node config .*site.toml must be TOML, like name = "bank": ',
     ),
     "keys": (PINNED, lambda path: pins_in(path.parent), "trusted.toml must have a fingerprint "),
     "run": (
@@ -167,6 +167,15 @@ def test_toml_that_is_nested_too_deeply_is_refused(kind, nested, monkeypatch, tm
     name, read, rule = READ[kind]
     Path(name).write_text(NESTED[nested])
     with pytest.raises(ConfigError, match=rf"^{rule}.*nested at most 32 deep$"):
+        read(Path(name).absolute())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READ if kind != "run"])
+def test_toml_that_is_no_utf8_is_refused(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    name, read, rule = READ[kind]
+    Path(name).write_bytes(b"a = '\xff'")
+    with pytest.raises(ConfigError, match=rf"^{rule}.*'utf-8' codec can't decode byte 0xff"):
         read(Path(name).absolute())
 
 

@@ -5,6 +5,7 @@ That cuts chosen by sums are those chosen by rows, and that honest owners are no
 """
 
 import math
+from contextlib import closing
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -107,7 +108,7 @@ def test_sums_of_too_few_ciphertexts_are_not_read():
     key, rows = generate_key(256, insecure_small_key=True), np.zeros(30, np.int32)
     layout = Layout(key.public.bits, 9, 2, 10, in_pairs=False)
     job = SumJob(rows, np.arange(30, dtype=np.int32), np.ones(1, np.uint8), 30)
-    with Workers(1) as workers:
+    with closing(Workers(1)) as workers:
         one = encrypt(key, layout.pack(np.array([[3, -5]])), workers)
         packed = pack_terms(key.public, [one], [job], layout, workers)
         wanted = [(layout, np.ones(30, dtype=bool))]

@@ -218,7 +218,7 @@ def test_a_reply_must_hold_the_trees_that_were_asked_for(boosted):
         ),
         ({}, 1, WIDTHS[:0], 4, r"^bank: BagReply\.trees columns must be 0 to -1"),
         ({"hessians": reply.hessians[:2]}, 1, WIDTHS, 4, rf"\.trees hessians must be {n}, got 2"),
-        ({}, 2, WIDTHS, 4, "trees must be 2, got 1"),
+        ({}, 2, WIDTHS, 4, r"sizes must have size 2 \(n_trees\)"),
         ({}, 1, WIDTHS, 1, "sizes must be at most 3 nodes a tree"),
     ):
         with pytest.raises(ProtocolError, match=rule):

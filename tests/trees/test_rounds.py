@@ -19,11 +19,10 @@ from fedapp.errors import ConfigError
 from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.grow import Queue, leaves_under, without_padding
-from fedapp.trees.limits import draw_columns, n_levels, parse_weights, weights_of
+from fedapp.trees.limits import Limits, draw_columns, n_levels, parse_weights, weights_of
 from fedapp.trees.model import LEAF, check_trees
 from fedapp.trees.objective import gradients
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.rounds import Sampling
 from strategies.pax import PAX
 from strategies.run import load_strategy
 from strategies.secureboost import SecureBoost
@@ -223,12 +222,12 @@ def test_columns_without_weight_are_not_drawn():
 
 def test_equal_weights_draw_what_none_draw_in_number():
     for share, n_drawn in ((0.01, 1), (0.5, 5), (0.99, 9)):
-        drawn = Sampling(3, share, np.ones(10)).columns(0, 4, 10)
+        drawn = Limits(3, weights=np.ones(10)).of_trees(share, 4, 10)
         assert drawn.sum(axis=1).tolist() == [n_drawn] * 4
-        alike = Sampling(3, share).columns(0, 4, 10)
+        alike = Limits(3).of_trees(share, 4, 10)
         assert drawn.sum(axis=1).tolist() == alike.sum(axis=1).tolist()
-        assert (Sampling(3, share).columns(0, 4, 10) == alike).all()
-        assert (Sampling(3, share).columns(1, 4, 10) != alike).any()
+        assert (Limits(3).of_trees(share, 4, 10) == alike).all()
+        assert (Limits(3, 1).of_trees(share, 4, 10) != alike).any()
         assert (alike[0] != alike[1]).any()
 
 

@@ -10,34 +10,29 @@ protocols or parties. Read ``registers`` first.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gmpy2 import mpz
+from numba.core.codegen import get_host_cpu_features
 
-from fedapp.crypto.rings import PlainRing, Ring
+from fedapp.crypto.rings import Ring
 from fedapp.crypto.workers import Call, Workers
-
-LANES, FEATURE = "fedapp.crypto.lanes.registers", "avx512ifma"
+from fedapp.kernels import config
 
 
 @functools.cache
 def has_lanes() -> bool:
-    """Whether this processor multiplies big integers side by side."""
-    processor: Any = importlib.import_module("llvmlite.binding")
-    try:
-        features = processor.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know the processor
-        return False
-    # numba takes a moment to load, which a worker of another processor need not wait for.
-    return bool(features.get(FEATURE)) and importlib.import_module(LANES).supported()
+    """Whether code that numba compiles here multiplies big integers side by side."""
+    features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
+    has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
+    return has_all and not config.DISABLE_JIT
 
 
 def ring_of(modulus: mpz) -> Ring:
     """The faster ring of an odd modulus; not cached, as a modulus may be secret."""
     if not has_lanes():
-        return PlainRing(modulus)
+        return Ring(modulus)
     from fedapp.crypto.lanes.ring import LaneRing, check_known_answers
 
     check_known_answers()

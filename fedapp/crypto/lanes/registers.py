@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +12,16 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.codegen import get_host_cpu_features
 from numba.extending import models, register_model
 
 from fedapp.crypto.rings import N_LANES
 
 LIMB_BITS = 52
 
-# numba has no type annotations for its config.
-config: Any = numba.config
-
 WORD = ir.IntType(64)
 REGISTER = ir.VectorType(WORD, N_LANES)
 Limbs = npt.NDArray[np.uint64]
-RowIds = npt.NDArray[np.int64]
 WORD_BYTES = 8
-
-
-@functools.cache
-def supported() -> bool:
-    """Whether code that numba compiles here may use these instructions."""
-    features = config.CPU_FEATURES or get_host_cpu_features()  # type: ignore[no-untyped-call]
-    has_all = {"+avx512f", "+avx512ifma"} <= set(str(features).split(","))
-    return has_all and not config.DISABLE_JIT
 
 
 def registers(n_registers: int) -> npt.NDArray[np.uint64]:

@@ -40,6 +40,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Flags
 from fedapp.crypto.lanes.field import (
     N_LIMBS,
     NUMBER_WORDS,
@@ -433,7 +434,7 @@ def scale_eight(memory: Any, point: Any) -> None:
         add_multiple(memory, (point, TABLE, MASKS + window))
 
 
-def scale_words(words: Words, masks: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
+def scale_words(words: Words, masks: Words) -> tuple[Words, Flags]:
     """Multiply points by the scalar of ``masks``, from ``digit_masks``.
 
     ``words`` is uint64, shape (n, 4): encoded points; or (n, 8): uniform bytes, to be mapped first.

@@ -71,11 +71,10 @@ class Patch:
                     place = name
 
 
-def _patch(name: str, **fields: Any) -> Patch:
-    return Patch(name, **{"module": f"{__name__}.{name}", **fields})
-
-
-*PATCHES, BUNDLES = (_patch(name, **fields) for name, fields in LISTED["patches"].items())
+*PATCHES, BUNDLES = (
+    Patch(name, **{"module": f"{__name__}.{name}", **fields})
+    for name, fields in LISTED["patches"].items()
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.errors import ConfigError
 from fedapp.histograms.build import inside_of
-from fedapp.kernels import frozen, kernel
 from fedapp.trees.categories import (
     NO_SET,
     NO_SETS,
@@ -26,7 +26,7 @@ from fedapp.trees.categories import (
     category_counts,
     sets_of_rows,
 )
-from fedapp.trees.forest.cart import Bins, Candidates, Codes, Ints, RowFields, Rules, fewest_rows
+from fedapp.trees.forest.cart import Bins, Candidates, Codes, RowFields, Rules, fewest_rows
 from fedapp.trees.forest.encrypted import NodeTotals, best_cuts, list_columns
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import (
@@ -45,7 +45,7 @@ from fedapp.trees.model import (
     stack_trees,
     trees_with_sets,
 )
-from fedapp.trees.objective import margins_of, n_outputs
+from fedapp.trees.objective import margins_of
 from fedapp.trees.predict import Nodes, Places, find_leaves
 from fedapp.trees.structure import NO_ROUTES, Routes, Structure, joined, route_rows, routes_of
 
@@ -57,8 +57,6 @@ PER_NODE, PER_TREE = "node", "tree"  # what columns are drawn for
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 WRITTEN = "left", "column", "threshold", "default_left"  # in a document; other fields are 0
-Doubles = npt.NDArray[np.float64]
-ALL = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,8 +66,8 @@ class Rows:
     # codes, bins: see ``fedapp.trees.forest.cart``
     codes: Codes
     bins: Bins
-    targets: npt.NDArray[np.float64]  # (n_rows,): class ids or numbers
-    weights: npt.NDArray[np.float64]  # (n_rows,)
+    targets: Doubles  # (n_rows,): class ids or numbers
+    weights: Doubles  # (n_rows,)
     counts: npt.NDArray[np.uint8]  # (n_trees, n_rows): how often each tree draws each row
 
 
@@ -134,7 +132,7 @@ class BestSplits(Protocol):
     """Improvements and ranks of a party's best splits, as in ``Candidates``."""
 
     @property
-    def improvements(self) -> npt.NDArray[np.float64]: ...
+    def improvements(self) -> Doubles: ...
     @property
     def ranks(self) -> Ints: ...
 
@@ -212,33 +210,20 @@ def column_keys(column_seeds: Ints, tree: int, nodes: npt.NDArray[np.int32]) -> 
 
 def row_counts(bootstrap: bool, seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
     """How often each tree draws each row (1 without bootstrap); uint8, shape (n_trees, n_rows)."""
+    counts = np.ones((n_trees, n_rows), dtype=np.uint8)
     if bootstrap:
-        return bootstrap_counts(seed, n_trees, n_rows)
-    return np.ones((n_trees, n_rows), dtype=np.uint8)
-
-
-def column_seeds(seed: int, n_columns: int) -> npt.NDArray[np.int64]:
-    """Seeds of all parties' columns, from which they are drawn for nodes."""
-    return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
-
-
-def bootstrap_counts(seed: int, n_trees: int, n_rows: int) -> npt.NDArray[np.uint8]:
-    """How often each tree draws each row, in ``n_rows`` draws with replacement."""
-    roots = mix(np.uint64(seed) ^ mix(np.arange(n_trees, dtype=np.uint64)))
-    counts = np.zeros((n_trees, n_rows), dtype=np.uint8)
-    for tree in range(n_trees):
-        words = mix(roots[tree] ^ mix(np.arange(n_rows, dtype=np.uint64)))
-        _count(words, counts[tree])
+        trees, rows = (mix(np.arange(n, dtype=np.uint64)) for n in (n_trees, n_rows))
+        half = np.uint64(32)
+        for tree, root in enumerate(mix(np.uint64(seed) ^ trees)):
+            # One draw a word: its upper half as a fraction of 2**32.
+            drawn = ((mix(root ^ rows) >> half) * np.uint64(n_rows)) >> half
+            counts[tree] = np.bincount(drawn.astype(np.int64), minlength=n_rows).clip(max=255)
     return counts
 
 
-@kernel
-def _count(words: Any, counts: Any) -> None:
-    """Draw one row per word: its upper half as a fraction of 2**32."""
-    for word in words:
-        row = np.int64(((word >> np.uint64(32)) * np.uint64(len(counts))) >> np.uint64(32))
-        if counts[row] < 255:
-            counts[row] += 1
+def column_seeds(seed: int, n_columns: int) -> Ints:
+    """Seeds of all parties' columns, from which they are drawn for nodes."""
+    return np.random.default_rng([seed, 2]).integers(0, 2**63 - 1, (n_columns,))
 
 
 def n_features(rule: str | float, n_columns: int) -> int:
@@ -282,16 +267,11 @@ class BaggedForest(Model):
         return replace(self, trees=trees, sets=sets)
 
     @property
-    def n_outputs(self) -> int:
-        """Numbers per prediction: the number of classes for softmax, else 1."""
-        return n_outputs(self.objective, len(self.classes))
-
-    @property
-    def base_margin(self) -> npt.NDArray[np.float32]:
+    def base_margin(self) -> Floats:
         """Where histograms of scores are centred: at even odds, as a forest starts nowhere."""
         return np.zeros(self.n_outputs, dtype=np.float32)
 
-    def margins(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def margins(self, values: Floats) -> Floats:
         """Predictions of rows on the scale of margins; float32, shape (n_rows, n_outputs)."""
         return margins_of(self.objective, self.predictions(self.leaves(values)))
 
@@ -299,7 +279,7 @@ class BaggedForest(Model):
         self,
         leaves: Nodes,
         base_margins: Margins | None = None,
-        counted: npt.NDArray[np.bool_] | None = None,
+        counted: Flags | None = None,
     ) -> Doubles:
         """Predictions of rows by their leaves; float64, shape (n_rows, n_outputs).
 
@@ -308,8 +288,8 @@ class BaggedForest(Model):
         """
         sums = np.zeros((leaves.shape[1], self.n_outputs))
         for tree, (values, leaf_ids) in enumerate(zip(self.values, leaves, strict=True)):
-            is_counted = ALL if counted is None else counted[tree]
-            _add_leaves(*(*frozen(values, leaf_ids, is_counted), sums))
+            terms = values[leaf_ids]
+            sums += terms if counted is None else np.where(counted[tree][:, None], terms, 0.0)
         n_trees = len(self.trees) if counted is None else counted.sum(axis=0)[:, None]
         means: Doubles = sums / n_trees
         return means
@@ -323,12 +303,9 @@ class BaggedForest(Model):
         means: Doubles = sums / len(self.trees)
         return means
 
-    def leaves(self, values: npt.NDArray[np.float32]) -> Nodes:
+    def leaves(self, values: Floats) -> Nodes:
         """Leaf of each row in each tree; ``values`` is float32, shape (n_rows, n_columns)."""
-        leaf_ids = np.zeros((len(self.trees), len(values)), dtype=np.int32)
-        for tree, tree_leaf_ids in zip(self.trees, leaf_ids, strict=True):
-            find_leaves(tree, values, tree_leaf_ids, self.sets)
-        return leaf_ids
+        return find_leaves(self.trees, values, self.sets)
 
 
 def branches(
@@ -356,7 +333,7 @@ def leaf_values(
     nodes: Nodes,
     draws: npt.NDArray[np.uint8],
     weights: Doubles,
-    labels: npt.NDArray[np.float32],
+    labels: Floats,
     n_nodes: Ints,
     n_classes: int,
     n_outputs: int,
@@ -371,36 +348,21 @@ def leaf_values(
     """
     values = []
     for inside, drawn, size in zip(nodes, draws, n_nodes.tolist(), strict=True):
-        sums = np.zeros((size, 1 + max(n_classes, 1)))  # of all rows, and by class or w y
-        _add_rows(*(*frozen(inside, drawn, weights, labels), n_classes > 0, sums))
-        totals, shares = sums[:, :1], sums[:, sums.shape[1] - n_outputs :]
+        drawn_weights = drawn * weights
+        totals = np.bincount(inside, drawn_weights, size)[:, None]
+        if n_classes:
+            cells = inside.astype(np.int64) * n_classes + labels.astype(np.int64)
+            sums = np.bincount(cells, drawn_weights, size * n_classes).reshape(size, n_classes)
+        else:
+            sums = np.bincount(inside, drawn_weights * labels, size)[:, None]
+        shares = sums[:, sums.shape[1] - n_outputs :]
         values.append(np.divide(shares, totals, where=totals > 0, out=shares * 0))
     return tuple(values)
 
 
-@kernel
-def _add_rows(nodes: Any, draws: Any, weights: Any, labels: Any, is_class: bool, sums: Any) -> None:
-    for row in range(len(nodes)):
-        weight = draws[row] * weights[row]
-        sums[nodes[row], 0] += weight
-        if is_class:
-            sums[nodes[row], 1 + np.int64(labels[row])] += weight
-        else:
-            sums[nodes[row], 1] += weight * labels[row]
-
-
-@kernel
-def _add_leaves(values: Any, leaves: Any, counted: Any, sums: Any) -> None:
-    """Add a tree's values to the rows it counts for; all rows if ``counted`` is empty."""
-    for row in range(len(leaves)):
-        if len(counted) == 0 or counted[row]:
-            for output in range(sums.shape[1]):
-                sums[row, output] += values[leaves[row], output]
-
-
 def grow_forest(
     rows: Rows,
-    values: npt.NDArray[np.float32],
+    values: Floats,
     column_seeds: Ints,
     n_drawn: int,
     max_depth: int,

@@ -24,16 +24,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.kernels import kernel
 
 # scikit-learn's FEATURE_THRESHOLD: no cut between values at most this far apart.
 CLOSE = np.float32(1e-7)
 GINI, ENTROPY, VARIANCE = 0, 1, 2
 Criterion = Literal["gini", "entropy", "variance"]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint16]
-LabelCodes = npt.NDArray[np.float64]
+LabelCodes = Doubles
 
 MOST_BITS = 40  # of a number's code
 EPSILON = float(np.finfo(np.float64).eps)
@@ -158,11 +157,6 @@ class Bins:
     offsets: Ints  # (n_columns + 1,): first bin of each column
     n_categories: Ints  # (n_columns,): number of categories, one bin each; 0 if numeric
 
-    @property
-    def widths(self) -> Ints:
-        """Bins of each column; also the code of a missing value there."""
-        return np.diff(self.offsets)
-
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -180,7 +174,7 @@ class Rules:
 class Candidates:
     """The best split of each node over some columns."""
 
-    improvements: npt.NDArray[np.float64]  # (n_nodes,): decrease of weight times impurity, or NaN
+    improvements: Doubles  # (n_nodes,): decrease of weight times impurity, or NaN
     # (n_nodes,): ``DRAWN``; if no drawn column differs in the node, the key of the first that
     # does; else ``NO_RANK``
     ranks: Ints
@@ -221,12 +215,9 @@ def bin_columns(values: Floats, max_bin: int, n_categories: Ints | None = None) 
             shares = np.arange(1, max_bin) * (ends[-1] / max_bin)
             firsts = np.unique(np.concatenate(([0], np.searchsorted(ends, shares) + 1)))
             firsts = firsts[firsts < len(distinct)]
+        ends = np.append(firsts[1:], len(distinct))[: len(firsts)]
         lows.append(distinct[firsts])
-        highs.append(
-            distinct[np.concatenate((firsts[1:], [len(distinct)])) - 1]
-            if len(distinct)
-            else distinct
-        )
+        highs.append(distinct[ends - 1])
         offsets[column + 1] = offsets[column] + len(firsts)
     return Bins(np.concatenate(lows), np.concatenate(highs), offsets, n_categories)
 
@@ -273,7 +264,7 @@ def class_codes(labels: npt.NDArray[Any]) -> LabelCodes:
     return codes
 
 
-def number_codes(labels: npt.NDArray[np.float32]) -> tuple[LabelCodes, float]:
+def number_codes(labels: Floats) -> tuple[LabelCodes, float]:
     """Integer codes of numbers, up to an affine map that is not disclosed, and their unit.
 
     They are so small that their float64 sums are exact in any order, so ties are broken alike
@@ -317,7 +308,7 @@ class RowFields:
     The weight, to the field of the row's class; or the weight, and weight times number, to two.
     """
 
-    firsts: npt.NDArray[np.int64]  # (n_rows,): first field that the row adds to
+    firsts: Ints  # (n_rows,): first field that the row adds to
     amounts: LabelCodes  # (n_rows, 1 or 2): added to this field, and to the next
     units: LabelCodes  # (n_fields,): size of a step of 1; powers of two
     weights: LabelCodes  # (n_rows,): see ``exact_weights``
@@ -335,7 +326,7 @@ class RowFields:
         return cls(firsts, np.stack((exact, products), axis=1) / units, units, exact)
 
     @property
-    def fields(self) -> npt.NDArray[np.int64]:
+    def fields(self) -> Ints:
         """The field of each amount, of the amounts' shape."""
         return self.firsts[:, None] + np.arange(self.amounts.shape[1])
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Doubles, Flags, Floats, Ints
 from fedapp.histograms.bins import spans
 from fedapp.kernels import frozen, kernel
 from fedapp.trees.forest.cart import (
@@ -32,8 +33,6 @@ from fedapp.trees.forest.cart import (
     Bins,
     Candidates,
     Codes,
-    Floats,
-    Ints,
     RowFields,
     Rules,
     between,
@@ -43,8 +42,7 @@ from fedapp.trees.forest.cart import (
 from fedapp.trees.structure import joined
 
 Places = npt.NDArray[np.int32]
-Flags = npt.NDArray[np.bool_]
-Sums = npt.NDArray[np.float64]
+Sums = Doubles
 Inside = tuple[Places, Ints]  # rows of some nodes, see ``inside_of``
 
 
@@ -90,6 +88,22 @@ class Listing:
         cuts, places = spans(np.where(widths > 0, self.n_bins[listed], 0))
         rights[cuts, codes[self.ends[listed[cuts]] + places]] = bits[cuts, places]
         return rights
+
+    def sides(self, choices: Choices, nodes: Ints) -> tuple[Ints, Ints, Flags]:
+        """Of all sums of the columns that some nodes' cuts divide: the cut, the sum, and whether
+        its rows go right."""
+        listed, lasts = choices.listed[nodes], choices.cuts[nodes]
+        starts = self.ends[listed]
+        cuts, places = spans(self.ends[listed + 1] - starts)
+        n_bins, is_coded = self.n_bins[listed], self.unordered[listed] > 0
+        # A cut after the last bin is between present and missing values: the latter go left.
+        is_right = places > np.where(lasts + 1 < n_bins, lasts, -1)[cuts]
+        is_missing = places >= n_bins[cuts]
+        is_right[is_missing] = choices.defaults[nodes[cuts[is_missing]]] == 0
+        coded = np.flatnonzero(is_coded[cuts] & ~is_missing)
+        bits = np.unpackbits(choices.rights[nodes], axis=1)
+        is_right[coded] = bits[cuts[coded], places[coded]]
+        return cuts, starts[cuts] + places, is_right
 
     def thresholds(self, listed: Ints, cuts: Ints, bounds: Places, bins: Bins) -> Floats:
         """Threshold of each cut of a listed column.
@@ -461,23 +475,12 @@ class LeftClaims:
         cls, splits: Ints, listing: Listing, sums: Sums, choices: Choices, nodes: Ints
     ) -> LeftClaims:
         """Of a party's chosen splits; ``nodes`` are those that they split."""
-        sizes, totals = list[int](), list[Sums]()
-        rights = np.unpackbits(choices.rights[nodes], axis=1).astype(np.bool_)
-        ends, listed = listing.ends, choices.listed[nodes]
-        for one, cut, is_left, is_right in zip(
-            listed, choices.cuts[nodes], choices.defaults[nodes], rights, strict=True
-        ):
-            n_bins = listing.n_bins[one]
-            # After the last bin only missing values are left: see ``Listing.thresholds``.
-            last = cut if cut + 1 < n_bins else -1
-            goes_left = np.full(ends[one + 1] - ends[one], is_left == 1)  # missing values
-            goes_left[:n_bins] = (
-                ~is_right[:n_bins] if listing.unordered[one] else np.arange(n_bins) <= last
-            )
-            inside = slice(ends[one], ends[one + 1])
-            sizes.append(int(listing.sizes[inside][goes_left].sum()))
-            totals.append(sums[inside][goes_left].sum(axis=0))
-        return cls(splits, listing.columns[listed], np.array(sizes), np.array(totals))
+        sizes, totals = np.zeros(len(nodes), np.int64), np.zeros((len(nodes), sums.shape[1]))
+        cuts, places, is_right = listing.sides(choices, nodes)
+        lefts, is_left = cuts[~is_right], places[~is_right]
+        np.add.at(sizes, lefts, listing.sizes[is_left])
+        np.add.at(totals, lefts, sums[is_left])
+        return cls(splits, listing.columns[choices.listed[nodes]], sizes, totals)
 
     @classmethod
     def joined(cls, parties: Sequence[LeftClaims]) -> LeftClaims:

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.histograms.bins import Codes, Cuts, Ints, spans
+from fedapp.arrays import Doubles, Flags, Floats, Ints
+from fedapp.histograms.bins import Codes, Cuts
 from fedapp.histograms.build import inside_of
 from fedapp.histograms.fixed_point import SPARE_BITS, Bounds, Whole, to_fixed
 from fedapp.kernels import frozen, kernel
@@ -38,8 +39,6 @@ from fedapp.trees.predict import Nodes, Places
 from fedapp.trees.structure import Structure, joined, routes_of
 
 EXACT_BITS = 53  # of a float64: sums of fewer are exact in any order
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +170,7 @@ class Splits:
     thresholds: Floats  # (n_splits,)
     defaults: npt.NDArray[np.uint8]  # (n_splits,): 1 if missing goes left
     widths: Ints  # (n_splits,): categories of the column, 0 for a threshold
-    rights: npt.NDArray[np.bool_]  # (n_splits, most categories): which go right
+    rights: Flags  # (n_splits, most categories): which go right
     improvements: Doubles  # (n_splits,)
     sums: Whole  # (n_splits, 2, n_sums): of both children
 
@@ -190,7 +189,7 @@ class Searched:
     """What a search of some nodes gives."""
 
     totals: Whole  # (n_nodes, n_sums)
-    is_constant: npt.NDArray[np.bool_]  # (n_nodes,): may be split, but by none of the columns
+    is_constant: Flags  # (n_nodes,): may be split, but by none of the columns
     splits: Splits
 
     @classmethod
@@ -206,11 +205,11 @@ class Searched:
         )
 
 
-def may_split(sums: Whole, rules: Rules) -> npt.NDArray[np.bool_]:
+def may_split(sums: Whole, rules: Rules) -> Flags:
     """Which nodes have enough rows and, as far as the sums show it, labels that differ."""
     fewest = fewest_rows(rules.min_samples_split, rules.min_samples_leaf)
     n_kinds = (sums[..., :-1] > 0).sum(axis=-1) if rules.n_classes else 2
-    is_open: npt.NDArray[np.bool_] = (sums[..., -1] >= fewest) & (n_kinds > 1)
+    is_open: Flags = (sums[..., -1] >= fewest) & (n_kinds > 1)
     return is_open
 
 
@@ -259,8 +258,8 @@ def search_sums(
 
 
 def _listed(
-    sums: Whole, layout: CellLayout, is_open: npt.NDArray[np.bool_], first_only: bool
-) -> tuple[npt.NDArray[np.bool_], Ints, Ints, Ints]:
+    sums: Whole, layout: CellLayout, is_open: Flags, first_only: bool
+) -> tuple[Flags, Ints, Ints, Ints]:
     """Which columns differ in each open node, and how many cells with rows each has of these;
     these cells, and the bin of each."""
     starts, shape = layout.starts[:-1], layout.columns.shape
@@ -290,15 +289,8 @@ def _splits(
     # Empty bins between both sides: any value in them divides the rows alike.
     below, above = cuts.edges[firsts + codes[lefts]], cuts.edges[firsts + codes[lefts + 1] - 1]
     thresholds[is_cut] = (below.astype(np.float64) + above) / 2
-    # The sums of each chosen column, one after the other, and which of them go right.
-    splits, places = spans(listing.ends[listed + 1] - starts)
-    rows, rights = starts[splits] + places, listing.rights(choices, nodes, codes, categories)
-    is_missing = places >= listing.n_bins[listed[splits]]
-    is_right = np.where(
-        is_missing, defaults[splits] == 0, ~is_cut[splits] | (places > last[splits])
-    )
-    is_coded = (widths[splits] > 0) & ~is_missing
-    is_right[is_coded] = rights[splits[is_coded], codes[rows[is_coded]]]
+    splits, rows, is_right = listing.sides(choices, nodes)
+    rights = listing.rights(choices, nodes, codes, categories)
     children = np.zeros((len(nodes), 2, sums.shape[1]), dtype=np.int64)
     np.add.at(children, (splits, is_right.astype(np.int64)), sums[rows])
     gains = choices.improvements[nodes]
