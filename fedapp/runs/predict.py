@@ -31,7 +31,7 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.data.schema import Roles, composed
-from fedapp.data.scratch import batches, empty_table
+from fedapp.data.scratch import batches, empty_table, joined, mapping
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.home import check_output, display_path, home
@@ -88,6 +88,7 @@ def check_predictions(output: Path, data: str) -> None:
         raise ConfigError(f"output must be outside of the table's folder, got {output}")
 
 
+@mapping()
 def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path) -> Predicted:
     """Write one line for each row to ``output`` (.csv or .parquet).
 
@@ -126,6 +127,7 @@ class PredictedRows:
         return np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
 
 
+@mapping()
 def predicted_rows(
     run_dir: Path, data: str, id_column: str = "", label: str | None = ""
 ) -> PredictedRows:
@@ -287,11 +289,11 @@ def predict(model: Model, values: Floats, base_margins: Floats | None = None) ->
     # The last digits of others depend on batches of their own.
     if isinstance(model, Ensemble | BaggedForest) and len(values):
         slices = batches(len(values), 4 * (values.shape[1] + len(model.trees)))
-    parts = []
-    for rows in slices:
-        margins = None if base_margins is None else base_margins[rows]
-        parts.append(_predicted(model, values[rows], margins))
-    return np.concatenate(parts)
+    parts = (
+        _predicted(model, values[rows], None if base_margins is None else base_margins[rows])
+        for rows in slices
+    )
+    return joined(parts, len(values))
 
 
 def _predicted(model: Model, values: Floats, base_margins: Floats | None) -> Any:
