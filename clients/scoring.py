@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ from clients.vertical.party import Aligned
 from fedapp import metrics
 from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
+from fedapp.data.scratch import joined
 from fedapp.errors import DataError, ProtocolError, as_protocol_error
 from fedapp.home import write_atomically
 from fedapp.messages.fields import LONGEST, Array, check_fields, check_sizes
@@ -113,9 +115,9 @@ class Scored(Coded):
         before = dict[str, Array]()
         for subset in subsets:
             # Rows are values, with base margins if there are any.
-            batches = [predict(model, *rows) for rows in self._batches(subset)]
+            batches = (predict(model, *rows) for rows in self._batches(subset))
             no_rows = np.empty((0, model.n_outputs), dtype=np.float32)
-            before[subset] = np.concatenate([*batches, no_rows])
+            before[subset] = joined(chain(batches, [no_rows]), len(self.values[subset]))
         curve = getattr(model, "curve", None)
         scores = self.score_fields(
             {subset: calibrated(curve, margins) for subset, margins in before.items()},

@@ -15,9 +15,9 @@ from fedapp.arguments import check_functions, functions_of, naming_python_keywor
 from fedapp.data.datasets import Data, drop_frames, has_frames, write_tables
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS
-from fedapp.report.progress import following
-from fedapp.run_files import CONFIG
-from fedapp.run_folder import OnRound, RunFolder, Watcher, new_run_dir
+from fedapp.report.progress import Watcher, following
+from fedapp.run_files import CONFIG, OnRound
+from fedapp.run_folder import RunFolder, new_run_dir
 from fedapp.runs.clean import folder_of_runs
 from fedapp.runs.run import Run
 from fedapp.runs.run_groups import Compared, Tuned

@@ -14,7 +14,8 @@ import numpy as np
 from fedapp.errors import ConfigError, check_rules
 from fedapp.home import read_toml
 from fedapp.known_names import setting_of
-from fedapp.settings import Value, check_names, defaults, flatten, settings_named
+from fedapp.sections import flatten
+from fedapp.settings import Value, check_names, defaults, settings_named
 from fedapp.trees.custom import CUSTOM, Functions, metric_name
 from fedapp.trees.objective import AUTO
 

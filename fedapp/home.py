@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fedapp.errors import ConfigError
 
@@ -31,6 +31,22 @@ def display_path(path: Path) -> str:
     """A path to print: relative if it is below the working folder, else absolute."""
     whole, here = path.absolute(), Path.cwd()
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
+
+
+class Measured(NamedTuple):
+    """What a folder's files show of it."""
+
+    n_bytes: int  # of all files
+    began: float  # Unix time of the oldest file, and of the newest; of an empty folder its own
+    changed: float
+
+
+def measured(folder: Path) -> Measured:
+    """Size of a folder, and times of its oldest and newest file."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    stats = [path.lstat() for path in files]
+    times = [stat.st_mtime for stat in stats] or [folder.stat().st_mtime]
+    return Measured(sum(stat.st_size for stat in stats), min(times), max(times))
 
 
 def private_folder(path: Path) -> None:

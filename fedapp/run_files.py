@@ -1,29 +1,28 @@
-"""What is in a run's folder once it has finished, read and checked in one place.
+"""What is in the files of a run's folder: their names, their fields, and what checks them.
 
-`RunFiles` reads ``config.toml``, ``summary.json``, ``rounds.jsonl``, ``ledger.jsonl`` and
-``audit.json``. `Summary` declares every field of ``summary.json``; the page on the files of a run
-is made from it.
+`Summary` declares every field of ``summary.json``, `RoundInfo` and `Message` a line of
+``rounds.jsonl`` and ``ledger.jsonl``, `Audit` those of ``audit.json``; the page on the files of a
+run is made from them. ``run_folder`` reads and writes the files.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NotRequired, TypeAlias, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from fedapp.errors import ConfigError, DataError, did_you_mean_path, rule_of
-from fedapp.home import RUNS, read_toml
+from fedapp.errors import DataError, rule_of
 from fedapp.messages.methods import method_of
 from fedapp.metrics import OBJECTIVES
-from fedapp.records.document import from_text, model_text
 from fedapp.trees.objective import AUTO
 
 STARTED = "started"  # holds the time at which the run began: ISO 8601, UTC
@@ -269,6 +268,24 @@ Message = TypedDict(
 )
 
 
+class ListedRun(TypedDict):
+    """A run, a comparison or a search, as it is listed."""
+
+    run: str  # its folder
+    state: str  # `running`, `finished`, `failed`, `interrupted` or `resumable`
+    method: str  # empty if unknown, as the next two
+    data: str  # the setting
+    metric: str  # the watched score
+    test_score: float | None  # of the metric; null without one
+    bytes: int  # size on disk
+    started: str | None  # ISO 8601, UTC; null if not recorded
+    ended: str | None  # likewise; null of a run that runs or was killed
+
+
+# Called after every round, in order. If it returns False the run stops, and can be resumed.
+OnRound = Callable[[RoundInfo], object]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """How far one attack got from one seat."""
@@ -366,81 +383,19 @@ class LedgerSums:
 
 def sums_of_ledger(path: Path) -> LedgerSums:
     """Add up a ledger, also one that is being written, or none; its last line may be half."""
+    if not path.is_file():
+        return LedgerSums()
+    state = path.stat()
+    return _sums(path, state.st_size, state.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _sums(path: Path, size: int, inode: int) -> LedgerSums:
+    """Sums of a ledger, computed again once it has another size or is another file."""
     sums = LedgerSums()
-    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.is_file() else []
-    for line in lines:
+    for line in path.read_bytes().rpartition(b"\n")[0].splitlines():
         sums.add(json.loads(line))
     return sums
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """The files of a run's folder, each read once; DataError if one is missing or invalid."""
-
-    path: Path
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """``config.toml``."""
-        return read_toml(_text(self.path, CONFIG), f"{CONFIG} must be TOML")
-
-    @cached_property
-    def summary(self) -> Summary:
-        """``summary.json``."""
-        return checked_summary(_text(self.path, SUMMARY))
-
-    @cached_property
-    def rounds(self) -> list[RoundInfo]:
-        """``rounds.jsonl``."""
-        return _lines(_text(self.path, ROUNDS), ROUNDS, RoundInfo)
-
-    @cached_property
-    def ledger(self) -> list[Message]:
-        """``ledger.jsonl``, one entry per message."""
-        return _lines(_text(self.path, LEDGER), LEDGER, Message)
-
-    @cached_property
-    def audit(self) -> Audit | None:
-        """``audit.json``, or None."""
-        return read_audit(self.path)
-
-    @cached_property
-    def sums(self) -> LedgerSums:
-        """Sums of the ledger, also of a run that is running."""
-        return sums_of_ledger(self.path / LEDGER)
-
-
-def read_audit(run_dir: Path) -> Audit | None:
-    """The audit in a run's folder, or None; DataError if the file is damaged."""
-    path = run_dir / AUDIT
-    if not path.is_file():
-        return None
-    try:
-        return from_text(model_text(path), Audit)
-    except DataError as error:
-        rule = f"{AUDIT} must be as fedapp audit wrote it, got another"
-        raise DataError(f"{rule}: audit the run again ({error})") from error
-
-
-def existing_folder(run_dir: Path) -> Path:
-    """A run's folder; DataError if there is none."""
-    if not run_dir.is_dir():
-        hint = did_you_mean_path(run_dir, RUNS)
-        raise DataError(f"{run_dir}: run folder must be a folder, got none{hint}")
-    return run_dir
-
-
-def read_run(run_dir: Path) -> RunFiles:
-    """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
-    existing_folder(run_dir)
-    try:
-        run = RunFiles(run_dir)
-        for name in (CONFIG, SUMMARY, ROUNDS, LEDGER):
-            getattr(run, name.partition(".")[0])
-        _ = run.audit
-        return run
-    except (ConfigError, DataError) as error:
-        raise DataError(f"{run_dir}: {error}") from error
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -451,9 +406,27 @@ def json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def summary_of(run_dir: Path) -> Summary | None:
-    """A run's summary; None if the folder has none."""
-    return RunFiles(run_dir).summary if (run_dir / SUMMARY).is_file() else None
+def without_nan(value: Any) -> Any:
+    """Replace NaN and infinities by None, for JSON."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def json_text(value: Any, margin: str = "") -> str:
+    """Like ``json.dumps`` with an indent, but plain lists take one line."""
+    inner = margin + "  "
+    if isinstance(value, dict) and value:
+        lines = (f"{json.dumps(key)}: {json_text(entry, inner)}" for key, entry in value.items())
+        return f"{{\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}}}"
+    if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        lines = (json_text(entry, inner) for entry in value)
+        return f"[\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}]"
+    return json.dumps(value)
 
 
 def importance_kind(strategy: str) -> str:
@@ -470,13 +443,6 @@ def importance_of(summary: Summary) -> dict[str, float]:
     """Importance by column, largest first; empty if it is not known."""
     values = (summary.get("importance") or {}).get(importance_kind(summary["strategy"])) or {}
     return dict(sorted(values.items(), key=lambda item: item[1], reverse=True))
-
-
-def threshold_of(run_dir: Path) -> float | None:
-    """The threshold that a run proposes; None without one, from few rows, or without a summary."""
-    summary = summary_of(run_dir)
-    chosen = summary.get("threshold", {}) if summary else {}
-    return None if chosen.get("few") else chosen.get("value")
 
 
 def checked_summary(text: str) -> Summary:
@@ -527,18 +493,8 @@ def faults_of(value: Mapping[str, Any], where: str, kind: type[Any]) -> dict[str
     return faults
 
 
-def _text(run_dir: Path, name: str) -> str:
-    file = run_dir / name
-    if not file.is_file():
-        entries = ", ".join(sorted(entry.name for entry in run_dir.iterdir())) or "an empty folder"
-        raise DataError(f"run folder must hold {name}, got {entries}")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name} must be UTF-8, got {error.reason} at {error.start}") from error
-
-
-def _lines(text: str, name: str, kind: type[R]) -> list[R]:
+def checked_lines(text: str, name: str, kind: type[R]) -> list[R]:
+    """The objects of a declared type on the lines of a text; DataError if one is another."""
     lines = text.split("\n")  # splitlines() would also split at U+2028, which names may contain
     return [
         checked(line, f"{name} line {number}", kind)

@@ -1,28 +1,28 @@
 """The folder of a run: settings, lines of rounds and of messages, model, summary, checkpoint.
 
-Also what a run writes there of its progress (`RunState` in every checkpoint, `Stage` for whoever
-waits), and the callbacks by which a command or a call follows it.
+`RunFolder` reads and writes it, for whoever trains, waits, lists, reports or predicts. A run writes
+its progress there too: `RunState` in every checkpoint, `Stage` for whoever waits.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import tomli_w
 
 from fedapp import home as locks
 from fedapp.data.datasets import PREFIX, SUFFIX, by_party
-from fedapp.data.schema import first
 from fedapp.errors import (
     NEW_RUN,
     ConfigError,
@@ -33,31 +33,42 @@ from fedapp.errors import (
 )
 from fedapp.home import (
     RUNS,
+    Measured,
     home,
+    measured,
     naming,
     open_private,
     private_folder,
+    read_toml,
     write_atomically,
 )
-from fedapp.messages.fields import Request
 from fedapp.records.codec import Codec, codec_of, fields_of, joined
+from fedapp.records.document import from_text, model_text
 from fedapp.records.journal import Journal, Stored
 from fedapp.records.journal import State as Entry
 from fedapp.run_files import (
+    AUDIT,
     CONFIG,
     LEDGER,
     ROUNDS,
     STARTED,
     SUMMARY,
     VERSION,
+    Audit,
+    LedgerSums,
+    Message,
     RoundInfo,
-    RunFiles,
     Summary,
+    checked_lines,
     checked_summary,
     faults_of,
     json_object,
+    json_text,
+    sums_of_ledger,
+    without_nan,
 )
-from fedapp.settings import Settings, defaults, flatten, load_settings
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults, load_settings
 
 # Errors of a run that was stopped from outside.
 INTERRUPTIONS = frozenset({"SystemExit", "KeyboardInterrupt", StoppedError.__name__})
@@ -67,9 +78,7 @@ STOP = "stop"  # if it exists, the run stops after its round
 INPUTS_FILE = "made-from.json"  # inputs of a run of a study, written before it begins
 # Settings that a resumed run may change: they do not affect the model.
 CHANGEABLE = {"log", "start-deadline", "exchange-deadline", "resend-after", "min-parties"}
-NOTED = 0.25  # seconds between two notes of exchanges of rounds
-MOST_NAMED = 6  # parties in a stage's line
-
+RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 INITIAL_MODEL = "init-model.ubj"  # given to an estimator in memory
 R = TypeVar("R")
 
@@ -90,21 +99,104 @@ class State(StrEnum):
     RESUMABLE = "resumable"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class RunFolder:
-    """Paths of a run's files, and how they are read and written."""
+    """A run's folder: its files, and what they show.
+
+    What a run writes while it goes on (its state, stage and failure) is read each time. Its other
+    files are read once, and again after this object has written one; DataError if a file is missing
+    or invalid.
+    """
 
     path: Path
 
     @property
-    def ledger(self) -> Path:
+    def ledger_file(self) -> Path:
         """One line per message."""
         return self.path / LEDGER
 
     @property
-    def rounds(self) -> Path:
+    def rounds_file(self) -> Path:
         """One line per round."""
         return self.path / ROUNDS
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings by name, of ``config.toml``."""
+        return flatten(read_toml(self._text(CONFIG), f"{CONFIG} must be TOML"))
+
+    @cached_property
+    def summary(self) -> Summary:
+        """``summary.json``, of a finished run."""
+        return checked_summary(self._text(SUMMARY))
+
+    @cached_property
+    def rounds(self) -> list[RoundInfo]:
+        """``rounds.jsonl``."""
+        return checked_lines(self._text(ROUNDS), ROUNDS, RoundInfo)
+
+    @cached_property
+    def ledger(self) -> list[Message]:
+        """``ledger.jsonl``, one entry per message."""
+        return checked_lines(self._text(LEDGER), LEDGER, Message)
+
+    @property
+    def sums(self) -> LedgerSums:
+        """Sums of the ledger, also of a run that is running."""
+        return sums_of_ledger(self.ledger_file)
+
+    @cached_property
+    def audit(self) -> Audit | None:
+        """``audit.json``, or None."""
+        if not (path := self.path / AUDIT).is_file():
+            return None
+        try:
+            return from_text(model_text(path), Audit)
+        except DataError as error:
+            rule = f"{AUDIT} must be as fedapp audit wrote it, got another"
+            raise DataError(f"{rule}: audit the run again ({error})") from error
+
+    def _text(self, name: str) -> str:
+        file = self.path / name
+        if not file.is_file():
+            entries = ", ".join(sorted(entry.name for entry in self.path.iterdir()))
+            raise DataError(f"run folder must hold {name}, got {entries or 'an empty folder'}")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{name} must be UTF-8, got {error.reason} at {error.start}") from error
+
+    @property
+    def threshold(self) -> float | None:
+        """The proposed threshold; None without one, from few rows, or without a summary."""
+        chosen = self.summary.get("threshold", {}) if self.has_finished else {}
+        return None if chosen.get("few") else chosen.get("value")
+
+    @property
+    def _of_any_version(self) -> dict[str, Any]:
+        """``summary.json``, also of another version of fedapp: what its run uses must stay."""
+        return json_object(self.path / SUMMARY)
+
+    @cached_property
+    def method(self) -> str:
+        """The method, also of a folder that has only its name; empty if it is unknown."""
+        if self.has_begun and (method := self.settings.get("strategy")):
+            return str(method)
+        named = RUN_NAME.fullmatch(self.path.name)
+        return named[1] if named else ""
+
+    @cached_property
+    def model_id(self) -> str:
+        """Id of the model; empty before the first checkpoint, unless the run has failed."""
+        if summary := self._of_any_version:
+            return str(summary["model_id"])
+        state = self.saved_state
+        return state.model_id if state else str(self.failure.get("model_id", ""))
+
+    @cached_property
+    def measured(self) -> Measured:
+        """Size and times of the files."""
+        return measured(self.path)
 
     def begin(self, settings: Settings) -> None:
         """Make the folder, write the settings and copy the schema; ConfigError if it has a run."""
@@ -134,7 +226,7 @@ class RunFolder:
     @property
     def ended(self) -> str:
         """When the last attempt ended, as ``started``; empty while it runs, or if it was killed."""
-        return str(json_object(self.path / SUMMARY).get("ended", self.failure.get("ended", "")))
+        return str((self._of_any_version or self.failure).get("ended", ""))
 
     @property
     def has_begun(self) -> bool:
@@ -148,7 +240,8 @@ class RunFolder:
 
     def rewind(self, step: int, n_rounds: int) -> None:
         """Drop the lines of rounds and messages that were written after a checkpoint."""
-        for path, last, key in ((self.rounds, n_rounds, "round"), (self.ledger, step, "step")):
+        files = (self.rounds_file, n_rounds, "round"), (self.ledger_file, step, "step")
+        for path, last, key in files:
             lines = path.read_text().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             before = [line for line in whole if json.loads(line)[key] <= last]
@@ -157,20 +250,15 @@ class RunFolder:
     def write(self, name: str, text: str) -> None:
         """Write one file of the folder."""
         write_atomically(self.path / name, text.encode())
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in set(vars(self)) - {"path"}:
+            vars(self).pop(name, None)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file; NaN becomes null."""
-        self.write(name, _indented(without_nan(content)) + "\n")
-
-    @property
-    def files(self) -> RunFiles:
-        """Reader of the files, each read once."""
-        return RunFiles(self.path)
-
-    @property
-    def summary(self) -> Summary:
-        """Content of ``summary.json``, of a finished run."""
-        return self.files.summary
+        self.write(name, json_text(without_nan(content)) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` of a run that ends here.
@@ -188,7 +276,7 @@ class RunFolder:
 
     def _write_checked(self, summary: Mapping[str, Any]) -> None:
         assert not summary.keys() - Summary.__annotations__.keys(), "Summary declares every field"
-        text = _indented(without_nan(summary)) + "\n"
+        text = json_text(without_nan(summary)) + "\n"
         checked_summary(text)
         self.write(SUMMARY, text)
 
@@ -202,8 +290,9 @@ class RunFolder:
 
     def add_round(self, line: Mapping[str, Any]) -> None:
         """Append a line to ``rounds.jsonl``."""
-        with open_private(self.rounds, "a") as file:
+        with open_private(self.rounds_file, "a") as file:
             file.write(json.dumps(without_nan(line)) + "\n")
+        self._forget()
 
     def note(self, stage: Stage) -> None:
         """Write the run's current stage."""
@@ -324,32 +413,27 @@ class RunFolder:
         self.forget_failure()
 
 
+def existing_folder(run_dir: Path) -> Path:
+    """A run's folder; DataError if there is none."""
+    if not run_dir.is_dir():
+        hint = did_you_mean_path(run_dir, RUNS)
+        raise DataError(f"{run_dir}: run folder must be a folder, got none{hint}")
+    return run_dir
+
+
+def read_run(run_dir: Path) -> RunFolder:
+    """Read a run's folder; DataError if a file is missing, invalid, or lacks a required field."""
+    run = RunFolder(existing_folder(run_dir))
+    try:
+        _ = run.settings, run.summary, run.rounds, run.ledger, run.audit
+    except (ConfigError, DataError) as error:
+        raise DataError(f"{run_dir}: {error}") from error
+    return run
+
+
 def utc_now() -> str:
     """The time as run folders hold it: ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def without_nan(value: Any) -> Any:
-    """Replace NaN and infinities by None, for JSON."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _indented(value: Any, margin: str = "") -> str:
-    """Like ``json.dumps`` with an indent, but plain lists take one line."""
-    inner = margin + "  "
-    if isinstance(value, dict) and value:
-        lines = (f"{json.dumps(key)}: {_indented(entry, inner)}" for key, entry in value.items())
-        return f"{{\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}}}"
-    if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
-        lines = (_indented(entry, inner) for entry in value)
-        return f"[\n{inner}" + f",\n{inner}".join(lines) + f"\n{margin}]"
-    return json.dumps(value)
 
 
 def new_run_dir(strategy: str, parent: Path | None = None) -> Path:
@@ -378,10 +462,11 @@ def resumed_settings(settings: Settings) -> Settings:
     if not (path / CONFIG).is_file():
         hint = did_you_mean_path(Path(settings.resume), RUNS)
         raise ConfigError(f"resume must be the folder of a run, got {settings.resume}{hint}")
-    RunFolder(path).check_unfinished()
-    stored = flatten(RunFiles(path).config)
-    if rounds := RunFolder(path).failure.get("rounds", 0):  # after which it has diverged
-        stored["num-boost-round"] = rounds
+    run = RunFolder(path)
+    run.check_unfinished()
+    stored = run.settings
+    if rounds := run.failure.get("rounds", 0):  # after which it has diverged
+        stored = {**stored, "num-boost-round": rounds}
     run_paths = {"run-dir": str(path), "resume": str(path)}
     overrides = {name: value for name, value in settings.changed.items() if name not in run_paths}
     for name, value in overrides.items():
@@ -492,95 +577,3 @@ class Stage:
     rounds: int = 0  # number of rounds; 0 outside of them
     waiting: Sequence[str] = ()  # parties whose replies are missing
     warnings: Sequence[str] = ()  # of what makes the run slow
-
-
-class Stages:
-    """Turns the exchanges of a run into stages; of those of rounds, one now and then is noted."""
-
-    def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
-        self._note, self._clock = note, clock
-        self._phase, self._phase_began = "", 0.0
-        self._noted_at = 0.0  # of an exchange of a round; 0: the next one is noted
-        self._stage = Stage("", 0.0)
-
-    def wait(self, doing: str) -> None:
-        """Begin a stage without an exchange."""
-        self._phase, self._phase_began = doing, self._clock()
-        self._noted_at = 0.0
-        self._note(Stage(doing, self._phase_began))
-
-    def begin(self, request: Request, round_id: int, n_rounds: int) -> None:
-        """Begin an exchange.
-
-        ``round_id`` is from 1, and ignored if the request is not part of a round.
-        """
-        now = self._clock()
-        if request.each_round:
-            # May be n_rounds + 1: an exchange after the last round has that round's scores.
-            self._phase = ""
-            self._stage = Stage(request.doing, now, min(round_id, n_rounds), n_rounds)
-            if now - self._noted_at < NOTED:
-                return
-            self._noted_at = now
-        else:
-            # Successive exchanges of one phase count as one stage.
-            if request.doing != self._phase:
-                self._phase, self._phase_began = request.doing, now
-            self._stage = Stage(request.doing, self._phase_began)
-            self._noted_at = 0.0
-        self._note(self._stage)
-
-    def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
-        """Note the parties whose replies to the exchange are missing, and those not connected."""
-        self._noted_at = 0.0
-        doing = self._stage.doing
-        doing += f"; waiting for {first(parties, MOST_NAMED)}" if parties else ""
-        doing += f" ({first(away, MOST_NAMED)} not connected)" if away else ""
-        self._note(replace(self._stage, doing=doing, waiting=parties))
-
-
-# Called after every round, in order. If it returns False the run stops, and can be resumed.
-OnRound = Callable[[RoundInfo], object]
-Tell = Callable[[str], None]  # prints a line
-
-
-class Watcher(Protocol):
-    """Shows the progress of a command or a call and of its run."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the command or the call began."""
-
-    def begin(self, doing: str, ends: bool = False) -> None:
-        """Show what is done from now on; with ``ends``, in place of the run's own stages."""
-
-    def tell(self, text: str) -> None:
-        """Print a line that stays."""
-
-    def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
-        """A context during which the folder's run is shown; ``metric`` is the score shown first."""
-
-
-class Silent:
-    """A watcher that shows nothing."""
-
-    def __init__(self) -> None:
-        self._began = time.time()
-
-    @property
-    def seconds(self) -> float:
-        """Since the call began."""
-        return time.time() - self._began
-
-    def begin(self, doing: str, ends: bool = False) -> None:
-        """Nothing."""
-
-    def tell(self, text: str) -> None:
-        """Nothing."""
-
-    def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
-
-
-QUIET = Silent()

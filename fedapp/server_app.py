@@ -80,7 +80,7 @@ def show(folder: RunFolder) -> None:
     """Write a run's report and print its scores."""
     from fedapp.report import write_report
     from fedapp.report.summary import print_summary
-    from fedapp.run_files import read_run
+    from fedapp.run_folder import read_run
 
     write_report(folder.path)
     print_summary(read_run(folder.path).summary, Terminal(width=LOG_WIDTH), folder.path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, cast
 
@@ -21,7 +20,6 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from fedapp.data.datasets import party_sources
 from fedapp.data.partition import Holdout
@@ -31,7 +29,9 @@ from fedapp.home import app_folder
 from fedapp.known_names import setting_hint, setting_of
 from fedapp.messages.fields import MOST_DEPTH, MOST_FOLDS, MOST_LEAVES, MOST_LEVELS, fields_of
 from fedapp.metrics.names import UNCALIBRATED, check_metrics, objective_metrics, watched_metric
+from fedapp.sections import About, declared, flatten, method_sections
 from fedapp.sections import Section as Section
+from fedapp.sections import Value as Value
 from fedapp.sections import check as check
 from fedapp.trees.calibration import Calibration
 from fedapp.trees.categories import MOST_CATEGORIES, auto_child_weight
@@ -47,7 +47,6 @@ from fedapp.trees.limits import (
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.objective import AUTO, check_settings
 
-Value = bool | int | float | str
 Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -534,17 +533,6 @@ def defaults() -> Mapping[str, Value]:
         return flatten(tomllib.load(file)["tool"]["flwr"]["app"]["config"])
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Flatten nested tables; names are joined by a dot."""
-    flat: dict[str, Value] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 def load_settings(overrides: Mapping[str, Any]) -> Settings:
     """Override the defaults, and check the settings; raises ConfigError, also if two are alike."""
     named = settings_named(overrides, str(overrides.get("strategy", "")))
@@ -592,41 +580,6 @@ def check_names(named: Mapping[str, Any], method: str = "") -> None:
         if name not in defaults():
             hint = setting_hint(name, defaults(), method, value)
             raise ConfigError(f"{name} is not a setting{hint}")
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a setting is: its name in files, its sentence, an example, and its default in words."""
-
-    name: str
-    text: str
-    example: Value | None
-    default: str
-
-
-def declared(section: type) -> dict[str, About]:
-    """The documented fields of a section, by their names in Python."""
-    fields: Mapping[str, FieldInfo] = section.__pydantic_fields__  # type: ignore[attr-defined]
-    return {
-        name: About(
-            field.alias or name,
-            " ".join(field.description.split()),
-            next(iter(field.examples or ()), None),
-            str((cast(Any, field.json_schema_extra) or {}).get("default") or ""),
-        )
-        for name, field in fields.items()
-        if field.description
-    }
-
-
-def setting_names(*sections: type) -> frozenset[str]:
-    """Names of the settings of sections, as files have them."""
-    return frozenset(about.name for section in sections for about in declared(section).values())
-
-
-def method_sections() -> dict[str, type[Section]]:
-    """The sections of the methods that are imported, by the names of their tables."""
-    return {section.table: section for section in Section.__subclasses__() if section.table}
 
 
 def about_settings() -> dict[str, About]:

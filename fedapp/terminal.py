@@ -7,7 +7,7 @@ given. Everything else that is written to the standard streams is cleaned there 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -15,6 +15,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fedapp.errors import CONTROL
+
+Tell = Callable[[str], None]  # prints a line
 
 
 def clean(text: str) -> str:

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from fedapp.home import home
 from fedapp.process import versions
-from fedapp.run_files import read_run
-from fedapp.run_folder import RunFolder
+from fedapp.run_folder import RunFolder, read_run
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.runs.series import Engine, Series, other_code

@@ -45,7 +45,7 @@ from fedapp.errors import ConfigError
 from fedapp.home import app_folder
 from fedapp.process import versions
 from fedapp.records.document import load
-from fedapp.run_files import RunFiles, Summary
+from fedapp.run_files import Summary
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import Floats, Pooled, baseline_rows, same_nodes, train_boosted
 from fedapp.runs.clean import forget_model
@@ -244,7 +244,7 @@ def figures_of(run_dir: Path) -> Row:
 
     ``seconds`` are of training. The first tree also computes tables of masks.
     """
-    run = RunFiles(run_dir)
+    run = RunFolder(run_dir)
     rounds = run.rounds[1:-1] or run.rounds[-1:]
     figures: Row = {**costs(run.summary), "messages": run.sums.n_messages.total()}
     for line in rounds[:1]:

@@ -15,15 +15,8 @@ from fedapp.arguments import (
 )
 from fedapp.errors import ConfigError
 from fedapp.known_names import setting_hint, setting_of
-from fedapp.settings import (
-    Settings,
-    TableSettings,
-    Value,
-    about_settings,
-    defaults,
-    load_settings,
-    setting_names,
-)
+from fedapp.sections import setting_names
+from fedapp.settings import Settings, TableSettings, Value, about_settings, defaults, load_settings
 from strategies.flower import FlowerStrategy
 from strategies.method import LOCAL_TABLES, OF_APP, TreeStrategy
 from strategies.run import unread_error

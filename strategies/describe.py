@@ -31,7 +31,7 @@ from fedapp.messages.fields import Request, check_fields, check_sizes
 from fedapp.messages.secagg import EVERYONE
 from fedapp.messages.vertical import SentReply
 from fedapp.metrics import tables
-from fedapp.run_folder import without_nan
+from fedapp.run_files import without_nan
 from fedapp.settings import Section, Settings
 from fedapp.trees.categories import entries_of
 from strategies import secagg

@@ -18,8 +18,8 @@ from fedapp.errors import DivergedError, FedappError, PartyError, as_protocol_er
 from fedapp.messages.fields import Introduction, Reply, check_fields
 from fedapp.messages.handshake import GreetReply, GreetRequest
 from fedapp.messages.vertical import Parcel
-from fedapp.run_files import RoundInfo
-from fedapp.run_folder import RunState, Stage, without_nan
+from fedapp.run_files import RoundInfo, without_nan
+from fedapp.run_folder import RunState, Stage
 from fedapp.settings import Settings
 from strategies import handshake
 from strategies.delivery import Ledger, clock_text

@@ -24,17 +24,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedapp.data.schema import first
 from fedapp.errors import ConfigError, DivergedError, PartyError, StoppedError, as_plain
 from fedapp.messages.fields import Reply, Request
 from fedapp.messages.vertical import Parcel
 from fedapp.messages.wire import WAITING, Envelope, to_bytes, to_content, to_records
-from fedapp.run_folder import Stages
+from fedapp.run_folder import Stage
 from strategies.delivery import FLUSH_SECONDS, Courier, read_reply
 from strategies.drive import Driver
-from strategies.handshake import find_nodes, removed_nodes, site_names
+from strategies.handshake import find_nodes, removed_nodes, shown_names, site_names
 from strategies.method import TreeStrategy
 
 APPROVAL_POLL = 2.0  # seconds
+NOTED = 0.25  # seconds between two notes of exchanges of rounds
+MOST_NAMED = 6  # parties in a stage's line
 HOOKS = "configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"
 NO_WRAP = (
     "as it is: a wrapper that reads or changes weights, such as Flower's differential privacy, "
@@ -42,6 +45,51 @@ NO_WRAP = (
 )
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 log = logging.getLogger("fedapp")
+
+
+class Stages:
+    """Turns the exchanges of a run into stages; of those of rounds, one now and then is noted."""
+
+    def __init__(self, note: Callable[[Stage], None], clock: Callable[[], float] = time.time):
+        self._note, self._clock = note, clock
+        self._phase, self._phase_began = "", 0.0
+        self._noted_at = 0.0  # of an exchange of a round; 0: the next one is noted
+        self._stage = Stage("", 0.0)
+
+    def wait(self, doing: str) -> None:
+        """Begin a stage without an exchange."""
+        self._phase, self._phase_began = doing, self._clock()
+        self._noted_at = 0.0
+        self._note(Stage(doing, self._phase_began))
+
+    def begin(self, request: Request, round_id: int, n_rounds: int) -> None:
+        """Begin an exchange.
+
+        ``round_id`` is from 1, and ignored if the request is not part of a round.
+        """
+        now = self._clock()
+        if request.each_round:
+            # May be n_rounds + 1: an exchange after the last round has that round's scores.
+            self._phase = ""
+            self._stage = Stage(request.doing, now, min(round_id, n_rounds), n_rounds)
+            if now - self._noted_at < NOTED:
+                return
+            self._noted_at = now
+        else:
+            # Successive exchanges of one phase count as one stage.
+            if request.doing != self._phase:
+                self._phase, self._phase_began = request.doing, now
+            self._stage = Stage(request.doing, self._phase_began)
+            self._noted_at = 0.0
+        self._note(self._stage)
+
+    def name_waiting(self, parties: Sequence[str], away: Sequence[str] = ()) -> None:
+        """Note the parties whose replies to the exchange are missing, and those not connected."""
+        self._noted_at = 0.0
+        doing = self._stage.doing
+        doing += f"; waiting for {first(parties, MOST_NAMED)}" if parties else ""
+        doing += f" ({first(away, MOST_NAMED)} not connected)" if away else ""
+        self._note(replace(self._stage, doing=doing, waiting=parties))
 
 
 class FlowerStrategy(Driver[Any], Strategy):
@@ -173,14 +221,16 @@ class FlowerStrategy(Driver[Any], Strategy):
 
     def _read(self, message: Message | None, party: str) -> tuple[Reply, list[Parcel]]:
         assert self.pending is not None
+        # Before the parties have introduced themselves, only their nodes are known.
+        name = party if self.protocol.parties else site_names().get(party, party)
         if message is None:
             why = f"no answer within {self._deadline:g} s"
             if self._addresses[party] in removed_nodes():
                 why = "it was removed; fedapp federation add FOLDER NAME with a new key of the site"
             elif party in self._away:
                 why += ", not connected: the site's own log says why"
-            raise PartyError(party, self._step, why)
-        return read_reply(message, party, self.pending.reply, self._state.model_id, self._step)
+            raise PartyError(name, self._step, why)
+        return read_reply(message, name, self.pending.reply, self._state.model_id, self._step)
 
     def _model_so_far(self) -> ArrayRecord:
         if self._make_model is not None:
@@ -331,11 +381,10 @@ class FlowerStrategy(Driver[Any], Strategy):
         return list(self._came)
 
     def _name_waiting(self, parties: Sequence[str], away: Sequence[str]) -> None:
-        """Show whose replies are missing; an unnamed node by its registered site."""
+        """Show whose replies are missing."""
         self._away = frozenset(away)
-        sites = site_names()
-        names = {party: sites.get(party, party) for party in parties}
-        self._stages.name_waiting([*names.values()], [names[party] for party in away])
+        nodes = self._addresses.values()
+        self._stages.name_waiting(shown_names(parties, nodes), shown_names(away, nodes))
 
     def _answers(self, courier: Courier, messages: Mapping[str, Message]) -> dict[str, Message]:
         """Replies by party; asks again while people have yet to approve the run."""

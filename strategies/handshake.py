@@ -19,9 +19,9 @@ from fedapp.errors import LONGEST, ConfigError, DataError, PartyError, as_plain,
 from fedapp.home import RUNS
 from fedapp.messages.fields import Introduction, check_fields
 from fedapp.messages.handshake import GreetReply, HelloReply
-from fedapp.run_files import SUMMARY, RunFiles
-from fedapp.run_folder import RunState
-from fedapp.settings import Settings, flatten
+from fedapp.run_folder import RunFolder, RunState
+from fedapp.sections import flatten
+from fedapp.settings import Settings
 from fedapp.site.settings import site_config
 from fedapp.site.table import fingerprint, read_table
 from fedapp.trees.model import Ensemble
@@ -41,6 +41,16 @@ def site_names() -> dict[str, str]:
     """Names of this coordinator's registered sites, by the label of their node."""
     sites = registered_sites(Path(os.environ.get("FLWR_HOME", "")))
     return {f"node {node}": name for node, name in sites.items()}
+
+
+def shown_names(parties: Sequence[str], nodes: Iterable[int]) -> list[str]:
+    """Parties by the names that people know; at last the number of nodes that have none yet."""
+    sites, unnamed = site_names(), {f"node {node}" for node in nodes}
+    names = [sites.get(party, party) for party in parties if party in sites or party not in unnamed]
+    if n_others := len(parties) - len(names):
+        others = f"{n_others} {'party' if n_others == 1 else 'parties'}"
+        names.append(f"{others} without a name yet" if names else others)
+    return names
 
 
 def registered_sites(flower_home: Path, kind: str = "node") -> dict[str, str]:
@@ -237,12 +247,11 @@ def init_model_id(settings: Settings) -> str:
         rule = f"must be the folder of a run of {settings.strategy}, got a model of XGBoost"
         way = "no model in one piece can be divided among parties; pax, bagging and cyclic take it"
         raise ConfigError(f"init-model {rule}: {way}")
-    path = (folder if folder.is_dir() else folder.parent) / SUMMARY
-    if not path.is_file():
+    run = RunFolder(folder if folder.is_dir() else folder.parent)
+    if not run.has_finished:
         rule = "must be the folder of a finished run"
         raise ConfigError(f"init-model {rule}, got {folder}{did_you_mean_path(folder, RUNS)}")
-    summary = RunFiles(path.parent).summary
-    if (method := summary["strategy"]) != settings.strategy:
+    if (method := run.summary["strategy"]) != settings.strategy:
         rule = f"must be a run of {settings.strategy}, whose model is divided among the parties"
         raise ConfigError(f"init-model {rule}, got one of {method}")
-    return str(summary["model_id"])
+    return run.model_id

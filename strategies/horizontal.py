@@ -24,7 +24,8 @@ from fedapp.messages.fields import Reply, fields_of, loss_fields
 from fedapp.messages.scoring import BalanceReply, BalanceRequest, EvaluateReply, EvaluateRequest
 from fedapp.metrics.survival import Cells
 from fedapp.records.document import from_text, model_bytes
-from fedapp.settings import HorizontalSettings, Settings, setting_names
+from fedapp.sections import setting_names
+from fedapp.settings import HorizontalSettings, Settings
 from fedapp.trees.losses import LossParameters, Objective
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import balance, base_score, is_regression, n_label_sums, n_outputs

@@ -19,7 +19,8 @@ from fedapp.data.partition import Holdout
 from fedapp.errors import check_rules
 from fedapp.messages import inference as messages
 from fedapp.records.document import name_of_model
-from fedapp.settings import InferenceSettings, Section, Settings, setting_names
+from fedapp.sections import setting_names
+from fedapp.settings import InferenceSettings, Section, Settings
 from strategies.method import Outcome
 from strategies.vertical import Hellos, Mailbox, VerticalStrategy, align
 

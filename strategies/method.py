@@ -16,6 +16,7 @@ from fedapp.conversation import Conversation, Parties, Saved
 from fedapp.errors import ConfigError
 from fedapp.messages.fields import Introduction, Request
 from fedapp.messages.methods import all_methods
+from fedapp.sections import flatten, setting_names
 from fedapp.settings import (
     BoostingSettings,
     ConstraintSettings,
@@ -26,9 +27,7 @@ from fedapp.settings import (
     SplitSettings,
     TableSettings,
     TreeSettings,
-    flatten,
     load_settings,
-    setting_names,
 )
 from fedapp.trees.custom import CUSTOM
 from fedapp.trees.losses import LOSSES, Objective

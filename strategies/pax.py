@@ -149,6 +149,7 @@ class PAX(HorizontalStrategy):
         """Algorithm 1."""
         run = saved.read(PaxState) if saved else None
         self.agree(parties, run)
+        self._limits()  # before any exchange
         if self.turns:
             width = {"num_parallel_tree": self.turns.n_trees}
             self.settings = self.settings.model_copy(update=width)
@@ -207,7 +208,8 @@ class PAX(HorizontalStrategy):
         yield from ask(parties.all(request), messages.InitReply)
         return boosting
 
-    def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
+    def _limits(self) -> dict[str, Any]:
+        """Limits of the table's columns; ConfigError if the settings name others."""
         settings, table = self.settings, self.table
         try:
             monotone, interactions = constraints_of(
@@ -217,6 +219,10 @@ class PAX(HorizontalStrategy):
             weights = weights_of(parse_weights(settings.feature_weights), table.columns)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        return {"monotone": monotone, "interactions": interactions, "weights": weights}
+
+    def _boosting(self, mean: npt.NDArray[np.float32], cuts: Cuts) -> Boosting:
+        settings, limits = self.settings, self._limits()
         # Where nodes merge their bins, a child's sums are not its parent's minus its sibling's.
         both = any(hello.merges_bins for hello in self.parties.values())
         return Boosting(
@@ -228,10 +234,8 @@ class PAX(HorizontalStrategy):
                 seed=settings.seed,
                 bylevel=settings.colsample_bylevel,
                 bynode=settings.colsample_bynode,
-                monotone=monotone,
-                interactions=interactions,
-                weights=weights,
                 both_children=both,
+                **limits,
             ),
         )
 

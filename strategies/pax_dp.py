@@ -243,7 +243,7 @@ class NoisedTotals(MaskedTotals):
         nothing = form.sums * 0.0, form.histogram * 0.0
         scores = list(nothing)  # of training rows
         for subset, sums, cells in zip(HELD_OUT, summed[::2], summed[1::2], strict=True):
-            likely = make_plausible(self.settings.objective, Statistics(sums, cells))
+            likely = make_plausible(Statistics(sums, cells))
             has_rows = any(getattr(hello, f"n_{subset}") for hello in parties.values())
             scores += (likely.sums, likely.histogram) if has_rows else nothing
         reply = EvaluateReply(*[*scores, not_counted()])

@@ -18,17 +18,10 @@ from fedapp.known_names import meaning, method_hint
 from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.metrics import few_of_class
 from fedapp.process import versions
-from fedapp.run_files import RoundInfo
-from fedapp.run_folder import (
-    Checkpoints,
-    OnRound,
-    RunFolder,
-    RunState,
-    Stage,
-    new_run_dir,
-    resumed_settings,
-)
-from fedapp.settings import Settings, defaults, flatten
+from fedapp.run_files import OnRound, RoundInfo
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, Stage, new_run_dir, resumed_settings
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults
 from strategies.drive import Callbacks, Driver
 from strategies.flower import FlowerStrategy
 from strategies.handshake import ENGINES, shared_rows
@@ -123,7 +116,7 @@ def train(
         more: dict[str, Any] = {}  # about a failure
         try:
             driver = FlowerStrategy(strategy or strategy_class.of_run(settings))
-            driver.ledger.path = folder.ledger
+            driver.ledger.path = folder.ledger_file
             checkpoints = Checkpoints(folder.path, lasting=engine == DEPLOYMENT)
             driver.callbacks = FolderCallbacks(
                 folder, checkpoints, settings, on_round, before_checkpoint

@@ -63,7 +63,7 @@ def scores_of(
     objective: str, totals: metrics.Statistics, eval_metrics: Sequence[str] = ()
 ) -> Scores:
     """Scores from sums over rows; empty where there are no rows."""
-    return metrics.scores(objective, totals, eval_metrics) if totals.sums[0] > 0 else {}
+    return metrics.scores(objective, totals, eval_metrics) if totals.sums[0] else {}
 
 
 def score_form(

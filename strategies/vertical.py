@@ -33,8 +33,8 @@ from fedapp.messages.vertical import (
 from fedapp.metrics import rarer_share, threshold_rows
 from fedapp.records.codec import IN_FILE
 from fedapp.records.document import to_text
-from fedapp.sections import HasSections
-from fedapp.settings import Section, Settings, VerticalSettings, setting_names
+from fedapp.sections import HasSections, setting_names
+from fedapp.settings import Section, Settings, VerticalSettings
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.losses import Objective
 from fedapp.trees.model import importance_of

@@ -6,7 +6,8 @@ from tempfile import TemporaryDirectory
 
 from typer.testing import CliRunner
 
-from fedapp.commands.site import federation_app, site_app
+from fedapp.commands.federation import federation_app
+from fedapp.commands.site import site_app
 
 
 def init_federation(parent, *options):

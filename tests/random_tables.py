@@ -7,7 +7,7 @@ from pyarrow import csv, table
 from fedapp.runs.baselines import baseline_rows, train_boosted
 from fedapp.trees.categories import recoded
 from fedapp.trees.predict import predict_margins
-from tests.federated import lines_of, model_of
+from tests.federated import model_of
 from tests.reference import compare_trees, xgboost_trees
 
 OBJECTIVES = (
@@ -158,7 +158,7 @@ def differences(settings, folder):
     theirs = trained.margins(np.arange(len(values)))
     if not np.allclose(ours, theirs, rtol=1e-5, atol=1e-5):
         found.append(f"margins differ by {np.abs(ours - theirs).max()}")
-    scores, of_rounds = folder.summary["metrics"], lines_of(folder.rounds)[-1]
+    scores, of_rounds = folder.summary["metrics"], folder.rounds[-1]
     for subset in ("train", "valid"):
         for name in {"logloss", "mlogloss", "rmse", "accuracy"} & set(of_rounds[subset]):
             last, final = of_rounds[subset][name], scores[subset][name]

@@ -22,7 +22,7 @@ from strategies.run import train
 OURS = tuple(f"{Path(__file__).parents[1] / room}/" for room in ("fedapp", "strategies", "clients"))
 TOLERANCE = 0.15
 ON_TIME = ("strategies.drive.CHECKPOINT_SECONDS", "strategies.delivery.FLUSH_SECONDS")
-ON_TIME += ("fedapp.run_folder.NOTED",)
+ON_TIME += ("strategies.flower.NOTED",)
 # Of a message, at one side: calls of this project's functions and of C's from wherever, operations
 # on files and folders, encodes and decodes (of JSON, texts, hex digits, arrays), bytes written.
 COUNTED = ("calls", "c_calls", "files", "encodes", "bytes")

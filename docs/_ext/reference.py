@@ -24,7 +24,7 @@ from fedapp.commands.run import in_words, list_settings
 from fedapp.messages.fields import Form, OneOf, Range, Reply, Request
 from fedapp.messages.fields import Message as WireMessage
 from fedapp.run_files import Message, RoundInfo, Summary, adapter
-from fedapp.settings import declared, method_sections
+from fedapp.sections import declared, method_sections
 from fedapp.site.settings import SiteConfig
 
 COMMENTED = re.compile(r"^    (\w+): .*  # (.+)$", re.MULTILINE)  # a field, and its comment

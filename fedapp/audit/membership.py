@@ -24,7 +24,8 @@ from fedapp.runs.baselines import (
     train_forest,
 )
 from fedapp.runs.predict import model_of_text, predict
-from fedapp.settings import Settings, flatten, load_settings
+from fedapp.sections import flatten
+from fedapp.settings import Settings, load_settings
 from fedapp.trees.categories import chosen, recoded
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import is_regression, measures, transform

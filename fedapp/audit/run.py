@@ -32,9 +32,10 @@ from fedapp.errors import ConfigError, DataError
 from fedapp.messages.methods import all_methods
 from fedapp.records.document import model_text, to_text
 from fedapp.report import write_report
+from fedapp.report.progress import Silent, Watcher
 from fedapp.report.summary import DEPLOYMENT
-from fedapp.run_files import AUDIT, Audit, Finding, Unmeasured, read_run
-from fedapp.run_folder import RunFolder, Silent, Watcher
+from fedapp.run_files import AUDIT, Audit, Finding, Unmeasured
+from fedapp.run_folder import RunFolder, read_run
 from fedapp.runs.predict import model_of_text, parts_of, trained_settings
 from fedapp.runs.retrain import parts_digest
 from fedapp.settings import Settings, load_settings

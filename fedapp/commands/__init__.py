@@ -31,10 +31,11 @@ from fedapp.commands.common import (
     print_interrupted,
 )
 from fedapp.commands.data import data_app
+from fedapp.commands.federation import federation_app
 from fedapp.commands.predict import export, predict, serve
 from fedapp.commands.run import compare, describe, run, settings, tune
 from fedapp.commands.runs import audit, documents, report, runs_app
-from fedapp.commands.site import federation_app, site_app
+from fedapp.commands.site import site_app
 from fedapp.errors import FedappError, RunFailedError, in_words
 from fedapp.process import handle_stopping, interrupt, is_interrupted, leave_now, leaving
 from fedapp.terminal import clean_streams, one_line

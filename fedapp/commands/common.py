@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -26,8 +26,8 @@ from fedapp.home import home
 from fedapp.known_names import alias, command_hint, setting_of
 from fedapp.process import INTERRUPTED
 from fedapp.report.progress import Follower
-from fedapp.run_files import adapter, existing_folder
-from fedapp.run_folder import without_nan
+from fedapp.run_files import adapter, without_nan
+from fedapp.run_folder import existing_folder
 from fedapp.settings import about_settings, defaults
 from fedapp.terminal import Terminal, one_line
 
@@ -61,6 +61,34 @@ RENAMED = {
     "fedapp site check --node-config": "fedapp site check --site",
 }
 
+# Options that other tools have, and their names here.
+SYNONYMS = {"-o": "--output", "--table": "--data", "--input": "--data"}
+
+
+def _is_table(word: str) -> bool:
+    from fedapp.messages.methods import all_methods
+
+    is_file = Path(word).suffix in (".csv", ".parquet") or Path(word).is_file()
+    return is_file and word not in all_methods()
+
+
+def _words_in(value: object) -> list[str]:
+    """What a parser has read of an argument or an option, which may be nothing."""
+    if isinstance(value, str):
+        return [value]
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+# Which option a word without one is of: the first that the command has and the word fits.
+OPTION_OF: Mapping[str, Callable[[str], bool]] = {
+    "--port": str.isdecimal,
+    "--data": _is_table,
+    "--without": _is_table,
+    "--site": lambda word: Path(word).suffix == ".toml" or (Path(word) / "site.toml").is_file(),
+    "--to": str.isidentifier,
+    "--output": lambda word: bool(Path(word).suffix) or "/" in word,
+}
+
 # Short options of settings.
 SHORT = ("data", "label", "id", "parties")
 
@@ -70,6 +98,7 @@ Overrides = Annotated[
 ]
 RunOutput = Annotated[Path | None, Option("--output", help="New folder; by default one in runs/.")]
 
+Target = Annotated[str, Option(help="What starts the processes: scripts, compose or systemd.")]
 RunDir = Annotated[Path, Argument(callback=existing_folder, help="Folder of a run.")]
 Engine = Annotated[str, Option(help="local, or simulation.")]
 AnyEngine = Annotated[str, Option(help=ENGINES)]
@@ -204,6 +233,37 @@ class Command(TyperCommand):
                 (info,) = hints[str(parameter.name)].__metadata__
                 parameter.help = info.help
 
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; ConfigError names the option of a word that lacks it."""
+        command = f"fedapp {context.command_path.partition(' ')[2]}"
+        options = {name for option in self.params for name in option.opts}
+        try:
+            values, extra, _ = self.make_parser(context).parse_args(list(args))
+        except click.NoSuchOption as error:
+            letter = f"-{error.option_name.lstrip('-')}"
+            long = [name for name in options if len(letter) == 2 and name.startswith(f"-{letter}")]
+            meant = SYNONYMS.get(error.option_name, long[0] if len(long) == 1 else "")
+            if meant not in options:
+                raise
+            rule = f"an option of {command} must be one of its --help"
+            raise ConfigError(f"{rule}, got {error.option_name}: write {meant}") from error
+        arguments = [one for one in self.params if isinstance(one, TyperArgument)]
+        of_arguments = (_words_in(values.get(str(one.name))) for one in arguments)
+        words = [*chain.from_iterable(of_arguments), *extra]
+        # Where tables have an option, they are no arguments.
+        tables = [word for word in words if "--data" in options and _is_table(word)]
+        words = [word for word in words if word not in tables]
+        n_taken = len(words) if any(one.nargs < 0 for one in arguments) else len(arguments)
+        strays = [*tables, *words[n_taken:]]
+        for option, fits in OPTION_OF.items():
+            if option in options and (some := [word for word in strays if fits(word)]):
+                before = _words_in(values.get("data")) if option == "--data" else []
+                names = ("METHOD" if "strateg" in str(one.name) else "RUN" for one in arguments)
+                value = ",".join([*before, *some])
+                way = shlex.join([*command.split(), *(words[:n_taken] or names), option, value])
+                raise ConfigError(f"{some[0]} must follow {option}, got no option: write {way}")
+        return super().parse_args(context, args)
+
     def format_help(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Format the help, and append the methods."""
         super().format_help(context, formatter)
@@ -257,7 +317,7 @@ class SettingsCommand(Command):
             self.params.append(TyperOption(param_decls=[f"--{name}"], multiple=True, help=text))
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; ConfigError for a setting or a table without its option."""
+        """Parse the arguments; ConfigError for a setting without its option."""
         parser = self.make_parser(context)
         parser.ignore_unknown_options = True
         options, rest, _ = parser.parse_args(list(args))
@@ -279,25 +339,15 @@ class SettingsCommand(Command):
         if strays:
             text = f"got {', '.join(strays)}: write {' '.join(strays.values())}"
             raise ConfigError(f"settings must follow -c, {text}")
-        self._check_words(f"fedapp {context.info_name}", words, options.get("data") or [])
+        self._check_methods(f"fedapp {context.info_name}", words)
         return super().parse_args(context, args)
 
-    def _check_words(self, command: str, words: Sequence[str], data: Sequence[str]) -> None:
-        """Raise ConfigError for a table among the arguments, and for a second method."""
+    def _check_methods(self, command: str, words: Sequence[str]) -> None:
+        """Raise ConfigError for a second method."""
         from fedapp.messages.methods import all_methods
 
-        if any(word.startswith("-") or "=" in word for word in words):
-            return  # an unknown option, and perhaps its value
         methods = [word for word in words if word in all_methods()]
-        others = (word for word in words if word not in methods)
-        tables = [word for word in others if Path(word).suffix or Path(word).is_file()]
-        names = {parameter.name for parameter in self.params}
-        if tables:
-            taken = methods if "strategies" in names else methods[:1]
-            named = taken or ["METHOD"] if names & {"strategy", "strategies"} else []
-            way = shlex.join([*command.split(), *named, "--data", ",".join([*data, *tables])])
-            raise ConfigError(f"a table must follow --data, got {tables[0]}: write {way}")
-        if "strategy" in names and len(methods) > 1:
+        if len(methods) > 1 and "strategy" in {parameter.name for parameter in self.params}:
             rule = f"{command} must name one method, got {', '.join(methods)}"
             raise ConfigError(f"{rule}: fedapp compare {' '.join(methods)} compares them")
 

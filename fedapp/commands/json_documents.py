@@ -13,8 +13,8 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from fedapp.data.describe import TableColumn
-from fedapp.report.summary import Trial
-from fedapp.run_files import Finding, Summary, Unmeasured
+from fedapp.run_files import Finding, ListedRun, Summary, Unmeasured
+from fedapp.runs.run_groups import Trial
 
 Figures = dict[str, float | None]  # by name; null if undefined
 Given = str | bool | int | float  # value of a setting
@@ -222,18 +222,6 @@ class PredictionDocument(TypedDict):
     scores: NotRequired[Figures]  # of the rows with labels
     note: NotRequired[str]  # why there are no scores despite labels
     warnings: NotRequired[list[str]]  # on the tables
-
-
-class ListedRun(TypedDict):
-    run: str  # its folder
-    state: str  # `running`, `finished`, `failed`, `interrupted` or `resumable`
-    method: str  # empty if unknown, as the next two
-    data: str  # the setting
-    metric: str  # the watched score
-    test_score: float | None  # of the metric; null without one
-    bytes: int  # size on disk
-    started: str | None  # ISO 8601, UTC; null if not recorded
-    ended: str | None  # likewise; null of a run that runs or was killed
 
 
 class RunsDocument(TypedDict):

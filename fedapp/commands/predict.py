@@ -121,8 +121,13 @@ def _predict_alone(
     run_dir: Path, tables: Mapping[str, str], explain: str, config: Sequence[str]
 ) -> Predicted:
     """Predict with a model that is whole in the run's folder."""
-    from fedapp.runs.predict import check_predictions, predicted_rows, write_rows
-    from fedapp.runs.run import Run, write_explanation
+    from fedapp.runs.predict import (
+        check_predictions,
+        predicted_rows,
+        write_explanation,
+        write_rows,
+    )
+    from fedapp.runs.run import Run
 
     if config:
         rule = "must be omitted for a model that is whole in the run's folder"
@@ -134,7 +139,7 @@ def _predict_alone(
     rows = predicted_rows(run_dir, tables["--data"], id_column, tables["--label"])
     if explain:
         ids = [] if explain == "all" else listed(explain)
-        n_rows = write_explanation(Run(run_dir), rows, id_column, ids, file)
+        n_rows = write_explanation(Run(run_dir).to_xgboost(), rows, id_column, ids, file)
         say(f"SHAP values of {n_rows:,} rows written to {file}")
     return write_rows(run_dir, rows, id_column, output)
 

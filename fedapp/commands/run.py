@@ -41,9 +41,10 @@ from fedapp.report.summary import (
     terminal_table,
     warning_lines,
 )
-from fedapp.run_files import json_object, read_run
-from fedapp.run_folder import RunFolder
-from fedapp.settings import Section, Settings, about_settings, declared, defaults, method_sections
+from fedapp.run_files import json_object
+from fedapp.run_folder import RunFolder, read_run
+from fedapp.sections import declared, method_sections
+from fedapp.settings import Section, Settings, about_settings, defaults
 from fedapp.superlinks import SIMULATED
 
 if TYPE_CHECKING:
@@ -214,8 +215,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search for the settings with the best validation score, then score its test rows once."""
-    from fedapp.report.summary import ranked, repeat_command, trial_table
-    from fedapp.runs.run_groups import BEST, Tuned, read_trials
+    from fedapp.runs.run_groups import BEST, Tuned, ranked, read_trials, repeat_command, trial_table
     from fedapp.runs.tune import Tuning
 
     with followed(lambda: TRIALS_SAVED) as follower:

@@ -7,7 +7,7 @@ import sys
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
@@ -31,10 +31,10 @@ from fedapp.commands.run import show_run, what_now
 from fedapp.errors import ConfigError
 from fedapp.home import RUNS, check_output, display_path
 from fedapp.report.summary import human_bytes, human_seconds, terminal_table
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 
 if TYPE_CHECKING:
-    from fedapp.runs.clean import Cleaning, ListedRun
+    from fedapp.runs.clean import Cleaning
 
 
 MOST = 20
@@ -65,11 +65,10 @@ def list_command(
     from fedapp.run_folder import State
     from fedapp.runs.clean import list_runs
 
-    listed = list_runs(RUNS, deep=show_all, tell=say, with_groups=True)
+    listed = list_runs(RUNS, show_all, say)
     shown = listed if show_all else listed[:MOST]
     if as_json:
-        n_more = len(listed) - len(shown)
-        print_json("runs list", runs=list(map(_fields, shown)), not_shown=n_more)
+        print_json("runs list", runs=shown, not_shown=len(listed) - len(shown))
         return
     if not listed:
         console.print(f"no runs in {RUNS}")
@@ -77,26 +76,20 @@ def list_command(
     head = ("run", "state", "method", "data", "test score", "size", "started", "ended")
     rows = []
     for run in shown:
-        cells = (str(run.path.relative_to(RUNS)), run.state, run.method, Path(run.data).name)
+        path, score = Path(run["run"]), run["test_score"]
+        cells = (str(path.relative_to(RUNS)), run["state"], run["method"], Path(run["data"]).name)
         times = (
             f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
-            for time in (run.started, run.ended)
+            for time in (run["started"], run["ended"])
         )
-        rows.append((*cells, run.score, human_bytes(run.n_bytes), *times))
+        shown_score = "" if score is None else f"{run['metric']} {score:.4f}"
+        rows.append((*cells, shown_score, human_bytes(run["bytes"]), *times))
     console.print(terminal_table(head, rows, len(head)))
     if len(shown) < len(listed):
         console.print(f"{len(listed) - len(shown)} more: fedapp runs --all")
-    resumable = [run for run in shown if run.state is State.RESUMABLE]
+    resumable = [run for run in shown if run["state"] == State.RESUMABLE]
     for run in resumable[:1]:
-        say(f"to resume: fedapp run {run.method} -c resume={run.path}")
-
-
-def _fields(run: ListedRun) -> dict[str, Any]:
-    """A run in JSON: the cells of its line in the table."""
-    facts = {"state": run.state, "method": run.method, "data": run.data}
-    score = {"metric": run.metric, "test_score": run.value}
-    times = {"started": run.started or None, "ended": run.ended or None}
-    return {"run": run.path, **facts, **score, "bytes": run.n_bytes, **times}
+        say(f"to resume: fedapp run {run['method']} -c resume={run['run']}")
 
 
 @runs_app.command("clean", cls=Command)
@@ -157,7 +150,8 @@ def retrain_command(
 
 def _list(cleaning: Cleaning) -> None:
     for run in cleaning.runs:
-        say(f"{display_path(run.path)}  {run.state}, {run.method}, {human_bytes(run.n_bytes)}")
+        size = human_bytes(run.measured.n_bytes)
+        say(f"{display_path(run.path)}  {run.state}, {run.method}, {size}")
     for title, is_part in (("states of old runs", False), ("parts of models", True)):
         sizes: dict[str, list[int]] = {}
         for state in cleaning.states:

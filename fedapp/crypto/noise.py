@@ -63,7 +63,7 @@ MAX_VARIANCE = 2**80
 MIN_SUMMED_VARIANCE = 32
 
 # Shares of the budget: of the mean label and of the cuts; the trees have the rest. COUNTS was the
-# best of 0.08, 0.2 and 0.4 on average over three tables (docs/results/privacy.md).
+# best of 0.08, 0.2 and 0.4 on average over three tables (simulations/attacks/privacy.md).
 LABELS, COUNTS = 0.02, 0.4
 N_COUNTS = 4  # exchanges that determine the cuts
 MULTIPLIER_BITS = 20  # multipliers are sent as multiples of 2^-20

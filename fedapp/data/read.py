@@ -287,7 +287,7 @@ def _parquet_columns(path: Path, footer: Any, index: int | None = None) -> Any:
     """All columns of a Parquet file, or one."""
     with pa.parquet.ParquetFile(path, metadata=footer) as file:
         schema, names = _written_schema(file), file.schema_arrow.names
-        frame = file.read() if index is None else file.read([names[index]])
+        frame = file.read() if index is None else _stored_column(file, names[index])
     if index is not None:
         # Besides `a`, Arrow reads what is named `a.b`.
         frame = frame.select([frame.column_names.index(names[index])])
@@ -300,6 +300,16 @@ def _parquet_columns(path: Path, footer: Any, index: int | None = None) -> Any:
             column = column.cast(type.value_type).dictionary_encode()
             frame = frame.set_column(at, name, column)
     return frame
+
+
+def _stored_column(file: Any, name: str) -> Any:
+    """A column of a Parquet file, which is on disk."""
+    if not file.metadata.num_rows:
+        return file.read([name])
+    # An iterator keeps the bytes of all its groups.
+    n_rows, groups = max(1, scratch.BATCH_BYTES // 8), range(file.num_row_groups)
+    batches = (each for group in groups for each in file.iter_batches(n_rows, [group], [name]))
+    return pa.concat_tables(scratch.stored(pa.Table.from_batches([each]) for each in batches))
 
 
 def _malformed(path: Path, format: str, reader: Reader, error: Exception) -> DataError:

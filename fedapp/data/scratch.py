@@ -1,8 +1,11 @@
-"""Arrays that are larger than memory: of more than ``LARGEST`` bytes, they are mapped from a file.
+"""Arrays that are larger than memory: values of more than ``LARGEST`` bytes are mapped from a file.
 
 The file is in a private folder of ``$FEDAPP_HOME`` and has no name, so that nothing remains of it
 once the array, or the process, has gone. The system writes what it needs memory for, and reads it
 again; all else is as with arrays in memory.
+
+Once a process has mapped an array, its numbers of rows are too many for memory as well. Within
+``mapping`` every array of more than ``LARGEST_ARRAY`` bytes is then mapped, whatever makes it.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import pairwise
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import chain, pairwise
 from typing import IO, Any
 
 import numpy as np
@@ -22,20 +26,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.ipc
 
+from fedapp.data import allocator
 from fedapp.errors import ConfigError
 from fedapp.home import home, private_folder
 
 FOLDER = "scratch"  # of ``$FEDAPP_HOME``
-LARGEST = 2**30  # bytes of an array in memory
+LARGEST = 2**30  # bytes of a table's values in memory
+LARGEST_ARRAY = 2**27  # bytes of another array
 BATCH_BYTES = 2**26
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An array in C order, of any values; raises ConfigError if the disk has no room for it."""
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    if n_bytes <= LARGEST:
-        return np.empty(shape, dtype)
-    return on_disk(shape, dtype)
+    return np.empty(shape, dtype) if n_bytes <= LARGEST_ARRAY else on_disk(shape, dtype)
 
 
 def on_disk(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -43,6 +47,37 @@ def on_disk(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     n_values = math.prod(shape)
     mapped = _mapped(max(1, n_values * np.dtype(dtype).itemsize))
     return np.frombuffer(mapped, dtype, n_values).reshape(shape)
+
+
+@contextmanager
+def mapping() -> Iterator[None]:
+    """Map every large array that this thread makes, once the process has mapped one."""
+    token = _replaced.set([])
+    try:
+        if _has_mapped:
+            _map_all()
+        yield
+    except MemoryError:
+        if _has_mapped:
+            raise _without_room("room for arrays") from None
+        raise
+    finally:
+        for before in _replaced.get() or ():
+            allocator.use(before)
+        _replaced.reset(token)
+
+
+_has_mapped = False
+# The allocator before ``mapping``, once it is another; None outside.
+_replaced = ContextVar[list[Any] | None]("replaced", default=None)
+
+
+def _map_all() -> None:
+    global _has_mapped
+    _has_mapped = True
+    if (replaced := _replaced.get()) == []:
+        replaced.append(allocator.current())
+        allocator.use(allocator.mapping(str(home() / FOLDER), LARGEST_ARRAY))
 
 
 def _mapped(n_bytes: int) -> mmap.mmap:
@@ -54,18 +89,22 @@ def _mapped(n_bytes: int) -> mmap.mmap:
 def _file() -> IO[bytes]:
     folder = home() / FOLDER
     private_folder(folder)
+    _map_all()
     return tempfile.TemporaryFile(dir=folder)
 
 
 def _extend(file: IO[bytes], start: int, n_bytes: int) -> None:
     """Reserve room; else the process would die at the first page without."""
-    free = shutil.disk_usage(home() / FOLDER).free
     with suppress(OSError):  # beyond a quota
-        if n_bytes <= free:
+        if n_bytes <= shutil.disk_usage(home() / FOLDER).free:
             return os.posix_fallocate(file.fileno(), start, n_bytes)
-    rule = f"FEDAPP_HOME must be on a disk with {n_bytes:,} bytes for values of a table that is "
-    got = f"got room for {free:,} at most in '{home() / FOLDER}'"
-    raise ConfigError(f"{rule}larger than memory, {got}")
+    raise _without_room(f"{n_bytes:,} bytes for values")
+
+
+def _without_room(what: str) -> ConfigError:
+    free = shutil.disk_usage(home() / FOLDER).free
+    rule = f"FEDAPP_HOME must be on a disk with {what} of a table that is larger than memory"
+    return ConfigError(f"{rule}, got room for {free:,} at most in '{home() / FOLDER}'")
 
 
 def stored(tables: Iterable[Any]) -> list[Any]:
@@ -85,6 +124,18 @@ def stored(tables: Iterable[Any]) -> list[Any]:
     return [pa.ipc.open_stream(mapped[start:end]).read_all() for start, end in pairwise(ends)]
 
 
+def joined(parts: Iterable[npt.NDArray[Any]], n_rows: int) -> npt.NDArray[Any]:
+    """Parts with ``n_rows`` together as one array, each copied before the next one is made."""
+    every = iter(parts)
+    first = next(every)
+    out = np.empty((n_rows, *first.shape[1:]), first.dtype)
+    start = 0
+    for part in chain([first], every):
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
+
+
 def is_large(n_rows: int, n_columns: int) -> bool:
     """Whether the values of a table are more than memory shall hold."""
     return 4 * n_rows * n_columns > LARGEST
@@ -93,7 +144,7 @@ def is_large(n_rows: int, n_columns: int) -> bool:
 def empty_table(n_rows: int, n_columns: int) -> npt.NDArray[np.float32]:
     """Values of a table, shape (n_rows, n_columns); large ones are in the order of columns."""
     if is_large(n_rows, n_columns):
-        return empty((n_columns, n_rows), np.float32).T
+        return on_disk((n_columns, n_rows), np.float32).T
     return np.empty((n_rows, n_columns), np.float32)
 
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.home import home
-from fedapp.run_files import LedgerSums, sums_of_ledger
+from fedapp.run_files import CONFIG
 from fedapp.run_folder import RunFolder, State, utc_now
 from fedapp.site.certificates import days_left
 from fedapp.site.log import CLOSED, LOG, parts
@@ -117,7 +116,7 @@ class FolderCollector:
         for name, path in (("superexec_idle", home() / ALIVE), ("superlink_reached", reached)):
             if path.exists():
                 yield f"{name}_seconds", [], time.time() - path.stat().st_mtime
-        configs = [path for folder in self._runs for path in folder.glob("*/config.toml")]
+        configs = [path for folder in self._runs for path in folder.glob(f"*/{CONFIG}")]
         runs = [RunFolder(path.parent) for path in configs]
         for run in sorted(runs, key=lambda run: (run.started, run.path.name))[-MOST_RUNS:]:
             for name, label_values, value in _of_run(run):
@@ -142,9 +141,8 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
     if run.started and ended:
         first, last = map(datetime.fromisoformat, (run.started, ended))
         yield "seconds", [], (last - first).total_seconds()
-    if run.ledger.exists():
-        ledger = run.ledger.stat()
-        sums = _sums(run.ledger, ledger.st_size, ledger.st_ino)
+    if run.ledger_file.exists():
+        sums = run.sums
         for way, sizes in (("to_party", sums.received), ("to_server", sums.sent)):
             for party, n_bytes in sizes.items():
                 yield "bytes_total", [party, way], n_bytes
@@ -154,9 +152,3 @@ def _of_run(run: RunFolder) -> Iterator[Value]:
             yield "waiting", [party], 1
     elif run.error:
         yield "failed", [run.error], 1
-
-
-@lru_cache(maxsize=2 * MOST_RUNS)
-def _sums(path: Path, size: int, inode: int) -> LedgerSums:
-    """Sums of a ledger; size and inode invalidate the cache."""
-    return sums_of_ledger(path)

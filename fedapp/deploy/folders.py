@@ -27,7 +27,8 @@ from fedapp.deploy.targets import PUBLIC, SCRIPT, SECRET, TARGETS, Federation, M
 from fedapp.errors import ConfigError
 from fedapp.home import write_atomically, write_new
 from fedapp.messages.methods import Method, all_methods
-from fedapp.settings import Value, declared
+from fedapp.sections import declared
+from fedapp.settings import Value
 from fedapp.site.certificates import (
     KeyPair,
     hosts_of,

@@ -206,3 +206,13 @@ def user_line(name: str) -> tuple[str, str]:
     salt = secrets.token_bytes(16)
     digest = hashlib.sha1(password.encode() + salt).digest()
     return password, f"{name}:{{SSHA}}{b64encode(digest + salt).decode()}\n"
+
+
+def how_started(target: str, folder: Path, process: str) -> str:
+    """The command that starts a process (superlink or supernode) of a folder."""
+    return {
+        "scripts": f"{folder}/start-{process}.sh",
+        "compose": f"make the image ({folder}/Dockerfile); "
+        f"docker compose --file {folder}/compose.yaml up --detach",
+        "systemd": f"sudo systemctl enable --now {folder}/*.service",
+    }[target]

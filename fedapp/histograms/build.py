@@ -158,14 +158,15 @@ def inside_of(nodes: Places, counted: npt.NDArray[Any], wanted: Places) -> tuple
     starts : int64, shape (n_wanted + 1,): start of each node's rows, and the end of the last.
     """
     counted = counted if counted.ndim > 1 else counted[:, None]
-    arrays = frozen(nodes, counted, slots_by_node(nodes, wanted))
-    rows, starts = _sort_rows(*(*arrays, len(wanted)))
-    return rows, starts
+    nodes, counted, slots = frozen(nodes, counted, slots_by_node(nodes, wanted))
+    rows = np.empty(len(nodes), dtype=np.int32)
+    starts = _sort_rows(nodes, counted, slots, len(wanted), rows)
+    return rows[: starts[-1]], starts
 
 
 @kernel
-def _sort_rows(nodes: Any, counted: Any, slots: Any, n_slots: int) -> Any:
-    """Counting sort of the counted rows by slot."""
+def _sort_rows(nodes: Any, counted: Any, slots: Any, n_slots: int, rows: Any) -> Any:
+    """Counting sort of the counted rows by slot, written to ``rows``; the start of each slot's."""
     starts, last = np.zeros(n_slots + 1, dtype=np.int64), counted.shape[1] - 1
     for row in range(nodes.shape[0]):
         slot = slots[nodes[row]]
@@ -173,13 +174,13 @@ def _sort_rows(nodes: Any, counted: Any, slots: Any, n_slots: int) -> Any:
             starts[slot + 1] += 1
     for slot in range(n_slots):  # np.cumsum takes numba 0.1 s to load
         starts[slot + 1] += starts[slot]
-    ends, rows = starts[:-1].copy(), np.empty(starts[-1], dtype=np.int32)
+    ends = starts[:-1].copy()
     for row in range(nodes.shape[0]):
         slot = slots[nodes[row]]
         if slot >= 0 and (counted[row, 0] != 0 or counted[row, last] != 0):
             rows[ends[slot]] = row
             ends[slot] += 1
-    return rows, starts
+    return starts
 
 
 @kernel

@@ -95,15 +95,17 @@ def quantile_cuts(
     """
     import xgboost
 
-    # XGBoost ignores weights without labels; the labels do not enter the sketch.
-    labels = np.zeros(len(values), dtype=np.float32)
+    rows = {}
+    if weights is not None and (weights != 1).any():  # XGBoost copies them, and 1 is its default
+        # It ignores weights without labels; the labels do not enter the sketch.
+        rows = {"weight": weights, "label": np.zeros(len(values), dtype=np.float32)}
     edges, widths, minima = list[Floats](), list[Ints](), list[Floats]()
     for group in column_groups(values.shape):
         numbers = values[:, group]
         if categories is not None and categories[group].any():
             numbers = np.where(categories[group] > 0, np.float32(np.nan), numbers)
         matrix = xgboost.QuantileDMatrix(
-            numbers, label=labels, weight=weights, max_bin=max_bin, nthread=n_threads(numbers.shape)
+            numbers, max_bin=max_bin, nthread=n_threads(numbers.shape), **rows
         )
         indptr, points = matrix.get_quantile_cut()
         indptr = indptr.astype(np.int64)

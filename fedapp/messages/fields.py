@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.errors import ProtocolError
-from fedapp.records.codec import origin_of
+from fedapp.records.codec import once, origin_of
 from fedapp.trees.categories import MOST_CATEGORIES
 from fedapp.trees.limits import DISTRIBUTIONS, GrowPolicy
 
@@ -439,12 +439,11 @@ def check_values(
 def check_sizes(party: str, received: Message, **sizes: int) -> None:
     """Check a message by dimensions and bounds that only its receiver knows."""
     kind = type(received)
-    for field, (_, form) in kind.forms.items():
-        value, broken = getattr(received, field), ""
-        if isinstance(form, Form) and not form.dimensions.isdisjoint(sizes):
-            broken = form.broken_size(value, sizes)
-        elif field in kind.numbers and value != (expected := sizes.get(field, value)):
-            broken = f"must be {expected}, got {value}"
+    for field, form in _sized(kind, *sizes):
+        value = getattr(received, field)
+        broken = form.broken_size(value, sizes) if form else ""
+        if not form and value != sizes[field]:
+            broken = f"must be {sizes[field]}, got {value}"
         if broken:
             raise ProtocolError(party, kind.__name__, field, broken)
     for field, form, rule, other in kind.relations:
@@ -466,6 +465,18 @@ def check_fields(party: str, received: object, *rules: FieldRule) -> None:
             kind = received if isinstance(received, type | str) else type(received)
             name = kind if isinstance(kind, str) else kind.__name__
             raise ProtocolError(party, name, field, rule)
+
+
+@once
+def _sized(kind: type[Message], *sizes: str) -> list[tuple[str, Form | None]]:
+    """Fields that have one of some dimensions, with their forms, or None for one that is it."""
+    forms = [(name, form) for name, (_, form) in kind.forms.items()]
+    return [
+        (name, form if isinstance(form, Form) else None)
+        for name, form in forms
+        if (name in kind.numbers and name in sizes)
+        or (isinstance(form, Form) and not form.dimensions.isdisjoint(sizes))
+    ]
 
 
 def _broken_type(base: Any, value: Any) -> str:

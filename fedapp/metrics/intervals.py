@@ -74,10 +74,10 @@ def intervals(
     n_rows = float(sums[0])
     counts = {BINARY: sums[2:N_BASE_SUMS], "multi:softprob": sums[2:]}.get(objective, sums[:1])
     counted = np.concatenate((histogram.ravel(), counts))
-    is_counted = histogram.any() and (counted == np.rint(counted)).all()
+    is_counted = histogram.any() and (counted == np.rint(counted)).all() and (counted >= 0).all()
     # More than float64 counts are weights, which are all whole there.
-    is_counted = is_counted and (counted >= 0).all() and counted.sum() < 2.0**53
-    if not n_rows or not is_of_rows(objective) or not is_counted:
+    is_counted = is_counted and counted.sum() < 2.0**53
+    if n_rows <= 0 or not is_of_rows(objective) or not is_counted:
         return {}
     if objective == "multi:softprob":
         odds = margin_middles(histogram.shape[1]) - np.log(len(histogram) // 2 - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,6 +92,16 @@ _SMALLER = (
 )
 BETTER = dict.fromkeys(_LARGER, True) | dict.fromkeys(_SMALLER, False)
 """Whether a larger value is the better one, by the metric's name up to an @."""
+_AT_MOST_1 = {*_LARGER, "error", "merror", "brier"}
+_BELOW_0 = {"r2", "poisson-nloglik", "aft-nloglik", CUSTOM}
+_ROUNDING = 1e-9  # by which a score of exact sums may be beyond its range
+
+
+def is_possible(name: str, value: float) -> bool:
+    """Whether rows can have this score; where noise is larger than sums, it is often beyond."""
+    kind = name.partition("@")[0]
+    low = -math.inf if kind in _BELOW_0 else -_ROUNDING
+    return low <= value <= (1 + _ROUNDING if kind in _AT_MOST_1 else math.inf)
 
 
 def loss_metric(objective: str, parameters: LossParameters = PLAIN) -> str:

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedapp.metrics import survival
 from fedapp.metrics.adders import DOUBLES
-from fedapp.metrics.names import AT_THRESHOLD, NAMES, scored_names
+from fedapp.metrics.names import AT_THRESHOLD, NAMES, is_possible, scored_names
 from fedapp.metrics.sums import (
     N_BASE_SUMS,
     Array,
@@ -57,7 +58,8 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
 
     Returns
     -------
-    name -> value, nan where it is undefined (no rows, no positives, constant target ...)
+    name -> value, nan where it is undefined (no rows, no positives, constant target ...), and where
+        no rows have such a score, as noise is larger than its sums.
         Multi-class balanced_accuracy (recall), auc_ovr (a class against all others) and macro_f1
         are unweighted means over the classes that have rows, macro_f1 also over classes that are
         only predicted.
@@ -77,7 +79,7 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
         weight, squares, absolutes, labels, label_squares = sums[:N_BASE_SUMS]
         spread = label_squares - ratio(labels * labels, weight)
         unexplained = squares / spread if spread > _MIN_SPREAD * label_squares else np.nan
-        rmse, mae = float(np.sqrt(ratio(squares, weight))), ratio(absolutes, weight)
+        rmse, mae = score_of("rmse", squares, weight), ratio(absolutes, weight)
         by_name = {"rmse": rmse, "mae": mae, "r2": float(1.0 - unexplained)}
     of_extra = sums[n_base_sums(objective) :].tolist()
     totals = dict(zip(summed(objective, extra), of_extra, strict=False))
@@ -88,18 +90,18 @@ def scores(objective: str, statistics: Statistics, extra: Sequence[str] = ()) ->
             by_name[name] = 1.0 - by_name["accuracy"]
         elif objective == BINARY and name == "aucpr":
             by_name[name] = area_under_precision_recall(histogram)
-    return by_name
+    return {name: value if is_possible(name, value) else np.nan for name, value in by_name.items()}
 
 
 def class_weights(objective: str, statistics: Statistics) -> list[float]:
-    """Weight of the rows of each class; empty for a regression."""
+    """Weight of the rows of each class; empty for a regression, and where noise is larger."""
     check_statistics(objective, statistics)
     if objective == "multi:softprob":
-        return [float(weight) for weight in confusion(statistics.sums).sum(axis=1)]
+        return _possible(confusion(statistics.sums).sum(axis=1))
     if objective != BINARY:
         return []
     weight, _, hits, misses, _ = map(float, statistics.sums[:N_BASE_SUMS])
-    return [weight - hits - misses, hits + misses]
+    return _possible([weight - hits - misses, hits + misses])
 
 
 def binning_errors(
@@ -194,9 +196,10 @@ def _by_class(statistics: Statistics) -> Array:
 
 
 def _class_mean(values: list[float]) -> float:
-    """Mean over the classes for which a score is defined."""
+    """Mean over the classes for which a share is defined; nan if noise makes one impossible."""
     defined = [value for value in values if not np.isnan(value)]
-    return float(np.mean(defined)) if defined else np.nan
+    is_defined = defined and all(is_possible("recall", value) for value in defined)
+    return float(np.mean(defined)) if is_defined else np.nan
 
 
 def binary_scores(sums: Array, histogram: Array) -> dict[str, float]:
@@ -489,7 +492,7 @@ def curves(
         raise ValueError(f"n_points must be >= 2, got {n_points}")
     histogram = statistics.histogram
     if objective == "multi:softprob":
-        return {"confusion": confusion(statistics.sums).tolist()}
+        return {"confusion": _possible(confusion(statistics.sums))}
     if not is_of_rows(objective):
         return {}
     if objective != BINARY:
@@ -511,12 +514,18 @@ def curves(
         "pr": _lists(steps),
         "calibration": _lists(_calibration(histogram, probabilities)),
         "histogram": _lists({"edges": score_edges, "negatives": negatives, "positives": positives}),
-        "confusion": [[weight - hits - misses - alarms, alarms], [misses, hits]],
+        "confusion": _possible([[weight - hits - misses - alarms, alarms], [misses, hits]]),
     }
     if threshold_bin is not None:
         below, above = histogram[:, :threshold_bin].sum(1), histogram[:, threshold_bin:].sum(1)
         curves["confusion_at_threshold"] = np.stack([below, above], axis=1).tolist()
     return curves
+
+
+def _possible(counts: ArrayLike) -> list[Any]:
+    """Counts as lists; empty where noise makes one negative."""
+    array = np.asarray(counts, dtype=np.float64)
+    return array.tolist() if (array >= -1e-9 * np.abs(array).sum()).all() else []
 
 
 def _lists(arrays: dict[str, Array]) -> dict[str, list[float]]:

@@ -429,11 +429,11 @@ def _check_all(holds: NDArray[np.bool_], rule: str) -> None:
         raise ValueError(f"{rule}, got {n_others} other values")
 
 
-# Differential privacy: terms are clipped, and noised sums are moved to possible values
+# Differential privacy: terms are clipped, and noised histograms are moved to possible values
 
 
-def make_plausible(objective: str, noised: Statistics) -> Statistics:
-    """Noised sums, moved to values that rows could have.
+def make_plausible(noised: Statistics) -> Statistics:
+    """Noised sums with a histogram that rows could have; ``scores`` excludes what sums cannot be.
 
     Cumulative sums over the bins become ascending, halfway between the nearest ascending sums above
     and below, so that curves are not biased.
@@ -443,25 +443,7 @@ def make_plausible(objective: str, noised: Statistics) -> Statistics:
     upper = np.maximum.accumulate(totals, axis=1)
     lower = np.minimum.accumulate(totals[:, ::-1], axis=1)[:, ::-1]
     histogram = np.diff((upper + lower) / 2, axis=1, prepend=0.0)
-    return Statistics(_plausible_sums(objective, noised.sums), np.maximum(histogram, 0))
-
-
-def _plausible_sums(objective: str, noised: Array) -> Array:
-    """Weight, then sums by objective, as in the table of ``fedapp.metrics``."""
-    sums = noised.copy()
-    weight = sums[0] = max(sums[0], 1.0)
-    if is_regression(objective):
-        label = sums[3]
-        # By Jensen, the sum of squared labels is at least the squared sum over the weight.
-        sums[1:3] = np.maximum(sums[1:3], 0)
-        sums[4] = max(sums[4], label**2 / weight)
-        sums[N_BASE_SUMS:] = np.maximum(sums[N_BASE_SUMS:], 0)
-        return sums
-    sums[1:] = np.maximum(sums[1:], 0)
-    counts = sums[2:N_BASE_SUMS] if objective == "binary:logistic" else sums[2:]
-    if counts.sum() > weight:
-        counts *= weight / counts.sum()
-    return sums
+    return Statistics(noised.sums, np.maximum(histogram, 0))
 
 
 # Losses of rows, by XGBoost's names and formulas
@@ -578,6 +560,8 @@ def _number(text: str) -> float | str:
 
 
 def score_of(name: str, total: float, weight: float) -> float:
-    """A score from its sum and the weight of all rows; nan without rows."""
+    """A score from its sum and the weight of all rows; nan without rows, and of a root below 0."""
     mean = total / weight if weight > 0 else np.nan
-    return float(np.sqrt(mean)) if name in ("rmse", "rmsle") else float(mean)
+    if name not in ("rmse", "rmsle"):
+        return float(mean)
+    return float(np.sqrt(mean)) if mean >= 0 else np.nan

@@ -6,46 +6,40 @@ Read ``summary`` first: the other files show what it reads.
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from fedapp.errors import DataError
 from fedapp.home import check_output, display_path, replacing, write_atomically
-from fedapp.run_files import LeftOut, RunFiles, Summary, existing_folder, read_run
-from fedapp.run_folder import RunFolder
-from fedapp.settings import defaults, flatten
+from fedapp.run_files import LeftOut, Summary
+from fedapp.run_folder import RunFolder, existing_folder, read_run
+from fedapp.settings import defaults
 
 
-class Unfinished(RunFiles):
-    """A run that has not finished; its summary is what its last checkpoint and its rounds show."""
-
-    @cached_property
-    def summary(self) -> Summary:
-        """Scores of the last round, and costs so far; DataError without a checkpoint."""
-        folder = RunFolder(self.path)
-        if (state := folder.saved_state) is None or not self.rounds:
-            raise DataError(f"{self.path}: run must have finished a round, got none to report")
-        settings: dict[str, Any] = {**defaults(), **flatten(self.config)}
-        last = self.rounds[-1]
-        resume = f"fedapp run {settings['strategy']} -c resume={display_path(self.path)}"
-        return {
-            "strategy": settings["strategy"],
-            "data": settings["data"],
-            "objective": settings["objective"],
-            "seed": settings["seed"],
-            "model_id": state.model_id,
-            "parties": [],
-            "left_out": [cast(LeftOut, gone) for gone in state.left_out],
-            "warnings": [f"the run has not finished; to resume: {resume}", *state.warnings],
-            "facts": list(state.facts),
-            "metrics": {"train": last["train"], "valid": last["valid"], "by_party": {}},
-            "trees": last.get("trees", 0),
-            "exchanges": state.exchanges,
-            "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
-            "seconds": dict(zip(("total", "train"), state.seconds, strict=True)),
-            "started": folder.started,
-        }
+def summary_so_far(run: RunFolder) -> Summary:
+    """A run's scores of the last round, and costs so far; DataError without a checkpoint."""
+    if (state := run.saved_state) is None or not run.rounds:
+        raise DataError(f"{run.path}: run must have finished a round, got none to report")
+    settings: dict[str, Any] = {**defaults(), **run.settings}
+    last = run.rounds[-1]
+    resume = f"fedapp run {settings['strategy']} -c resume={display_path(run.path)}"
+    return {
+        "strategy": settings["strategy"],
+        "data": settings["data"],
+        "objective": settings["objective"],
+        "seed": settings["seed"],
+        "model_id": state.model_id,
+        "parties": [],
+        "left_out": [cast(LeftOut, gone) for gone in state.left_out],
+        "warnings": [f"the run has not finished; to resume: {resume}", *state.warnings],
+        "facts": list(state.facts),
+        "metrics": {"train": last["train"], "valid": last["valid"], "by_party": {}},
+        "trees": last.get("trees", 0),
+        "exchanges": state.exchanges,
+        "bytes": dict(zip(("to_parties", "to_server"), state.bytes, strict=True)),
+        "seconds": dict(zip(("total", "train"), state.seconds, strict=True)),
+        "started": run.started,
+    }
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -62,11 +56,13 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     from fedapp.report.page import run_page
     from fedapp.report.template import HTML
 
-    folder = RunFolder(existing_folder(run_dir))
+    run = RunFolder(existing_folder(run_dir))
     if output:
         check_output(output, HTML)
-    is_unfinished = folder.has_begun and not folder.has_finished
-    run = Unfinished(run_dir) if is_unfinished else read_run(run_dir)
+    if is_unfinished := run.has_begun and not run.has_finished:
+        run.summary = summary_so_far(run)
+    else:
+        run = read_run(run_dir)
     if (run_dir / FILE).is_file():
         text = description_page(run)
     else:

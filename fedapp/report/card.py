@@ -50,8 +50,10 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import TEMPLATES
-from fedapp.run_files import HEAD, Audit, RunFiles, Summary, importance_kind, importance_of
-from fedapp.settings import Value, flatten, setting_names
+from fedapp.run_files import HEAD, Audit, Summary, importance_kind, importance_of
+from fedapp.run_folder import RunFolder
+from fedapp.sections import setting_names
+from fedapp.settings import Value
 from fedapp.site.settings import SiteConfig
 from fedapp.trees.shown import FEW, WHAT
 
@@ -91,7 +93,7 @@ class Blanks:
                 raise ConfigError(f"answers {rule}")
 
 
-def model_card(run: RunFiles, answers: Mapping[str, str] | None = None) -> str:
+def model_card(run: RunFolder, answers: Mapping[str, str] | None = None) -> str:
     """The card's text; answers are to its blanks, by their names."""
     summary = run.summary
     markdown = {"about": _about(run), "reveals": "\n\n".join(in_full(run))}
@@ -121,7 +123,7 @@ def rendered(
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def shared(run: RunFiles) -> dict[str, str]:
+def shared(run: RunFolder) -> dict[str, str]:
     """What several documents show of a run, in Markdown; empty where there is nothing."""
     summary = run.summary
     subset, by_party = scores_by_party(summary)
@@ -162,7 +164,7 @@ def counts_text(summary: Summary) -> str:
     return ", ".join(f"{n:,} {subset}" for subset, n in row_counts(summary).items())
 
 
-def _about(run: RunFiles) -> str:
+def _about(run: RunFolder) -> str:
     summary = run.summary
     size = sum(summary["bytes"].values())
     facts = {
@@ -219,11 +221,11 @@ def _audited(audit: Audit | None) -> str:
     return "\n\n".join(parts)
 
 
-def _held(run: RunFiles) -> str:
+def _held(run: RunFolder) -> str:
     """What the finished model shows of few rows, and the settings that lower it."""
     if not (few := run.summary.get("few")):
         return ""
-    least = flatten(run.config).get("least-rows-per-name") or FEW
+    least = run.settings.get("least-rows-per-name") or FEW
     of_settings = "least-rows-per-name", "least-bin-rows, max-bin", "max-bin"
     ways = dict(zip(WHAT, of_settings, strict=True))
     rows = [(what, f"{n:,}", ways[what]) for what, n in few.items()]
@@ -244,7 +246,7 @@ def _importance(summary: Summary) -> str:
     return f"{plain(importance_text(summary))}{which}:\n\n{columns}"
 
 
-def _curves(run: RunFiles) -> str:
+def _curves(run: RunFolder) -> str:
     """What an additive model is, and its strongest columns; empty for other models."""
     if (model := additive_of(run)) is None:
         return ""
@@ -254,21 +256,21 @@ def _curves(run: RunFiles) -> str:
     return f"{plain(about(model, run.summary))}\n\n{table(head, rows)}"
 
 
-def known(run: RunFiles) -> dict[str, str]:
+def known(run: RunFolder) -> dict[str, str]:
     """What is known of a run's settings, by which conditions of **Reveals** are decided."""
     summary = run.summary
     resolved = {"objective": summary["objective"], "parties": len(summary["parties"])}
     return reveals.facts_of(summary["strategy"], settings_in_force(run) | resolved)
 
 
-def in_short(run: RunFiles) -> str:
+def in_short(run: RunFolder) -> str:
     """What left the parties by the run's settings, as who approves it reads it."""
     return "\n".join(f"- {text}" for text in reveals.in_short(run.summary["strategy"], known(run)))
 
 
-def in_full(run: RunFiles) -> Iterator[str]:
+def in_full(run: RunFolder) -> Iterator[str]:
     """The rest of **Reveals** of each of the method's modules whose messages were sent."""
-    sent, facts = {message["type"] for message in run.ledger}, known(run)
+    sent, facts = {kind for kind, _ in run.sums.n_messages}, known(run)
     for module in modules_of_method(run.summary["strategy"]):
         if kinds_of(module) & sent and (text := reveals.in_full(module, facts)):
             yield f"### {module.__name__.rpartition('.')[2].replace('_', '-')}"
@@ -291,9 +293,9 @@ def plain(value: object) -> str:
 # Who could see what, by seat: what a report says below its result, a summary of **Reveals**
 
 
-def unmet(run: RunFiles) -> list[str]:
+def unmet(run: RunFolder) -> list[str]:
     """Measures that the run has switched off, or does not have."""
-    lines = [f"{rule}: it is for tests only" for rule in weak_keys(flatten(run.config))]
+    lines = [f"{rule}: it is for tests only" for rule in weak_keys(run.settings)]
     if _setting(run, "unguarded"):
         lines.append("unguarded: sums of few leaves may give the ways of rows away")
     method = method_of(run.summary["strategy"])
@@ -314,7 +316,7 @@ def weak_keys(settings: Mapping[str, Any]) -> list[str]:
     return [f"a Paillier key of {n} bits can be broken" for n in bits if n < SMALLEST_BITS]
 
 
-def seats(run: RunFiles) -> dict[str, str]:
+def seats(run: RunFolder) -> dict[str, str]:
     """What each seat could see, by its name; empty for a run that trains nothing."""
     method = method_of(run.summary["strategy"])
     if method is None or not method.trains or not run.summary["parties"]:
@@ -322,18 +324,18 @@ def seats(run: RunFiles) -> dict[str, str]:
     return dict(_vertical(run, method) if method.family == "vertical" else _horizontal(run, method))
 
 
-def settings_in_force(run: RunFiles) -> dict[str, Value]:
+def settings_in_force(run: RunFolder) -> dict[str, Value]:
     """Settings of a run, without those that real sites have in their node configs instead."""
     of_sites = setting_names(SiteConfig) if run.summary.get("engine") == DEPLOYMENT else ()
-    return {name: v for name, v in flatten(run.config).items() if name not in of_sites}
+    return {name: v for name, v in run.settings.items() if name not in of_sites}
 
 
-def _setting(run: RunFiles, name: str) -> Any:
+def _setting(run: RunFolder, name: str) -> Any:
     """A setting of the run's method."""
-    return flatten(run.config).get(f"{run.summary['strategy']}.{name}")
+    return run.settings.get(f"{run.summary['strategy']}.{name}")
 
 
-def _measures(run: RunFiles, method: Method) -> set[str]:
+def _measures(run: RunFolder, method: Method) -> set[str]:
     """The settings in force that change what the coordinator gets, as ``Method.gets`` has them."""
     if run.summary.get("privacy"):
         return {"run-epsilon"}
@@ -344,7 +346,7 @@ def _measures(run: RunFiles, method: Method) -> set[str]:
     return {name for name, is_in_force in measures.items() if is_in_force}
 
 
-def _horizontal(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
+def _horizontal(run: RunFolder, method: Method) -> Iterator[tuple[str, str]]:
     measures = _measures(run, method)
     yield COORDINATOR, method.gets_with(measures)
     others = "the model as it grew"
@@ -356,7 +358,7 @@ def _horizontal(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
     yield HOLDER, bound
 
 
-def _vertical(run: RunFiles, method: Method) -> Iterator[tuple[str, str]]:
+def _vertical(run: RunFolder, method: Method) -> Iterator[tuple[str, str]]:
     active = run.summary.get("active", "The active party")
     exports = bool(settings_in_force(run).get("allow-export"))
     is_paillier = _setting(run, "labels") == "paillier"

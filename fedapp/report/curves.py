@@ -22,7 +22,8 @@ from fedapp.report.plots import BLACK, GREY, PALETTE, Drawing, add_legend, new_c
 from fedapp.report.summary import percent_text
 from fedapp.report.template import elements
 from fedapp.report.tree import model_of, rule_text, scale_of, short
-from fedapp.run_files import RunFiles, Summary
+from fedapp.run_files import Summary
+from fedapp.run_folder import RunFolder
 from fedapp.trees.curves import Axis, Band, Curve, bands_of, columns_of, intercepts_of, is_additive
 from fedapp.trees.model import Ensemble
 
@@ -39,7 +40,7 @@ _DRAWN = (
 _STEADY = 0.8  # share of the changes from which on a curve rises or falls
 
 
-def additive_of(run: RunFiles) -> Ensemble | None:
+def additive_of(run: RunFolder) -> Ensemble | None:
     """The run's model if it is a sum of curves, few of them of pairs.
 
     Other models of shallow trees may have curves of most pairs, which nobody would read.
@@ -86,7 +87,7 @@ def facts_of(model: Ensemble, curve: Curve) -> tuple[str, str, str, str]:
     return curve.name + of_class, f"{sizes[output]:.3g}", ends, direction(curve, output)
 
 
-def section(run: RunFiles) -> Markup:
+def section(run: RunFolder) -> Markup:
     """The curves as a section of a page; empty if the model is no sum of them."""
     if not (model := additive_of(run)):
         return Markup("")

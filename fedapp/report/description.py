@@ -23,7 +23,8 @@ from fedapp.report.summary import (
 )
 from fedapp.report.template import elements
 from fedapp.report.tree import MINUTES, time_text
-from fedapp.run_files import RunFiles, json_object
+from fedapp.run_files import json_object
+from fedapp.run_folder import RunFolder
 
 FILE = "description.json"
 HEADER = ("column", "missing", "distinct", "1 %", "25 %", "median", "75 %", "99 %")
@@ -94,7 +95,7 @@ def shares_note(document: Fields) -> str:
     return f"shares are of all {n_rows} training rows of the parties, also those without a value"
 
 
-def description_page(run: RunFiles) -> str:
+def description_page(run: RunFolder) -> str:
     """The HTML page of one description."""
     summary, document = run.summary, json_object(run.path / FILE)
     columns, n_rows = [as_shown(column) for column in document["columns"]], document["rows"]

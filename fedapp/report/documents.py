@@ -47,8 +47,8 @@ from fedapp.report.summary import (
     warning_lines,
 )
 from fedapp.report.template import HTML, TEMPLATES
-from fedapp.run_files import RunFiles, Summary
-from fedapp.settings import flatten
+from fedapp.run_files import Summary
+from fedapp.run_folder import RunFolder
 from fedapp.site.store import KEEP_DAYS
 from fedapp.trees.divided import DividedModel
 
@@ -91,7 +91,7 @@ CONTROLS = {
 }
 
 
-def documents(run: RunFiles, blanks: Blanks) -> dict[str, str]:
+def documents(run: RunFolder, blanks: Blanks) -> dict[str, str]:
     """Texts by file name: each document in Markdown and HTML."""
     facts, files = (_markdown(run), _texts(run)), dict[str, str]()
     for name in DOCUMENTS:
@@ -114,9 +114,9 @@ def checksums(run: Path, folder: Path) -> str:
     return "".join(f"{digest}  {relpath(path, folder.resolve())}\n" for digest, path in digests)
 
 
-def configuration_of(run: RunFiles) -> str:
+def configuration_of(run: RunFolder) -> str:
     """Which table of threats applies to a run."""
-    settings = flatten(run.config)
+    settings = run.settings
     declared = method_of(run.summary["strategy"])
     if declared is None or declared.family == "vertical":
         return "vertical"
@@ -126,7 +126,7 @@ def configuration_of(run: RunFiles) -> str:
     return "sums" if aggregation == "secure" else "plain"
 
 
-def _markdown(run: RunFiles) -> dict[str, str]:
+def _markdown(run: RunFolder) -> dict[str, str]:
     """Markdown that the templates ask for."""
     of_card = shared(run)
     return of_card | {
@@ -143,7 +143,7 @@ def _markdown(run: RunFiles) -> dict[str, str]:
     }
 
 
-def _texts(run: RunFiles) -> dict[str, Any]:
+def _texts(run: RunFolder) -> dict[str, Any]:
     """Texts that the templates ask for."""
     summary, digest = run.summary, _digest(run)
     active, classes = summary.get("active"), resolved_facts(summary).get("classes", "")
@@ -161,7 +161,7 @@ def _texts(run: RunFiles) -> dict[str, Any]:
         "roles": f"Labels are at {active}; the other parties are passive." if active else "",
         "classes": f" ({classes})" if classes else "",
         "label_note": "; ".join(_randomised(summary)),
-        "has_ids": bool(flatten(run.config).get("id")),
+        "has_ids": bool(run.settings.get("id")),
         "has_baselines": bool(summary.get("baselines")),
         "headline": headline(summary),
         "model_digest": digest,
@@ -169,7 +169,7 @@ def _texts(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _controls(run: RunFiles) -> str:
+def _controls(run: RunFolder) -> str:
     """Settings of the run that lower what is disclosed, those in force first."""
     settings, read = settings_in_force(run), run.summary.get("settings_read")
     every = [
@@ -185,11 +185,11 @@ def _controls(run: RunFiles) -> str:
     )
 
 
-def unfit(run: RunFiles) -> list[str]:
+def unfit(run: RunFolder) -> list[str]:
     """Why nothing that the run promises holds for real rows."""
     lines = [
         f"NOT FIT FOR REAL ROWS: {rule}; whoever gets ciphertexts reads them."
-        for rule in weak_keys(flatten(run.config))
+        for rule in weak_keys(run.settings)
     ]
     if run.summary.get("engine") != DEPLOYMENT:
         lines.append(
@@ -204,9 +204,9 @@ def _randomised(summary: Summary) -> list[str]:
     return [line for line in warning_lines(summary) if "label-epsilon" in line]
 
 
-def _bounds(run: RunFiles) -> Iterator[str]:
+def _bounds(run: RunFolder) -> Iterator[str]:
     """Sentences about bins and labels that the table of threats has no place for."""
-    settings = flatten(run.config)
+    settings = run.settings
     n_train = row_counts(run.summary).get("train", 0)
     n_bins, epsilon = int(settings.get("max-bin", 0)), float(settings.get("label-epsilon", 0))
     if run.summary.get("active") and n_bins and n_train < MOST_ROWS_A_BIN * n_bins:
@@ -222,7 +222,7 @@ def _bounds(run: RunFiles) -> Iterator[str]:
         )
 
 
-def _findings(run: RunFiles) -> Iterator[str]:
+def _findings(run: RunFolder) -> Iterator[str]:
     """What a validator would object to first."""
     summary = run.summary
     yield from unfit(run)
@@ -242,14 +242,14 @@ def _findings(run: RunFiles) -> Iterator[str]:
         yield few if chosen.get("few") else f"the threshold was chosen on {n_rows:,} rows"
 
 
-def _digest(run: RunFiles) -> str:
+def _digest(run: RunFolder) -> str:
     text = model_text(run.path / "model.json")
     if kind_of(text) == DividedModel.KIND:
         return "The model is divided: its parts, and their digests, are at the parties."
     return f"SHA-256 of model.json: {hashlib.sha256(text.encode()).hexdigest()}."
 
 
-def _traffic(run: RunFiles) -> str:
+def _traffic(run: RunFolder) -> str:
     """Bytes that each party has received and sent."""
     ways = {"received": run.sums.received, "sent": run.sums.sent}
     names = (party["name"] for party in run.summary["parties"])
@@ -257,7 +257,7 @@ def _traffic(run: RunFiles) -> str:
     return table(["party", *ways], rows)
 
 
-def _messages(run: RunFiles) -> str:
+def _messages(run: RunFolder) -> str:
     """Kinds of messages that were sent, with how many, and their bytes."""
     sums = run.sums
     rows = ((*kind, f"{n:,}", human_bytes(sums.sizes[kind])) for kind, n in sums.n_messages.items())

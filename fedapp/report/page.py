@@ -57,11 +57,11 @@ from fedapp.run_files import (
     UP,
     Audit,
     LedgerSums,
-    RunFiles,
     Summary,
     importance_kind,
     importance_of,
 )
+from fedapp.run_folder import RunFolder
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.linear import LinearModel
 
@@ -125,7 +125,7 @@ def arrow(metric: str) -> str:
     return f"{metric} {'↑' if larger_is_better(metric) else '↓'}" if is_metric(metric) else metric
 
 
-def run_page(run: RunFiles) -> str:
+def run_page(run: RunFolder) -> str:
     """The HTML page of one run."""
     summary = run.summary
     versions = ", ".join(f"{name} {v}" for name, v in summary.get("versions", {}).items())
@@ -160,7 +160,7 @@ def run_page(run: RunFiles) -> str:
     return page(title, subtitle, sections, warnings, numbers, headline(summary), below)
 
 
-def _early_end(run: RunFiles) -> str:
+def _early_end(run: RunFolder) -> str:
     n_rounds = run.rounds[-1].get("rounds", 0) if run.rounds else 0
     done = run.rounds[-1]["round"] if run.rounds else 0
     # A forest's rounds are levels; it stops when no node can be split, which is not early.
@@ -185,12 +185,12 @@ def _key_numbers(summary: Summary) -> dict[str, str]:
     return values | {f"time, {name}": human_seconds(s) for name, s in summary["seconds"].items()}
 
 
-def drawings(run: RunFiles) -> list[Drawing]:
+def drawings(run: RunFolder) -> list[Drawing]:
     """The figures of the run's page."""
     return [*(_predictions(run.summary) | _importances(run) | _training(run)).values()]
 
 
-def _training(run: RunFiles) -> dict[str, Drawing]:
+def _training(run: RunFolder) -> dict[str, Drawing]:
     name = _round_name(run.summary)
     best = run.summary.get("best_round")
     return {
@@ -220,7 +220,7 @@ def _traffic(sums: LedgerSums) -> str:
     return table(["message", "count", "to parties", "to server"], cells) + figures(by_party)
 
 
-def _setup(run: RunFiles) -> str:
+def _setup(run: RunFolder) -> str:
     parties = [[named(party["name"]), f"{party['rows']:,}"] for party in run.summary["parties"]]
     head, changed, unchanged = ["setting", "value"], [], []
     in_deployment = run.summary.get("engine") == DEPLOYMENT
@@ -335,8 +335,9 @@ def _predictions(summary: Summary) -> dict[str, Drawing]:
     if (curves.get("roc") or {}).get("fpr"):
         images["ROC curve on test rows"] = plots.curves("roc", rocs, ("fpr", "tpr"), plots.RATES)
     if curves.get("pr"):
-        counts, classes = np.array(curves["confusion"]), _classes(summary, 2)
-        share, name = counts[1].sum() / counts.sum(), classes[1]
+        counts, classes = curves["histogram"], _classes(summary, 2)
+        shown = np.array([counts["negatives"], counts["positives"]])
+        share, name = shown[1].sum() / shown.sum(), classes[1]
         gains, axes = _gains(rocs, share), ("recall", "precision")
         models = _of_models(summary, "pr", "pr_auc")
         caption = f"Precision and recall of class {name}; dotted: its share of the rows"
@@ -424,7 +425,7 @@ def confusion_table(counts: Sequence[Sequence[float]], classes: Sequence[str], c
     return Markup(elements.confusion(names, rows, caption))
 
 
-def _foundations(run: RunFiles) -> str:
+def _foundations(run: RunFolder) -> str:
     """Importance, one tree, contributions, and what a method reports of its model."""
     summary, model = run.summary, model_of(run)
     gains, tree = importance_of(summary), first_tree(model)
@@ -440,7 +441,7 @@ def _foundations(run: RunFiles) -> str:
     )
 
 
-def _importances(run: RunFiles) -> dict[str, Drawing]:
+def _importances(run: RunFolder) -> dict[str, Drawing]:
     """Importance, weights of a linear model, SHAP values and learned rates, of what a run has."""
     summary, model, images = run.summary, model_of(run), dict[str, Drawing]()
     if gains := importance_of(summary):

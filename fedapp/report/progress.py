@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,12 +19,54 @@ from fedapp.errors import DataError
 from fedapp.process import interruptible
 from fedapp.report.summary import human_bytes, human_seconds, score_text
 from fedapp.run_files import RoundInfo, Scores, checked
-from fedapp.run_folder import RunFolder, RunState, Silent, Stage, Tell, Watcher
-from fedapp.terminal import Terminal, one_line
+from fedapp.run_folder import RunFolder, RunState, Stage
+from fedapp.terminal import Tell, Terminal, one_line
 
 _TICK_SECONDS = 0.2
 HEARTBEAT_SECONDS = 4.0  # so that a log has a line every 5 s even on a busy machine
 _SECOND_SCORES = ("logloss", "accuracy", "mae", "auc", "rmse")
+
+
+class Watcher(Protocol):
+    """Shows the progress of a command or a call and of its run."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the command or the call began."""
+
+    def begin(self, doing: str, ends: bool = False) -> None:
+        """Show what is done from now on; with ``ends``, in place of the run's own stages."""
+
+    def tell(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
+        """A context during which the folder's run is shown; ``metric`` is the score shown first."""
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def __init__(self) -> None:
+        self._began = time.time()
+
+    @property
+    def seconds(self) -> float:
+        """Since the call began."""
+        return time.time() - self._began
+
+    def begin(self, doing: str, ends: bool = False) -> None:
+        """Nothing."""
+
+    def tell(self, text: str) -> None:
+        """Nothing."""
+
+    def run(self, folder: RunFolder, metric: str) -> AbstractContextManager[None]:
+        """Nothing."""
+        return nullcontext()
+
+
+QUIET = Silent()
 
 
 class Follower:
@@ -71,7 +113,7 @@ class Follower:
         if checkpoint:
             self.tell(f"resumed after {checkpoint_text(checkpoint)}")
         with self._lock:
-            self._rounds = Rounds(folder.rounds, checkpoint.rounds if checkpoint else 0)
+            self._rounds = Rounds(folder.rounds_file, checkpoint.rounds if checkpoint else 0)
             self._folder = folder
             self._metric = metric
             self._run = None

@@ -6,9 +6,7 @@ The terminal's summary, the facts and scores of every page, and the table of a s
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,8 +21,9 @@ from fedapp.home import display_path
 from fedapp.messages.methods import method_of
 from fedapp.metrics import AT_THRESHOLD, larger_is_better, watched_metric
 from fedapp.metrics.names import UNCALIBRATED
-from fedapp.run_files import GAIN, TOTAL_GAIN, RunFiles, Scores, Summary, importance_kind
-from fedapp.settings import Value, defaults, flatten
+from fedapp.run_files import GAIN, TOTAL_GAIN, Scores, Summary, importance_kind
+from fedapp.run_folder import RunFolder
+from fedapp.settings import Value, defaults
 from fedapp.terminal import one_line
 
 ScoreRow: TypeAlias = tuple[Sequence[str], Scores]  # what a row is of, and its scores
@@ -40,24 +39,6 @@ BETTER, WORSE, EQUAL = "better than {}", "worse than {}", "equal to {}"
 UNDECIDED = "against {} no difference is shown"
 Span = Sequence[float]  # a difference, and the ends of its interval
 COMMON = ("logloss", "mlogloss", "accuracy", "rmse", "mae")  # shown beside the watched score
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A finished trial of a search."""
-
-    number: int  # from 1
-    settings: dict[str, Any]  # those that were searched
-    score: float  # watched score on the validation rows
-    exchanges: int  # number of exchanges
-    bytes: int  # sent both ways
-    seconds: float  # of training
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """A flat record: the number, the score on the validation rows, settings and costs."""
-        costs = {"exchanges": self.exchanges, "bytes": self.bytes, "seconds": self.seconds}
-        return {"trial": self.number, "valid": self.score, **self.settings, **costs}
 
 
 def print_warning(console: Console, text: str) -> None:
@@ -284,6 +265,10 @@ def score_notes(summary: Summary) -> list[str]:
             else f"threshold {value}, of the best F1 on the {rows} rows; scores at it: {scores}. "
             "accuracy, f1, precision and recall are at 0.5"
         )
+    if summary.get("privacy"):
+        held_out = {name: summary["metrics"].get(name) or {} for name in ("test", "valid")}
+        lost = [f"{s} {name}" for s, of in held_out.items() for name in of if not defined(of, name)]
+        lines += [f"not shown, as noise is larger: {', '.join(lost)}"] if lost else []
     if weight := summary.get("weight"):
         lines.append(f"scores are weighted by the column {weight!r}, as training is")
     return lines
@@ -318,7 +303,7 @@ def metric_of(summary: Summary) -> str:
     return watched_metric(summary["objective"], summary.get("eval_metrics") or ())
 
 
-def drawn_metrics(run: RunFiles) -> list[str]:
+def drawn_metrics(run: RunFolder) -> list[str]:
     """The two metrics to draw by round: the objective's, then its loss or the next."""
     first = metric_of(run.summary)
     defined = {
@@ -341,10 +326,10 @@ def warning_lines(summary: Summary) -> list[str]:
     return [*summary.get("warnings", []), *excluded]
 
 
-def read_settings(run: RunFiles) -> Iterator[tuple[str, Value, bool]]:
+def read_settings(run: RunFolder) -> Iterator[tuple[str, Value, bool]]:
     """Settings that the run has read, with a value, and whether that is the default."""
     read, usual = run.summary.get("settings_read"), defaults()
-    for name, value in flatten(run.config).items():
+    for name, value in run.settings.items():
         if (read is None or name in read) and value != "":
             yield name, value, value == usual.get(name)
 
@@ -568,36 +553,9 @@ def score_table(rows: Sequence[ScoreRow]) -> Table:
     return terminal_table(["model", "rows", *names], cells, 2, ours)
 
 
-def trial_table(trials: Sequence[Trial], metric: str) -> Table:
-    """One line per trial, best first."""
-    names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
-    rows = [
-        [str(trial.number), score_text(trial.score)]
-        + [str(trial.settings.get(name, "")) for name in names]
-        + cost_cells(trial.record)
-        for trial in ranked(trials, metric)
-    ]
-    return terminal_table(["trial", f"valid {metric}", *names, *COST_NAMES], rows, 0, 0)
-
-
 def cost_cells(record: Mapping[str, Any]) -> list[str]:
     """The cells below ``COST_NAMES``; empty for a baseline, which sends nothing."""
     if record["bytes"] is None:
         return [""] * len(COST_NAMES)
     seconds, n_bytes = human_seconds(record["seconds"]), human_bytes(record["bytes"])
     return [seconds, f"{record['exchanges']:,g}", n_bytes]
-
-
-def repeat_command(search: Mapping[str, Any]) -> str:
-    """The command that repeats the best trial, from the content of ``tune.json``."""
-    words = ["fedapp", "run", search["strategy"]]
-    words += ["--engine", search["engine"]] if search["engine"] != "local" else []
-    for name, value in search["settings"].items():
-        words += ["-c", f"{name}={value_text(value)}"]
-    return shlex.join(words)
-
-
-def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
-    """Trials, best first; ties keep their order."""
-    sign = -1 if larger_is_better(metric) else 1
-    return sorted(trials, key=lambda trial: sign * trial.score)

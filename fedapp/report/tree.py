@@ -15,7 +15,7 @@ from fedapp.data.convert import EPOCH
 from fedapp.records.document import NAMED, from_text, kind_of, model_text
 from fedapp.report.plots import plain
 from fedapp.report.template import elements
-from fedapp.run_files import RunFiles
+from fedapp.run_folder import RunFolder
 from fedapp.trees.categories import NO_SET, names_of
 from fedapp.trees.divided import DividedModel
 from fedapp.trees.forest.bagged import BaggedForest
@@ -57,7 +57,7 @@ class DrawnTree:
         return levels[:-1]
 
 
-def model_of(run: RunFiles) -> Model | None:
+def model_of(run: RunFolder) -> Model | None:
     """The model of a run, if it has one of its own."""
     path = run.path / "model.json"
     text = model_text(path) if path.is_file() else ""

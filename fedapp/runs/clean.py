@@ -2,55 +2,41 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from fedapp.errors import ConfigError, DataError
-from fedapp.home import LOCK, display_path, exclusive_lock, home, private_folder
+from fedapp.home import (
+    LOCK,
+    Measured,
+    display_path,
+    exclusive_lock,
+    home,
+    measured,
+    private_folder,
+)
 from fedapp.metrics import watched_metric
-from fedapp.run_files import CONFIG, ROUNDS, SUMMARY, RunFiles, json_object
-from fedapp.run_folder import CHECKPOINT, INPUTS_FILE, QUIET, RunFolder, State, Tell
-from fedapp.settings import defaults, flatten
+from fedapp.report.progress import QUIET
+from fedapp.run_files import CONFIG, ROUNDS, SUMMARY, ListedRun, json_object
+from fedapp.run_folder import CHECKPOINT, INPUTS_FILE, RUN_NAME, RunFolder, State
+from fedapp.settings import defaults
 from fedapp.site.answer import MODEL_ID
 from fedapp.site.clock import SECONDS_A_DAY, read_clock
 from fedapp.site.store import KEEP_DAYS, PART_FILE
+from fedapp.terminal import Tell
 
-RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+?)(-\d+)?")  # as ``new_run_dir`` makes it
 UNFINISHED = frozenset({State.FAILED, State.INTERRUPTED, State.RESUMABLE})
 REFUSALS = (ConfigError.__name__, DataError.__name__)  # errors of runs that are refused
 IN_USE_SECONDS = 3600.0  # a run on another machine may still use a younger state
 # What reading a broken run may raise.
 BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError, DataError)
+T = TypeVar("T")
 COMPARISON, SEARCH = "comparison.json", "tune.json"  # summaries
 CLAIM = "compared.json"  # in every folder of several runs: the inputs that they share
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """A run's folder, as it is listed."""
-
-    path: Path
-    state: State
-    method: str
-    data: str
-    metric: str  # empty where there is no score
-    value: float | None  # of the metric on the test rows
-    n_bytes: int
-    started: str  # ISO 8601, UTC; empty if not recorded, as the next
-    ended: str
-    began: float  # Unix time of the oldest file, and of the newest
-    changed: float
-    model_id: str  # empty before the first checkpoint, unless the run has failed
-
-    @property
-    def score(self) -> str:
-        """The metric and its value, as ``auc 0.9891``, or empty."""
-        return "" if self.value is None else f"{self.metric} {self.value:.4f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +59,7 @@ class Cleaning:
     """Runs and site states to delete."""
 
     parent: Path  # folder of the runs
-    runs: tuple[ListedRun, ...]  # failed or interrupted
+    runs: tuple[RunFolder, ...]  # failed or interrupted
     states: tuple[SiteState, ...]
     needed: tuple[SiteState, ...]  # those of ``states`` that a finished run predicts with
     retained: tuple[SiteState, ...]  # parts that stay without ``all_parts``
@@ -82,15 +68,16 @@ class Cleaning:
     @property
     def n_bytes(self) -> int:
         """Total size of the runs and states."""
-        return sum(run.n_bytes for run in self.runs) + sum(state.n_bytes for state in self.states)
+        of_runs = sum(run.measured.n_bytes for run in self.runs)
+        return of_runs + sum(state.n_bytes for state in self.states)
 
     def carry_out(self, tell: Tell = QUIET.tell) -> int:
         """Delete what has not changed since it was listed; returns the number of bytes."""
         n_bytes = 0
         for run in self.runs:
             with _skipping(run.path, tell):
-                delete_run(run.path, run)
-                n_bytes += run.n_bytes
+                delete_run(run.path, run.measured)
+                n_bytes += run.measured.n_bytes
         staying = {run.model_id for run in _all_runs(self.parent)} - self.finished
         for state in self.states:
             with _skipping(state.path, tell):
@@ -129,8 +116,8 @@ def folder_of_runs(path: Path, keeps: Callable[[], object] = bool) -> Iterator[N
         is_refused = is_refused or any(run.error in REFUSALS for run in runs)
         if is_refused and not (keeps() or any(run.is_held or _has_trained(run) for run in runs)):
             for run in runs:
-                if model_id := model_id_of(run.path):
-                    forget_model(model_id)
+                if run.model_id:
+                    forget_model(run.model_id)
             for each in new:
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
         with suppress(OSError):  # a folder that has something stays
@@ -145,14 +132,14 @@ def _has_trained(run: RunFolder) -> bool:
     return any(file.is_file() and file.stat().st_size for file in files)
 
 
-def delete_run(path: Path, listed: ListedRun | None = None) -> None:
-    """Delete the folder of an unfinished run; ConfigError if it is in use, or has changed since it
-    was listed as ``listed``."""
+def delete_run(path: Path, listed: Measured | None = None) -> None:
+    """Delete the folder of an unfinished run; ConfigError if it is in use, or has changed since its
+    files were ``listed``."""
     check_run_folder(path)
     with exclusive_lock(path):
         _check_flat(path)
-        run = _listed_run(path, RunFolder(path).state_of_files)
-        if run.state not in UNFINISHED or (listed and run != listed):
+        run = RunFolder(path)
+        if run.state_of_files not in UNFINISHED or (listed and run.measured != listed):
             raise ConfigError("run folder must be as it was listed, got a changed one")
         shutil.rmtree(path)
 
@@ -161,18 +148,17 @@ def check_run_folder(path: Path) -> None:
     """Raise ConfigError if a folder is not a run's."""
     if path.is_symlink():
         raise ConfigError("run folder must be no symbolic link, got one")
-    config = path / "config.toml"
-    if not config.is_file():
+    run = RunFolder(path)
+    if not run.has_begun:
         # A command that was stopped before the run began leaves no more than these.
         for name in (entry.name for entry in path.iterdir()):
-            if name not in (LOCK, INPUTS_FILE) and not name.startswith(".config.toml."):
-                raise ConfigError(f"run folder must have a config.toml, got {name}")
+            if name not in (LOCK, INPUTS_FILE) and not name.startswith(f".{CONFIG}."):
+                raise ConfigError(f"run folder must have a {CONFIG}, got {name}")
         return
-    settings = flatten(RunFiles(path).config)
-    if unknown := sorted(set(settings) - set(defaults())):
-        raise ConfigError(f"config.toml must hold settings of fedapp, got {unknown[0]}")
-    if "strategy" not in settings:
-        raise ConfigError("config.toml must name a strategy, got none")
+    if unknown := sorted(set(run.settings) - set(defaults())):
+        raise ConfigError(f"{CONFIG} must hold settings of fedapp, got {unknown[0]}")
+    if "strategy" not in run.settings:
+        raise ConfigError(f"{CONFIG} must name a strategy, got none")
 
 
 def _check_flat(path: Path) -> None:
@@ -181,23 +167,43 @@ def _check_flat(path: Path) -> None:
         raise ConfigError(f"run folder must hold no folder to be deleted, got {folders[0]}")
 
 
-def list_runs(
-    parent: Path, deep: bool = False, tell: Tell = QUIET.tell, with_groups: bool = False
-) -> list[ListedRun]:
+def run_folders(parent: Path, deep: bool = False, tell: Tell = QUIET.tell) -> list[RunFolder]:
     """The runs in a folder, by their ends or starts, latest first.
 
     `tell` gets each skipped folder, and why; ``deep`` adds those one folder further down, in
-    comparisons; ``with_groups`` comparisons and searches, one entry each.
+    comparisons.
     """
-    runs = []
+    runs = _each(parent, deep, tell, _run_in)
+    return sorted(runs, key=lambda run: (run.ended or run.started, run.path.name), reverse=True)
+
+
+def list_runs(parent: Path, deep: bool = False, tell: Tell = QUIET.tell) -> list[ListedRun]:
+    """Like ``run_folders``, as lines, with one for each comparison and each search."""
+    lines = _each(parent, deep, tell, _line)
+    return sorted(
+        lines,
+        key=lambda line: (line["ended"] or line["started"] or "", Path(line["run"]).name),
+        reverse=True,
+    )
+
+
+def _each(parent: Path, deep: bool, tell: Tell, read: Callable[[Path], T | None]) -> list[T]:
+    folders = list[T]()
     for path in _folders(parent, deep, tell):
         with _skipping(path, tell):
-            if (path / CLAIM).is_file():
-                runs += [_group(path)] if with_groups else []
-            elif RUN_NAME.fullmatch(path.name) or (path / "config.toml").is_file():
-                check_run_folder(path)
-                runs.append(_listed_run(path, RunFolder(path).state))
-    return sorted(runs, key=lambda run: (run.ended or run.started, run.path.name), reverse=True)
+            if (one := read(path)) is not None:
+                folders.append(one)
+    return folders
+
+
+def _run_in(path: Path) -> RunFolder | None:
+    """The run of a folder, as it is now; None if the folder has none, or several."""
+    run = RunFolder(path)
+    if (path / CLAIM).is_file() or not (RUN_NAME.fullmatch(path.name) or run.has_begun):
+        return None
+    check_run_folder(path)
+    _ = run.measured, run.method, run.model_id
+    return run
 
 
 def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
@@ -216,8 +222,32 @@ def _folders(parent: Path, deep: bool, tell: Tell) -> Iterator[Path]:
             yield from _folders(path, False, tell)
 
 
-def _group(path: Path) -> ListedRun:
-    """List a comparison or a search."""
+def _line(path: Path) -> ListedRun | None:
+    if (path / CLAIM).is_file():
+        return _line_of_several(path)
+    if (run := _run_in(path)) is None:
+        return None
+    settings = run.settings if run.has_begun else {}
+    summary = json_object(path / SUMMARY)  # also of another version
+    metric, value = "", None
+    if summary:
+        metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
+        value = (summary["metrics"].get("test") or {}).get(metric)
+    return {
+        "run": str(path),
+        "state": run.state,
+        "method": run.method,
+        "data": str(summary.get("data") or settings.get("data", "")),
+        "metric": metric,
+        "test_score": value,
+        "bytes": run.measured.n_bytes,
+        "started": run.started or None,
+        "ended": run.ended or None,
+    }
+
+
+def _line_of_several(path: Path) -> ListedRun:
+    """The line of a comparison or a search."""
     compared, search = (json_object(path / name) for name in (COMPARISON, SEARCH))
     method, metric, value = "unfinished comparison or search", "", None
     if compared:
@@ -231,58 +261,17 @@ def _group(path: Path) -> ListedRun:
         value = search["test"].get(metric)
     summary = compared or search
     runs = [RunFolder(config.parent) for config in path.glob(f"*/{CONFIG}")]
-    return ListedRun(
-        path=path,
-        state=State.FINISHED if summary else State.INTERRUPTED,
-        method=method,
-        data=(summary or json_object(path / CLAIM))["data"],
-        metric=metric,
-        value=value,
-        started=min((run.started for run in runs), default=""),
-        ended=max((run.ended for run in runs), default=""),
-        model_id="",
-        **_measured(path),
-    )
-
-
-def _listed_run(path: Path, state: State) -> ListedRun:
-    named, run = RUN_NAME.fullmatch(path.name), RunFolder(path)
-    config = path / "config.toml"
-    settings = RunFiles(path).config if config.is_file() else {}
-    summary = json_object(path / SUMMARY)  # also of a later version: what it uses must stay
-    metric, value = "", None
-    if summary:
-        metric = watched_metric(summary["objective"], summary.get("eval_metrics") or ())
-        value = (summary["metrics"].get("test") or {}).get(metric)
-    return ListedRun(
-        path=path,
-        state=state,
-        method=settings.get("strategy") or (named[1] if named else ""),
-        data=str(summary.get("data") or settings.get("data", "")),
-        metric=metric,
-        value=value,
-        started=run.started,
-        ended=str((summary or run.failure).get("ended", "")),
-        model_id=str(summary["model_id"]) if summary else model_id_of(path),
-        **_measured(path),
-    )
-
-
-def model_id_of(path: Path) -> str:
-    """The model id of a run; empty before its first checkpoint, unless it has failed."""
-    if summary := json_object(path / SUMMARY):
-        return str(summary["model_id"])
-    run = RunFolder(path)
-    return state.model_id if (state := run.saved_state) else str(run.failure.get("model_id", ""))
-
-
-def _measured(folder: Path) -> dict[str, Any]:
-    """Size of a folder, and times of its oldest and newest file, or its own if it is empty."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
-    stats = [path.lstat() for path in files]
-    times = [stat.st_mtime for stat in stats] or [folder.stat().st_mtime]
-    n_bytes = sum(stat.st_size for stat in stats)
-    return {"n_bytes": n_bytes, "began": min(times), "changed": max(times)}
+    return {
+        "run": str(path),
+        "state": State.FINISHED if summary else State.INTERRUPTED,
+        "method": method,
+        "data": (summary or json_object(path / CLAIM))["data"],
+        "metric": metric,
+        "test_score": value,
+        "bytes": measured(path).n_bytes,
+        "started": min((run.started for run in runs), default="") or None,
+        "ended": max((run.ended for run in runs), default="") or None,
+    }
 
 
 def site_states() -> list[SiteState]:
@@ -304,15 +293,14 @@ def forget_model(model_id: str) -> None:
 
 
 def _state(path: Path) -> SiteState:
-    measured = _measured(path)
-    is_part = (path / PART_FILE).is_file()
-    return SiteState(path, is_part, measured["n_bytes"], measured["changed"])
+    n_bytes, _, changed = measured(path)
+    return SiteState(path, (path / PART_FILE).is_file(), n_bytes, changed)
 
 
-def _all_runs(parent: Path, tell: Tell = QUIET.tell) -> list[ListedRun]:
+def _all_runs(parent: Path, tell: Tell = QUIET.tell) -> list[RunFolder]:
     """Runs in a folder and in its comparisons, and runs that predict."""
-    runs = list_runs(parent, deep=True, tell=tell)
-    return [*runs, *list_runs(predictions_folder(), tell=tell)]
+    runs = run_folders(parent, deep=True, tell=tell)
+    return [*runs, *run_folders(predictions_folder(), tell=tell)]
 
 
 def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Cleaning:
@@ -326,17 +314,18 @@ def plan(parent: Path, all_parts: bool = False, tell: Tell = QUIET.tell) -> Clea
     if time.fault:
         tell(f"{time.fault}. Until then no state grows older")
     runs = _all_runs(parent, tell)
+    states_of_runs = {run.path: run.state for run in runs}  # a run may end meanwhile
     deleted = set()
     for run in runs:
-        if run.state in UNFINISHED:
+        if states_of_runs[run.path] in UNFINISHED:
             with _skipping(run.path, tell):
                 _check_flat(run.path)
                 deleted.add(run.path)
     deleted_models = {run.model_id for run in runs if run.path in deleted} - {""}
     model_ids = {run.model_id for run in runs if run.path not in deleted}
-    finished = {run.model_id for run in runs if run.state is State.FINISHED}
+    finished = {run.model_id for run in runs if states_of_runs[run.path] is State.FINISHED}
     # A state that changed after a running run began may be that run's.
-    starts = [run.began for run in runs if run.state is State.RUNNING]
+    starts = [run.measured.began for run in runs if states_of_runs[run.path] is State.RUNNING]
     idle = min([time.shown - IN_USE_SECONDS, *starts])
     states: list[SiteState] = []
     parts: list[SiteState] = []

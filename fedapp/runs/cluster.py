@@ -12,7 +12,7 @@ from fedapp.cluster import RETRIES, check_nodes, connected, variables
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.process import ray_address
-from fedapp.run_folder import Watcher
+from fedapp.report.progress import Watcher
 
 T = TypeVar("T")
 

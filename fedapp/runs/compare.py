@@ -26,8 +26,9 @@ from fedapp.report.comparison import (
     best_first,
     tradeoff_page,
 )
+from fedapp.report.progress import Silent, Watcher
 from fedapp.report.summary import score_names
-from fedapp.run_folder import RunFolder, Silent, Watcher
+from fedapp.run_folder import RunFolder
 from fedapp.runs import session
 from fedapp.runs.baselines import (
     BY_COLUMNS,

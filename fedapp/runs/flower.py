@@ -37,11 +37,13 @@ from fedapp.errors import RunFailedError, without_passwords
 from fedapp.home import home, open_private, private_folder
 from fedapp.kernels import n_cores
 from fedapp.process import ray_address
+from fedapp.report.progress import QUIET, Watcher
 from fedapp.run_files import SUMMARY
-from fedapp.run_folder import QUIET, RunFolder, State, Watcher
+from fedapp.run_folder import RunFolder, State
 from fedapp.runs.cluster import data_folder, job_variables
 from fedapp.runs.tables import table_files
-from fedapp.settings import Settings, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings
 from fedapp.site.bundle import build_bundle, installed_bundle
 from fedapp.superlinks import SuperLink, SuperLinkError, find_superlink, flower_config
 from strategies.handshake import registered_sites

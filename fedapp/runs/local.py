@@ -15,8 +15,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.client_app import SiteApp
-from fedapp.run_folder import OnRound, RunFolder
-from fedapp.settings import Settings, flatten
+from fedapp.run_files import OnRound
+from fedapp.run_folder import RunFolder
+from fedapp.sections import flatten
+from fedapp.settings import Settings
 from fedapp.site.store import LiveStores
 from strategies.method import TreeStrategy
 from strategies.run import train

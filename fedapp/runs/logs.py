@@ -31,10 +31,12 @@ from fedapp.process import versions
 from fedapp.report.card import CARD
 from fedapp.report.progress import Rounds
 from fedapp.report.summary import score_rows
-from fedapp.run_files import RoundInfo, Summary
-from fedapp.run_folder import OnRound, RunFolder, Tell
+from fedapp.run_files import OnRound, RoundInfo, Summary
+from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import check_predicted, load_model, parts_of, predict, warnings_on
-from fedapp.settings import Settings, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings
+from fedapp.terminal import Tell
 
 log = logging.getLogger("fedapp")
 
@@ -97,7 +99,7 @@ class MLflowLog:
         path = folder.path / RUN_ID_FILE
         if settings.resume and path.is_file():
             self.run_id = json.loads(path.read_text())[MLFLOW]
-        earlier = Rounds(folder.rounds, 0).new(tell) if settings.resume else []
+        earlier = Rounds(folder.rounds_file, 0).new(tell) if settings.resume else []
         self._n_rounds = len(earlier)
         is_new = not self.run_id
         try:

@@ -31,19 +31,18 @@ from fedapp.data.predictions import (
     write_predictions,
 )
 from fedapp.data.schema import Roles, composed
-from fedapp.data.scratch import batches
+from fedapp.data.scratch import batches, empty_table, joined, mapping
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, DataError, as_plain
 from fedapp.home import check_output, display_path, home
 from fedapp.messages.vertical import INNER
 from fedapp.records.document import from_text, kind_of, model_text
-from fedapp.run_files import CONFIG, RunFiles, Summary, summary_of, threshold_of
-from fedapp.run_folder import schema_copy
-from fedapp.settings import flatten
+from fedapp.run_files import Summary
+from fedapp.run_folder import RunFolder, schema_copy
 from fedapp.site.rows_to_predict import read_joined
 from fedapp.site.settings import table_settings
 from fedapp.site.store import read_part
-from fedapp.trees.categories import NO_SET
+from fedapp.trees.categories import NO_SET, entries_of
 from fedapp.trees.divided import PARTS, ActivePart, DividedModel, joint_names, whole_model
 from fedapp.trees.forest.bagged import BaggedForest
 from fedapp.trees.linear import LinearModel, predict_linear
@@ -51,6 +50,7 @@ from fedapp.trees.model import LEAF, Ensemble
 from fedapp.trees.objective import transform
 from fedapp.trees.predict import predict_margins
 from fedapp.trees.stacked import StackedModel
+from fedapp.trees.xgboost import names_for_xgboost
 
 Model = Ensemble | BaggedForest | StackedModel | LinearModel
 
@@ -88,6 +88,7 @@ def check_predictions(output: Path, data: str) -> None:
         raise ConfigError(f"output must be outside of the table's folder, got {output}")
 
 
+@mapping()
 def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path) -> Predicted:
     """Write one line for each row to ``output`` (.csv or .parquet).
 
@@ -99,7 +100,7 @@ def write_rows(run_dir: Path, rows: PredictedRows, id_column: str, output: Path)
     write_predictions(output, id_column or "row", table.ids, named)
     scores, note = dict[str, float](), ""
     if table.labels is not None:
-        threshold = threshold_of(run_dir)
+        threshold = RunFolder(run_dir).threshold
         scores, note = prediction_scores(model, predictions, table.labels, table.weights, threshold)
     tables = {
         party: {"source": source, "rows": party_table.n_rows, "columns": len(party_table.columns)}
@@ -126,6 +127,7 @@ class PredictedRows:
         return np.arange(table.n_rows).astype(str) if table.ids is None else table.ids
 
 
+@mapping()
 def predicted_rows(
     run_dir: Path, data: str, id_column: str = "", label: str | None = ""
 ) -> PredictedRows:
@@ -134,7 +136,8 @@ def predicted_rows(
     With ``label=None`` the rows are read without labels and weights.
     """
     model = load_model(run_dir / "model.json")
-    summary = summary_of(run_dir) or cast(Summary, {})
+    run = RunFolder(run_dir)
+    summary = run.summary if run.has_finished else cast(Summary, {})
     read_as = read_as_trained(run_dir, data)
     roles = Roles(id_column=composed(id_column), base_margin=model.margin_column)
     if label is not None:
@@ -230,7 +233,8 @@ def thresholds(model: Model) -> dict[int, Floats]:
 
 def trained_settings(run_dir: Path) -> dict[str, Any]:
     """Settings of a run, with the paths of its schema copies; empty if it has no config.toml."""
-    settings = flatten(RunFiles(run_dir).config if (run_dir / CONFIG).is_file() else {})
+    run = RunFolder(run_dir)
+    settings = dict(run.settings) if run.has_begun else {}
     if schema := str(settings.get("schema", "")):
         copies = {party: schema_copy(run_dir.absolute(), party) for party in by_party(schema)}
         settings["schema"] = ",".join(
@@ -285,11 +289,11 @@ def predict(model: Model, values: Floats, base_margins: Floats | None = None) ->
     # The last digits of others depend on batches of their own.
     if isinstance(model, Ensemble | BaggedForest) and len(values):
         slices = batches(len(values), 4 * (values.shape[1] + len(model.trees)))
-    parts = []
-    for rows in slices:
-        margins = None if base_margins is None else base_margins[rows]
-        parts.append(_predicted(model, values[rows], margins))
-    return np.concatenate(parts)
+    parts = (
+        _predicted(model, values[rows], None if base_margins is None else base_margins[rows])
+        for rows in slices
+    )
+    return joined(parts, len(values))
 
 
 def _predicted(model: Model, values: Floats, base_margins: Floats | None) -> Any:
@@ -355,3 +359,57 @@ def _part(model_id: str, name: str) -> Any:
         return read_part(home() / "sites" / name / model_id, *PARTS)
     except DataError:
         return None
+
+
+# Rows for XGBoost, and what it explains of them
+
+
+def encoded(table: Table) -> Any:
+    """Rows of a model as a frame; categories are dictionary-encoded."""
+    import pyarrow
+
+    columns = []
+    entries = entries_of(table.categories, len(table.columns))
+    for values, names in zip(table.values.T, entries, strict=True):
+        if names is not None:
+            codes = pyarrow.array(values, from_pandas=True).cast(pyarrow.int32())
+            values = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(names))
+        columns.append(values)
+    frame = pyarrow.table(columns, names_for_xgboost(table.columns))
+    try:
+        return frame.to_pandas()
+    except ImportError:
+        return frame
+
+
+def contributions(booster: Any, table: Table) -> npt.NDArray[Any]:
+    """SHAP values of rows; shape (n_rows, n_columns + 1) or with classes between."""
+    import xgboost
+
+    options = {"base_margin": table.base_margins, "enable_categorical": True}
+    matrix = xgboost.DMatrix(encoded(table), **options)
+    return np.asarray(booster.predict(matrix, pred_contribs=True))
+
+
+def write_explanation(
+    booster: Any, rows: PredictedRows, id_column: str, ids: Sequence[str], file: Path
+) -> int:
+    """Write SHAP values of rows, all without ``ids``; returns their number.
+
+    ``booster`` is the model of ``rows`` for XGBoost. ConfigError if an id is of no row.
+    """
+    table, names = rows.table, rows.names
+    if absent := set(ids) - set(names.tolist()):
+        rule = "must name rows of the table"
+        raise ConfigError(f"--explain {rule}, got {len(absent):,} others: {min(absent)!r}")
+    chosen = np.flatnonzero(np.isin(names, list(ids))) if ids else np.arange(table.n_rows)
+    columns = [*table.columns, "bias"]
+    if rows.model.n_outputs > 1:
+        columns = [f"{label} {column}" for label in rows.model.classes for column in columns]
+    shap = empty_table(len(chosen), len(columns))
+    for some in batches(len(chosen), 4 * len(columns)):
+        shap[some] = contributions(booster, table.take(chosen[some])).reshape(-1, len(columns))
+    write_predictions(
+        file, id_column or "row", names[chosen], dict(zip(columns, shap.T, strict=True))
+    )
+    return len(shap)

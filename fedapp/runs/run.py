@@ -17,35 +17,34 @@ import numpy.typing as npt
 
 from fedapp.arguments import settings_of
 from fedapp.data.datasets import Data, Source, write_tables
-from fedapp.data.predictions import by_class, write_predictions
-from fedapp.data.scratch import batches, empty_table
-from fedapp.data.table import Table
+from fedapp.data.predictions import by_class
 from fedapp.errors import ConfigError, as_plain, check_package, did_you_mean_path
 from fedapp.home import RUNS, check_output_folder, display_path, home
 from fedapp.records.document import from_text, json_of, model_text, to_text
 from fedapp.report import write_report
 from fedapp.report.progress import following
-from fedapp.run_files import ROUNDS, RunFiles, Summary, json_object
+from fedapp.run_files import Summary, json_object
 from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import (
     Model,
     PredictedRows,
     check_predicted,
+    contributions,
+    encoded,
     load_model,
     parts_of,
     predicted_rows,
     trained_settings,
 )
-from fedapp.settings import flatten
+from fedapp.sections import flatten
 from fedapp.site.store import read_part
-from fedapp.trees.categories import entries_of
 from fedapp.trees.curves import boosted, curve_records
 from fedapp.trees.divided import ActivePart, DividedModel
 from fedapp.trees.edited import Curves, model_of_curves
 from fedapp.trees.forest.bagged import BaggedForest, to_sklearn
 from fedapp.trees.model import Edit, Ensemble, class_values
 from fedapp.trees.predict import predict_margins
-from fedapp.trees.xgboost import names_for_xgboost, to_xgboost_json
+from fedapp.trees.xgboost import to_xgboost_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +81,7 @@ def _plot(name: str, shows: str, run: str = 'fedapp.load("runs/one")') -> Callab
 
     def plot(self: Run) -> Figure:
         from fedapp.report.page import drawings
-        from fedapp.run_files import read_run
+        from fedapp.run_folder import read_run
 
         images = {drawing.name: drawing for drawing in reversed(drawings(read_run(self.path)))}
         if name not in images:
@@ -136,7 +135,7 @@ class Run(Finished):
         >>> fedapp.load("runs/one").summary["strategy"]
         'pax'
         """
-        return RunFiles(self.path).summary
+        return RunFolder(self.path).summary
 
     @property
     def rounds(self) -> Any:
@@ -150,8 +149,8 @@ class Run(Finished):
         >>> len(run.rounds), "valid_auc" in run.rounds
         (2, True)
         """
-        lines = RunFiles(self.path).rounds if (self.path / ROUNDS).is_file() else []
-        flat = (flatten(line) for line in lines)
+        run = RunFolder(self.path)
+        flat = (flatten(line) for line in (run.rounds if run.rounds_file.is_file() else []))
         return as_frame([{key.replace(".", "_", 1): row[key] for key in row} for row in flat])
 
     @cached_property
@@ -311,7 +310,7 @@ class Run(Finished):
         if len(ids):
             raise ConfigError(f"ids must be omitted for a whole model, got {len(ids)}")
         table = self._rows(data, id).table
-        shap = self._contributions(table)
+        shap = contributions(self.to_xgboost(), table)
         try:
             import pandas
         except ImportError:
@@ -320,14 +319,6 @@ class Run(Finished):
         if shap.ndim > 2:
             names = pandas.MultiIndex.from_product([self.classes, names])
         return pandas.DataFrame(shap.reshape(len(shap), -1), columns=names)
-
-    def _contributions(self, table: Table) -> Array:
-        """SHAP values of rows; shape (n_rows, n_columns + 1) or with classes between."""
-        import xgboost
-
-        options = {"base_margin": table.base_margins, "enable_categorical": True}
-        matrix = xgboost.DMatrix(_encoded(table), **options)
-        return np.asarray(self.to_xgboost().predict(matrix, pred_contribs=True))
 
     def curves(self, *others: Run) -> Any:
         """What each column, or pair of columns, of an additive model adds to the margin.
@@ -375,7 +366,7 @@ class Run(Finished):
         """
         if self._parts:
             raise ConfigError("encode must be of a whole model, got a divided one")
-        return _encoded(self._rows(data, id).table)
+        return encoded(self._rows(data, id).table)
 
     def to_xgboost(self) -> Any:
         """The model as an ``xgboost.Booster``, without a calibration; raise ConfigError if it is no
@@ -546,30 +537,6 @@ class Run(Finished):
         return np.column_stack(columns), explained
 
 
-def write_explanation(
-    run: Run, rows: PredictedRows, id_column: str, ids: Sequence[str], file: Path
-) -> int:
-    """Write SHAP values of rows, all without ``ids``; returns their number.
-
-    ConfigError if the model is no whole boosted one, or an id is of no row.
-    """
-    table, names = rows.table, rows.names
-    if absent := set(ids) - set(names.tolist()):
-        rule = "must name rows of the table"
-        raise ConfigError(f"--explain {rule}, got {len(absent):,} others: {min(absent)!r}")
-    chosen = np.flatnonzero(np.isin(names, list(ids))) if ids else np.arange(table.n_rows)
-    columns = [*table.columns, "bias"]
-    if rows.model.n_outputs > 1:
-        columns = [f"{label} {column}" for label in run.classes for column in columns]
-    shap = empty_table(len(chosen), len(columns))
-    for some in batches(len(chosen), 4 * len(columns)):
-        shap[some] = run._contributions(table.take(chosen[some])).reshape(-1, len(columns))
-    write_predictions(
-        file, id_column or "row", names[chosen], dict(zip(columns, shap.T, strict=True))
-    )
-    return len(shap)
-
-
 def edited_model(model: Ensemble, text: str, edit: Edit) -> Ensemble:
     """A model with the numbers of a document of its curves; ConfigError if more was edited."""
     ours, document = Curves.of(model, edit.model_id), from_text(text, Curves)
@@ -617,21 +584,3 @@ def as_frame(records: list[dict[str, Any]]) -> Any:
     except ImportError:
         return records
     return pandas.DataFrame.from_records(records)
-
-
-def _encoded(table: Table) -> Any:
-    """Rows of a model as a frame; categories are dictionary-encoded."""
-    import pyarrow
-
-    columns = []
-    entries = entries_of(table.categories, len(table.columns))
-    for values, names in zip(table.values.T, entries, strict=True):
-        if names is not None:
-            codes = pyarrow.array(values, from_pandas=True).cast(pyarrow.int32())
-            values = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(names))
-        columns.append(values)
-    frame = pyarrow.table(columns, names_for_xgboost(table.columns))
-    try:
-        return frame.to_pandas()
-    except ImportError:
-        return frame

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from fedapp.home import display_path
-from fedapp.report.summary import Trial, ranked
+from fedapp.metrics import larger_is_better
+from fedapp.report.summary import (
+    COST_NAMES,
+    cost_cells,
+    score_text,
+    terminal_table,
+    value_text,
+)
 from fedapp.runs.clean import COMPARISON, SEARCH
 from fedapp.runs.run import Finished, Run, as_frame
 from fedapp.settings import Value
@@ -65,6 +77,24 @@ class Compared(Finished):
         return f"<p>{verdict}</p>{tables}<small>{escape(display_path(self.path))}</small>"
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A finished trial of a search."""
+
+    number: int  # from 1
+    settings: dict[str, Any]  # those that were searched
+    score: float  # watched score on the validation rows
+    exchanges: int  # number of exchanges
+    bytes: int  # sent both ways
+    seconds: float  # of training
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """A flat record: the number, the score on the validation rows, settings and costs."""
+        costs = {"exchanges": self.exchanges, "bytes": self.bytes, "seconds": self.seconds}
+        return {"trial": self.number, "valid": self.score, **self.settings, **costs}
+
+
 def finished_trials(study: Any) -> list[Any]:
     """Trials that have a score, by their numbers in the search."""
     from optuna.trial import TrialState
@@ -102,6 +132,33 @@ def trials_of(study: Any) -> list[Trial]:
         Trial(settings=settings_of_trial(trial), score=trial.value, **trial.user_attrs)
         for trial in finished_trials(study)
     ]
+
+
+def repeat_command(search: Mapping[str, Any]) -> str:
+    """The command that repeats the best trial, from the content of ``tune.json``."""
+    words = ["fedapp", "run", search["strategy"]]
+    words += ["--engine", search["engine"]] if search["engine"] != "local" else []
+    for name, value in search["settings"].items():
+        words += ["-c", f"{name}={value_text(value)}"]
+    return shlex.join(words)
+
+
+def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
+    """Trials, best first; ties keep their order."""
+    sign = -1 if larger_is_better(metric) else 1
+    return sorted(trials, key=lambda trial: sign * trial.score)
+
+
+def trial_table(trials: Sequence[Trial], metric: str) -> Table:
+    """One line per trial, best first."""
+    names = list(dict.fromkeys(name for trial in trials for name in trial.settings))
+    rows = [
+        [str(trial.number), score_text(trial.score)]
+        + [str(trial.settings.get(name, "")) for name in names]
+        + cost_cells(trial.record)
+        for trial in ranked(trials, metric)
+    ]
+    return terminal_table(["trial", f"valid {metric}", *names, *COST_NAMES], rows, 0, 0)
 
 
 class Tuned(Finished):

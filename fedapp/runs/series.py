@@ -18,11 +18,13 @@ from fedapp.data.schema import first
 from fedapp.errors import ConfigError
 from fedapp.home import app_files, check_output_folder, private_folder
 from fedapp.process import versions
-from fedapp.run_files import json_object, read_run
-from fedapp.run_folder import INPUTS_FILE, RunFolder, State, Tell, is_of_a_beginning
+from fedapp.run_files import SUMMARY, json_object
+from fedapp.run_folder import INPUTS_FILE, RunFolder, State, is_of_a_beginning, read_run
 from fedapp.runs.clean import CLAIM, delete_run
 from fedapp.runs.tables import table_files
-from fedapp.settings import Settings, defaults, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults
+from fedapp.terminal import Tell
 
 Engine = Callable[[Settings], RunFolder]
 Inputs = Mapping[str, Any]
@@ -72,7 +74,7 @@ class Series:
             if folder.exists():
                 if before is None:
                     self.tell(f"{name}: {NO_INPUTS}")
-                    (folder / "summary.json").unlink(missing_ok=True)  # finished: not deleted
+                    (folder / SUMMARY).unlink(missing_ok=True)  # finished: not deleted
                 delete_run(folder)
             private_folder(folder)
             run.write_json(INPUTS_FILE, {KEY: asked})

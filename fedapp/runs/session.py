@@ -26,17 +26,10 @@ from fedapp.home import (
     write_atomically,
 )
 from fedapp.messages.methods import all_methods, check_extra
+from fedapp.report.progress import QUIET, Silent, Watcher
 from fedapp.report.summary import worse_than_alone
-from fedapp.run_folder import (
-    QUIET,
-    OnRound,
-    RunFolder,
-    Silent,
-    Watcher,
-    is_of_a_beginning,
-    new_run_dir,
-    resumed_settings,
-)
+from fedapp.run_files import OnRound
+from fedapp.run_folder import RunFolder, is_of_a_beginning, new_run_dir, resumed_settings
 from fedapp.runs.clean import folder_of_runs, predictions_folder
 from fedapp.runs.logs import MLflowLog, check_packages
 from fedapp.runs.predict import (
@@ -355,7 +348,7 @@ def _reporting(folder: RunFolder, on_round: OnRound | None) -> Iterator[None]:
         return
     ended, faults = Event(), list[BaseException]()
     saved = folder.saved_state
-    rounds = Rounds(folder.rounds, saved.rounds if saved else 0)
+    rounds = Rounds(folder.rounds_file, saved.rounds if saved else 0)
 
     def watch() -> None:
         is_running = True

@@ -6,6 +6,7 @@ are the same. `stacked_tables` gives baselines and comparisons the rows of all p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +35,8 @@ from fedapp.messages.fields import Introduction
 from fedapp.messages.handshake import HelloReply, HelloRequest, LabelsReply
 from fedapp.messages.methods import all_methods, method_of
 from fedapp.messages.vertical import LEFT, VerticalHelloRequest
-from fedapp.settings import Settings, defaults, flatten
+from fedapp.sections import flatten
+from fedapp.settings import Settings, defaults
 from fedapp.site.settings import SiteConfig, site_config
 from fedapp.site.table import (
     Rows,
@@ -51,6 +53,7 @@ from fedapp.site.table import (
     split_table,
 )
 from fedapp.trees.categories import joint_categories, recoded
+from fedapp.trees.limits import check_without_categories, constraints_of
 from fedapp.trees.losses import LossParameters
 from fedapp.trees.objective import AUTO
 from fedapp.trees.ranking import join_queries, queries_of
@@ -82,6 +85,7 @@ def check_tables(settings: Settings) -> list[str]:
     else:
         matched = _check_rows(settings, configs, looked)
         if not settings.model:
+            _check_constraints(settings, [table for _, (table, _) in looked.values()])
             opened.warn_of_few_matched(matched)
     shared = shared_rows(settings) if method.family == "horizontal" else []
     notes = common_notes({name: hello.notes for name, hello in opened.parties.items()})
@@ -152,6 +156,18 @@ def _check_settings(settings: Settings, configs: Sequence[SiteConfig]) -> None:
             if name and files and name not in columns:
                 rule = f"{role} column '{name}' must be in the table of a party"
                 raise DataError(f"{rule}, got none that has it{did_you_mean(name, columns)}")
+
+
+def _check_constraints(settings: Settings, tables: Sequence[Table]) -> None:
+    """Check that constraints name columns of one party each, which at sites only the parties know;
+    a run of parties with the same columns checks that before its first exchange."""
+    counts = Counter(column for table in tables for column in table.columns)
+    constraints = settings.monotone_constraints, settings.interaction_constraints
+    try:
+        monotone, _ = constraints_of(*constraints, [name for name, n in counts.items() if n == 1])
+        check_without_categories(monotone, any(any(table.categories) for table in tables))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_labels(settings: Settings, looked: Mapping[str, Looked]) -> None:

@@ -21,16 +21,18 @@ from fedapp.errors import ConfigError, check_package
 from fedapp.home import open_private, write_atomically
 from fedapp.known_names import setting_hint, setting_of
 from fedapp.metrics import larger_is_better
-from fedapp.report.summary import metric_of, ranked
-from fedapp.run_folder import RunFolder, Silent, Watcher
+from fedapp.report.progress import Silent, Watcher
+from fedapp.report.summary import metric_of
+from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import XGBOOST, Pooled, baseline_rows, baselines_of, train_of
-from fedapp.runs.clean import SEARCH, delete_run, folder_of_runs, forget_model, model_id_of
+from fedapp.runs.clean import SEARCH, delete_run, folder_of_runs, forget_model
 from fedapp.runs.cluster import carried_out, check_on
 from fedapp.runs.run_groups import (
     BEST,
     NUMBER,
     STUDY,
     finished_trials,
+    ranked,
     read_trials,
     settings_of_trial,
     trials_of,
@@ -268,7 +270,7 @@ def _record(study: Any, trial: Any, path: Path, given: Mapping[str, Value]) -> f
 def _drop(path: Path) -> None:
     """Delete a trial's folder, and the states of its model at simulated sites."""
     if path.exists():
-        if model_id := model_id_of(path):
+        if model_id := RunFolder(path).model_id:
             forget_model(model_id)
         shutil.rmtree(path)
 

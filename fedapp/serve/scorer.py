@@ -29,7 +29,7 @@ from fedapp.data.schema import Roles
 from fedapp.data.table import Table
 from fedapp.errors import ConfigError, did_you_mean_path
 from fedapp.home import RUNS, display_path
-from fedapp.run_files import summary_of, threshold_of
+from fedapp.run_folder import RunFolder
 from fedapp.runs.predict import (
     load_model,
     parts_of,
@@ -65,9 +65,9 @@ class Scorer:
             model.columns, model.categories, self._reader, model.kinds
         )
         self.margin = model.margin_column
-        self.name, summary = run_dir.resolve().name, summary_of(run_dir)
-        self.title = f"{summary['strategy'] if summary else 'model'}, {self.name}"
-        self.threshold = threshold_of(run_dir)
+        self.name, run = run_dir.resolve().name, RunFolder(run_dir)
+        self.title = f"{run.summary['strategy'] if run.has_finished else 'model'}, {self.name}"
+        self.threshold = run.threshold
         self.version = hashlib.sha256((run_dir / "model.json").read_bytes()).hexdigest()[:12]
         self.scores = score_names(model.classes, model.n_outputs)
         self.inputs: Sequence[Tensor] = list(map(_input, self._described))

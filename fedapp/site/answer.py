@@ -42,6 +42,7 @@ import numpy as np
 from fedapp.cluster import workers_at
 from fedapp.crypto.sealed import LARGEST_ATTEMPT, LARGEST_STEP
 from fedapp.crypto.workers import sharing
+from fedapp.data.scratch import mapping
 from fedapp.errors import ConfigError, DataError, FedappError, ProtocolError, as_plain
 from fedapp.home import home, secret_at
 from fedapp.messages.fields import Reply, Request, check_fields
@@ -205,6 +206,7 @@ class TableRows:
 #    (``_keep``, ``_last_answer``).
 
 
+@mapping()
 def answered(
     config: SiteConfig, kind: str, envelope: Envelope, content: Content, stores: Stores = ON_DISK
 ) -> bytes:

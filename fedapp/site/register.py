@@ -36,6 +36,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from fedapp.crypto.noise import composed_epsilon
 from fedapp.crypto.sealed import fingerprint_of, new_private_key, public_key
 from fedapp.data.partition import Holdout
 from fedapp.data.read import file_version
+from fedapp.data.scratch import batches, joined
 from fedapp.errors import (
     ConfigError,
     DataError,
@@ -71,7 +73,7 @@ from fedapp.site.database import (
     transaction,
 )
 from fedapp.site.log import append, line_digest, public_hex
-from fedapp.site.rows import Hashes, RowHashes, compare, digest_of, hash_rows
+from fedapp.site.rows import WORD_BYTES, Hashes, RowHashes, compare, digest_of, hash_rows
 from fedapp.site.rows_to_predict import read_to_predict
 from fedapp.site.settings import MIN_BIN_ROWS, SiteConfig
 from fedapp.site.store import KEEP_DAYS
@@ -383,8 +385,13 @@ def _write(register: sqlite3.Connection, run: AskedRun, rows: RowHashes | None) 
     placeholders = ", ".join(f":{column}" for column in COLUMNS)
     register.execute(f"REPLACE INTO runs ({names}) VALUES ({placeholders})", values)
     for hashes in filter(len, (rows.contents, rows.ids) if rows else ()):
-        values = {"digest": digest_of(hashes), "words": hashes.astype("<u8", copy=False).data}
-        register.execute("INSERT OR IGNORE INTO hashes VALUES (:digest, :words)", values)
+        # By parts, of which SQLite makes copies.
+        columns = digest_of(hashes), hashes.nbytes
+        added = register.execute("INSERT OR IGNORE INTO hashes VALUES (?, zeroblob(?))", columns)
+        if added.rowcount:
+            with register.blobopen("hashes", "words", added.lastrowid or 0) as blob:
+                for some in batches(len(hashes), WORD_BYTES):
+                    blob.write(hashes[some].astype("<u8", copy=False).data)
 
 
 def _check_same(site: str, run: AskedRun, asked: AskedRun) -> None:
@@ -504,8 +511,14 @@ def _recorded_rows(register: sqlite3.Connection, run: AskedRun) -> RowHashes:
     """The hashes of a recorded run's rows; none if its table could not be read."""
 
     def words(digest: str) -> Hashes:
-        query = register.execute("SELECT words FROM hashes WHERE digest = ?", (digest,))
-        return np.frombuffer((query.fetchone() or (b"",))[0], dtype="<u8")
+        query = register.execute("SELECT rowid FROM hashes WHERE digest = ?", (digest,)).fetchone()
+        if not query:
+            return np.empty(0, np.uint64)
+        with register.blobopen("hashes", "words", query[0], readonly=True) as blob:
+            n_words = len(blob) // WORD_BYTES
+            parts = (some.stop - some.start for some in batches(n_words, WORD_BYTES))
+            read = (np.frombuffer(blob.read(n * WORD_BYTES), dtype="<u8") for n in parts)
+            return joined(chain(read, [np.empty(0, np.uint64)]), n_words)
 
     return RowHashes(words(run.contents), words(run.ids), run.columns)
 

@@ -35,7 +35,8 @@ from fedapp.data.schema import PLAIN, Reader, Roles, Schema, check_encoding, com
 from fedapp.errors import ConfigError, did_you_mean, listed
 from fedapp.home import read_toml
 from fedapp.process import ray_address
-from fedapp.settings import check, declared
+from fedapp.sections import declared
+from fedapp.settings import check
 from fedapp.trees.limits import parse_interactions, parse_monotone
 
 log = logging.getLogger("fedapp.site")

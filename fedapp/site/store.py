@@ -44,7 +44,7 @@ from fedapp.home import PRIVATE, open_private, private_folder, write_atomically
 from fedapp.messages.fields import Array, check_fields
 from fedapp.records.codec import Codec, codec_of
 from fedapp.records.document import UNREADABLE, Fields, from_document, to_document
-from fedapp.records.journal import Journal, State, Stored
+from fedapp.records.journal import ABSENT, Journal, State, Stored
 from fedapp.site.clock import SECONDS_A_DAY, read_clock
 from fedapp.trees.divided import Part
 from fedapp.trees.predict import Bits
@@ -124,8 +124,11 @@ class Store:
         return data.tobytes()
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Store bytes."""
-        self.write(name, BYTES, np.frombuffer(data, dtype=np.uint8))
+        """Store bytes; the same object under two names is written once."""
+        stored = (one for one in self._values.values() if one.codec is BYTES)
+        in_memory = (one for one in stored if one.value is not ABSENT)
+        same = next((one for one in in_memory if one.value.base is data), None)
+        self._values[name] = same or Stored(BYTES, np.frombuffer(data, dtype=np.uint8))
 
     def sent(self) -> list[int]:
         """Numbers of the questions whose letters are stored."""

@@ -57,6 +57,7 @@ from fedapp.runs.predict import PredictedRows, check_predicted, predicted_rows
 from fedapp.runs.run import Run
 from fedapp.runs.session import Training
 from fedapp.runs.set_by_command import SET_BY_COMMAND
+from fedapp.sections import setting_names
 from fedapp.settings import (
     SIMULATED_PARTIES,
     BoostingSettings,
@@ -65,7 +66,6 @@ from fedapp.settings import (
     about_settings,
     defaults,
     load_settings,
-    setting_names,
 )
 from fedapp.sklearn.rounds import (
     Range,

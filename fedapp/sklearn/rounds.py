@@ -55,7 +55,7 @@ def round_ends(folder: RunFolder) -> list[int]:
     """Number of trees after each round, those of the model that the run continued first."""
     initial = folder.summary.get("init_model", {"rounds": 0, "trees": 0})
     a_round = initial["trees"] // max(initial["rounds"], 1)
-    lines = folder.files.rounds
+    lines = folder.rounds
     ends = [a_round * n for n in range(1, initial["rounds"] + 1)]
     return [*ends, *(line["trees"] for line in lines)]
 
@@ -96,8 +96,7 @@ def evaluate_rounds(
     patience the model in ``folder`` is cut back to the best round. Returns one list of scores by
     round for each set, and the best round from 1; 0 if there are no scores.
     """
-    files = folder.files
-    summary, lines = files.summary, files.rounds
+    summary, lines = folder.summary, folder.rounds
     history = History(summary["objective"], patience, (), tuple(summary["eval_metrics"]))
     ends, valid = [line["trees"] for line in lines], [line["valid"] for line in lines]
     if not sets:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp.arrays import Doubles, Flags
+from fedapp.errors import did_you_mean
 
 Weights = Doubles
 Nodes = npt.NDArray[Any]  # of a tree
@@ -120,7 +121,9 @@ def weights_of(weights: Mapping[str, float], columns: Sequence[str]) -> Doubles:
 def _check_known(setting: str, names: Any, columns: Sequence[str]) -> None:
     existing = set(columns)
     if missing := [name for name in names if name not in existing]:
-        raise ValueError(f"{setting} must name columns of the table, got {', '.join(missing[:5])}")
+        rule = f"{setting} must name columns of the table, got {', '.join(missing[:5])}"
+        others = f"; it has {', '.join(columns[:5])}{' and others' if len(columns) > 5 else ''}"
+        raise ValueError(rule + (did_you_mean(missing[0], columns) or others))
 
 
 def draw_columns(

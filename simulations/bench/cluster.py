@@ -30,6 +30,7 @@ from fedapp.cluster import RayWorkers
 from fedapp.crypto.workers import Workers
 from fedapp.data import scratch
 from fedapp.errors import ConfigError
+from fedapp.histograms import bins
 from fedapp.kernels import n_cores
 from fedapp.runs.local import run_local, site_contexts
 from fedapp.runs.predict import predict_table
@@ -188,6 +189,12 @@ GROUP_ROWS, SMALL_ROWS = 500_000, 1000
 VALUE_BYTES = 16  # in the table, and while a site reads and trains
 STAGES = {"query.hello": "read", "train.pax_sketch": "sketch", "train.pax_grow": "rounds"}
 LOOK_SECONDS = 0.02
+SIZES: list[tuple[Any, str]]
+SIZES = [(scratch, name) for name in ("LARGEST", "LARGEST_ARRAY", "BATCH_BYTES")]
+SIZES += [(bins, "GROUP_CELLS")]
+# So that memory is what is used, and not what malloc keeps for later.
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+RETURNED["ARROW_DEFAULT_MEMORY_POOL"] = "system"
 
 
 def write_groups(path: Path, n_rows: int, n_columns: int) -> None:
@@ -216,12 +223,14 @@ class StagedApp(SiteApp):
         return super()._answer(message, context)
 
 
-def in_stages(folder: Path, is_training: bool, largest: int, trees: int) -> Row:
+def in_stages(folder: Path, is_training: bool, scale: float, trees: int) -> Row:
     """Train at a large and a small site, or predict; when each stage began, and the last ended.
 
-    Arrays of more than ``largest`` bytes are mapped from files.
+    What is large, or done together, is so from ``scale`` times its size on.
     """
-    scratch.LARGEST, large = largest, f"{folder}/large.parquet"
+    for room, name in SIZES:
+        setattr(room, name, int(scale * getattr(room, name)))
+    large = f"{folder}/large.parquet"
     if not is_training:
         start = time.time()
         predict_table(folder / "run", large, "", folder / "predictions.parquet")
@@ -242,6 +251,25 @@ def sample(process: psutil.Process, samples: list[tuple[float, ...]]) -> None:
     samples.append((time.time(), memory.rss - memory.shared, memory.shared))
 
 
+def memory_of(n_rows: int, columns: int, trees: int, scale: float) -> Iterator[Row]:
+    """A line for each stage of training and predicting at a site, in processes of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_groups(folder / "large.parquet", n_rows, columns)
+        write_groups(folder / "small.parquet", SMALL_ROWS, columns)
+        for is_training in (True, False):
+            samples = list[tuple[float, ...]]()
+            with ExitStack() as stack:
+                call, child = stack.enter_context(process(FEDAPP_HOME=f"{name}/home", **RETURNED))
+                stack.enter_context(looking(partial(sample, child, samples), LOOK_SECONDS))
+                stages = call(in_stages, folder, is_training, scale, trees)
+            for (stage, start), (_, end) in pairwise(stages.items()):
+                near = [each for each in samples if start - 0.1 < each[0] < end + 0.1]
+                _, anonymous, files = map(max, zip(*near, strict=True))
+                line = {"rows": n_rows, "stage": stage, "seconds": end - start}
+                yield {**line, "anonymous_bytes": anonymous, "file_bytes": files}
+
+
 def site_rows(
     rows: tuple[int, ...] = (100_000, 1_000_000, 10_000_000),
     columns: int = 28,
@@ -254,9 +282,9 @@ def site_rows(
     1,000. A line for each stage: its seconds, and the largest memory of the process. It needs what
     is anonymous; pages of files leave memory when something else needs it.
 
-    With ``--like 100000000`` files have the arrays that they have at 100,000,000 rows: those that
-    are larger than 1 GiB there, not here. The last lines are then an estimate for 100,000,000 rows:
-    the straight line through the two largest numbers of rows.
+    With ``--like 100000000`` files have the arrays that they have at 100,000,000 rows, where they
+    are larger, and as few columns are sketched together. The last lines are then an estimate for
+    100,000,000 rows: the straight line through the two largest numbers of rows.
     """
     place, n_values = Path(tempfile.gettempdir()), max(rows) * (columns + 1)
     needed, free = VALUE_BYTES * n_values, shutil.disk_usage(place).free
@@ -266,23 +294,10 @@ def site_rows(
         raise ConfigError(f"{rule}, got {max(rows)} of {needed:,} bytes, and {free:,} free")
     lines, sizes = list[Row](), {"columns": columns, "trees": trees, "like": like}
     for n_rows in sorted(rows):
-        largest = scratch.LARGEST * n_rows // like if like else scratch.LARGEST
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            write_groups(folder / "large.parquet", n_rows, columns)
-            write_groups(folder / "small.parquet", SMALL_ROWS, columns)
-            for is_training in (True, False):
-                samples = list[tuple[float, ...]]()
-                with ExitStack() as stack:
-                    call, child = stack.enter_context(process(FEDAPP_HOME=f"{folder}/home"))
-                    stack.enter_context(looking(partial(sample, child, samples), LOOK_SECONDS))
-                    stages = call(in_stages, folder, is_training, largest, trees)
-                for (stage, start), (_, end) in pairwise(stages.items()):
-                    near = [each for each in samples if start - 0.1 < each[0] < end + 0.1]
-                    _, anonymous, files = map(max, zip(*near, strict=True))
-                    line = {"rows": n_rows, "stage": stage, "seconds": end - start}
-                    lines.append({**line, "anonymous_bytes": anonymous, "file_bytes": files})
-                    yield {**sizes, **lines[-1]}
+        scale = n_rows / like if like else 1.0
+        for line in memory_of(n_rows, columns, trees, scale):
+            lines.append(line)
+            yield {**sizes, **line}
     ends = (lines[-8:-4], lines[-4:]) if like and len(rows) > 1 else ((), ())
     for before, line in zip(*ends, strict=True):
         rise = (like - line["rows"]) / (line["rows"] - before["rows"])

@@ -17,7 +17,7 @@ from statistics import median
 
 import psutil
 
-from fedapp.run_files import RunFiles
+from fedapp.run_folder import RunFolder
 from simulations.deployment import Deployment, site_tables
 from simulations.study import Row, looking, random_table, show
 from strategies.handshake import registered_sites
@@ -105,7 +105,7 @@ def measure_exchange(
     models = [(run_folder.path / "model.json").read_bytes() for run_folder in (run, local)]
     assert models[0] == models[1], "the model must be that of the local engine"
     waits: dict[int, float] = {}  # seconds from a request to the receipt of its reply, by step
-    for line in RunFiles(run.path).ledger:
+    for line in RunFolder(run.path).ledger:
         if line["to"] == WATCHED:
             waits[line["step"]] = -line["seconds"]
         elif line["from"] == WATCHED:

@@ -223,22 +223,22 @@ class Scene(Deployment):
             time.sleep(LOOK_SECONDS)
         undo.close()
         outcome = self.outcome(fault.named)
+        run = RunFolder(self.run_dir)
         if self.run.returncode:
-            is_begun = (self.run_dir / "config.toml").exists()
+            is_begun = run.has_begun
             self.wait_until_listening()
             # A ServerApp whose run the SuperLink has forgotten ends at its next request, or
             # the run goes on once it remembers.
             while is_written(self.run_dir) and time.monotonic() - began < self.limit:
                 time.sleep(LOOK_SECONDS)
-            has_gone_on = (self.run_dir / "summary.json").exists()  # without the command
+            has_gone_on = run.has_finished  # without the command
             if not has_gone_on:
                 again = {"resume": self.run_dir}
                 self.command(again if is_begun else {**self.settings, "run-dir": self.run_dir})
             how = "gone on" if has_gone_on else "resumed" if is_begun else "restarted"
             end = self.same_model() if has_gone_on else self.outcome(fault.named)
             outcome += f"; {how}: {end}"
-        summary = self.run_dir / "summary.json"
-        if fault.noted and not (summary.exists() and re.search(fault.noted, summary.read_text())):
+        if fault.noted and not (run.has_finished and re.search(fault.noted, str(run.summary))):
             outcome += f", but no {fault.noted!r} in its summary"
         return {"outcome": outcome}
 

@@ -30,7 +30,6 @@ from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.kernels import n_cores
 from fedapp.records.document import load
-from fedapp.run_files import RunFiles
 from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import join_tables
 from fedapp.runs.local import run_local
@@ -137,7 +136,7 @@ def train_rows(
 
 def run_figures(run_dir: Path) -> Row:
     """Costs and score of a run; seconds in all."""
-    run = RunFiles(run_dir)
+    run = RunFolder(run_dir)
     seconds = {"seconds": run.summary["seconds"]["total"]}
     return {**figures_of(run_dir), **seconds, "largest_message": run.sums.largest}
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.data.datasets import find_dataset, read_source
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.baselines import baseline_rows
 from fedapp.settings import Settings, load_settings
 from fedapp.trees.losses import REGRESSION

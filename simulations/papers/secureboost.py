@@ -28,7 +28,7 @@ from sklearn.metrics.cluster import contingency_matrix
 
 from fedapp import metrics
 from fedapp.data.datasets import read_source
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.baselines import Pooled, join_tables
 from fedapp.settings import Settings, load_settings
 from simulations.paper import Paper, Tables, span_of

@@ -17,7 +17,8 @@ from fedapp.audit.vertical import Active, unguided
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, FedappError
 from fedapp.home import home
-from fedapp.run_files import AUDIT, read_audit, read_run
+from fedapp.run_files import AUDIT
+from fedapp.run_folder import read_run
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from strategies.run import load_strategy
@@ -123,7 +124,7 @@ def test_an_audit_finds_what_it_must_and_leaves_nothing_at_the_sites(train, way)
         (missing,) = audit.unmeasured
         why = "with privacy.epsilon no party sends sums by bin"
         assert (missing.attack, missing.why) == (SUMS, why)
-    assert read_audit(run.path) == read_run(run.path).audit == audit
+    assert read_run(run.path).audit == audit
     card = (run.path / "model-card.md").read_text()
     for text in ("## What attacks found", "lower bound", audit.date):
         assert text in card

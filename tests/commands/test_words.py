@@ -4,11 +4,12 @@ import socket
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedapp
 from fedapp.commands import cli
-from fedapp.commands.common import RENAMED
+from fedapp.commands.common import RENAMED, Group
 from fedapp.errors import ConfigError
 from fedapp.runs.set_by_command import SET_BY_COMMAND
 from fedapp.settings import defaults
@@ -92,8 +93,24 @@ def test_an_estimator_refuses_every_setting_that_it_sets_itself():
 
 SETTING = "or a setting, got "
 WORDS = {  # what is typed first, and what answers
-    "run pax t.csv": "a table must follow --data, got t.csv: write fedapp run pax --data t.csv",
-    "run pax --data=a.csv b.csv": "got b.csv: write fedapp run pax --data a.csv,b.csv",
+    "run pax t.csv": "t.csv must follow --data, got no option: write fedapp run pax --data t.csv",
+    "run pax --data=a.csv b.csv": "write fedapp run pax --data a.csv,b.csv",
+    "run t.csv": "write fedapp run METHOD --data t.csv",
+    "compare pax t.csv bagging": "write fedapp compare pax bagging --data t.csv",
+    "run pax bagging": "must name one method, got pax, bagging",
+    "run pax xgboost": "Got unexpected extra argument (xgboost)",
+    "predict one t.csv": "t.csv must follow --data, got no option: write fedapp predict one "
+    "--data t.csv",
+    "predict t.csv": "write fedapp predict RUN --data t.csv",
+    "predict t.csv one": "write fedapp predict one --data t.csv",
+    "predict one --input t.csv": "got --input: write --data",
+    "predict one -e x": "No such option '-e'",  # --engine, or --explain
+    "export one m.onnx": "write fedapp export one --output m.onnx",
+    "export one sklearn": "write fedapp export one --to sklearn",
+    "runs retrain one ids.csv": "write fedapp runs retrain one --without ids.csv",
+    "serve one 8000": "write fedapp serve one --port 8000",
+    "site check site.toml": "write fedapp site check --site site.toml",
+    "audit one one": "Got unexpected extra argument",
     "settings maxdepth": f"{SETTING}maxdepth; did you mean max-depth?",
     "settings zzz": f"{SETTING}zzz: fedapp settings lists them",
     "settings max_depth": " max-depth  6  ",
@@ -103,8 +120,26 @@ WORDS = {  # what is typed first, and what answers
 
 @pytest.mark.parametrize("typed", WORDS)
 def test_first_words_are_answered(typed):
+    Path("t.csv").touch()
+    Path("one").mkdir()
     done = CliRunner().invoke(cli, typed.split())
     assert WORDS[typed] in f"{done.output}{done.exception}"
+
+
+def with_output(group, *path):
+    """Words of every command that has the option ``--output``."""
+    for name, command in group.commands.items():
+        if isinstance(command, Group):
+            yield from with_output(command, *path, name)
+        elif any("--output" in parameter.opts for parameter in command.params):
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("command", [*with_output(get_command(cli))], ids=" ".join)
+def test_an_output_without_its_option_is_answered_with_it(command):
+    words = ["x"] * (command[-1] != "compare")
+    done = CliRunner().invoke(cli, [*command, *words, "-o", "y"])
+    assert "got -o: write --output" in str(done.exception)
 
 
 @pytest.mark.parametrize("old", RENAMED)

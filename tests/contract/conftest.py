@@ -14,7 +14,7 @@ from fedapp.settings import Settings, load_settings
 from fedapp.site import sums
 from strategies.run import load_strategy
 from tests.contract.methods import METHODS, ROUNDS
-from tests.federated import lines_of, summary_of, train_once
+from tests.federated import summary_of, train_once
 from tests.network import run
 from tests.tables import made_columns, write_rows
 from tests.transcript import Listener
@@ -43,12 +43,12 @@ class Recorded:
     @property
     def steps(self):
         """What was asked at each step."""
-        return {line["step"]: line["type"] for line in lines_of(self.folder.ledger)}
+        return {line["step"]: line["type"] for line in self.folder.ledger}
 
     @property
     def last_step(self):
         """The last step but one at which party-2 was asked."""
-        asked = {line["step"] for line in lines_of(self.folder.ledger) if line["to"] == "party-2"}
+        asked = {line["step"] for line in self.folder.ledger if line["to"] == "party-2"}
         return sorted(asked)[-2]
 
 
@@ -135,7 +135,7 @@ def recorded(tmp_path_factory):
                     app,
                     method.result(done),
                     summary_of(done),
-                    lines_of(done.rounds) if done.rounds.exists() else [],
+                    done.rounds if done.rounds_file.exists() else [],
                     {str(path.relative_to(home() / "sites")): path.read_bytes() for path in files},
                 )
         return runs[name]

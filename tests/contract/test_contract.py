@@ -96,7 +96,7 @@ def test_the_best_round_is_kept_also_where_rounds_run_out(made, name, stops):
     elif stops:
         given |= {"eta": 1.0, "num_boost_round": 40}
     folder = run_local(made(name, "binary:logistic", **given))
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    summary, lines = summary_of(folder), folder.rounds
     losses = [line["valid"]["logloss"] for line in lines]
     assert summary["best_round"] == int(np.argmin(losses)) + 1
     assert summary["metrics"]["valid"]["logloss"] == pytest.approx(min(losses), abs=1e-6)
@@ -133,7 +133,7 @@ def test_a_run_takes_the_exchanges_it_is_known_for(made, name, parties, depth):
     folder = run_local(made(name, parties=parties, depth=depth))
     expected = METHODS[name].exchanges(parties, depth)
     found = summary_of(folder)["exchanges"]
-    steps = {line["step"] for line in lines_of(folder.ledger)}
+    steps = {line["step"] for line in folder.ledger}
     assert found == len(steps)
     if name == "interactive":  # rows ask for no more levels than their ways have passive splits
         assert expected - 2 * depth < found <= expected
@@ -176,7 +176,7 @@ def secrets_of(settings, is_vertical):
 @every_method
 def test_the_ledger_has_every_byte_of_the_summary_and_rounds_their_scores(recorded, name):
     run = recorded(name)
-    lines = lines_of(run.folder.ledger)
+    lines = run.folder.ledger
     to_server = sum(line["bytes"] for line in lines if line["to"] == "server")
     to_parties = sum(line["bytes"] for line in lines if line["from"] == "server")
     assert run.summary["bytes"] == {"to_parties": to_parties, "to_server": to_server}
@@ -261,7 +261,7 @@ def test_a_run_at_sites_that_are_not_simulated_ends_within_their_policies(
         )
         more = {"model": summary_of(trained)["model_id"]}
     folder = run(made(name, "binary:logistic", **more), sites(*nodes))
-    assert {line["type"] for line in lines_of(folder.ledger)} == row.kinds
+    assert {line["type"] for line in folder.ledger} == row.kinds
     model_id = summary_of(folder)["model_id"]
     for site in names:
         lines = lines_of(home() / "sites" / site / LOG)
@@ -296,7 +296,7 @@ def test_a_server_that_dies_goes_on_to_the_same_result(made, recorded, name, ste
         summary = summary_of(folder)
         assert summary["metrics"] == whole.summary["metrics"], step
         if not METHODS[name].trained:
-            assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2], step
+            assert [line["round"] for line in folder.rounds] == [1, 2], step
 
 
 @pytest.mark.by_default(
@@ -368,9 +368,9 @@ def test_a_lost_party_is_left_out_where_others_may_go_on(made, recorded, name):
     summary = summary_of(folder)
     assert summary["left_out"] == [{"party": "party-2", "step": first + 1, "reason": "broke"}]
     assert [party["name"] for party in summary["parties"]] == ["party-1", "party-3"]
-    asked = [line["step"] for line in lines_of(folder.ledger) if line["to"] == "party-2"]
+    asked = [line["step"] for line in folder.ledger if line["to"] == "party-2"]
     assert max(asked) == first + 1
-    assert len(lines_of(folder.rounds)) == ROUNDS
+    assert len(folder.rounds) == ROUNDS
 
 
 # Flower, and settings

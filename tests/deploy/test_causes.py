@@ -28,7 +28,8 @@ from flwr.superlink import main
 from flwr.superlink.main import create_app
 from flwr.supernode import fleet_http_connection
 
-from fedapp.commands.site import federation_app, site_app
+from fedapp.commands.federation import federation_app
+from fedapp.commands.site import site_app
 from fedapp.deploy.folders import renew_certificates
 from fedapp.deploy.health import REACHED
 from fedapp.deploy.warm import connection

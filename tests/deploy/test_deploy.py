@@ -28,7 +28,8 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
-from fedapp.commands.site import federation_app, site_app
+from fedapp.commands.federation import federation_app
+from fedapp.commands.site import site_app
 from fedapp.deploy import members
 from fedapp.deploy.health import ALIVE, REACHED
 from fedapp.errors import ConfigError, FedappError

@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedapp.commands import cli
-from fedapp.commands.site import federation_app, site_app
+from fedapp.commands.federation import federation_app
+from fedapp.commands.site import site_app
 from fedapp.errors import ConfigError
 from fedapp.home import home
 from fedapp.records.document import to_text

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from flwr.proto.control_pb2 import ListRunsRequest, ListRunsResponse
 
-from fedapp.commands.site import federation_app
+from fedapp.commands.federation import federation_app
 from fedapp.errors import ConfigError, RunFailedError
 from fedapp.runs.flower import free_ports, run_superlink
 from fedapp.runs.session import describe_engine

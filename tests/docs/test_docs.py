@@ -17,7 +17,8 @@ from fedapp.errors import DataError
 from fedapp.home import app_folder
 from fedapp.messages.methods import all_methods, module_of_group
 from fedapp.run_files import Message, RoundInfo, Summary
-from fedapp.settings import declared, defaults
+from fedapp.sections import declared
+from fedapp.settings import defaults
 from fedapp.site.settings import SiteConfig
 from tests.docs.first import BLOCK, PAGES, printed
 from tests.pages import blocks, commands_in

@@ -12,7 +12,7 @@ from fedapp.data.datasets import read_source
 from fedapp.errors import ConfigError
 from fedapp.metrics.names import EVAL_METRICS, NAMES
 from fedapp.report.summary import print_summary
-from fedapp.run_files import threshold_of
+from fedapp.run_folder import RunFolder
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import predicted_rows
@@ -46,7 +46,7 @@ def test_the_scores_of_each_party_are_those_of_its_own_rows(settings):
     assert list(by_party) == ["party-1", "party-2"]
     threshold = {"value": value, "rows": "valid", "few": True}
     assert summary["threshold"] == threshold
-    assert threshold_of(Path(run.run_dir)) is None
+    assert RunFolder(Path(run.run_dir)).threshold is None
     assert summary["rarer_class"] == pytest.approx(1 / 3, abs=0.05)
     for name, rows in zip(by_party, shares["test"], strict=True):
         scores = by_party[name]["test"]

@@ -13,7 +13,7 @@ from fedapp.report import write_report
 from fedapp.report.card import CARD, Blanks, in_short, model_card
 from fedapp.report.documents import CONTROLS, DOCUMENTS, configuration_of, documents
 from fedapp.report.template import TEMPLATES
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.local import run_local
 from fedapp.settings import defaults, load_settings
 from fedapp.site.bundle import app_folder
@@ -75,7 +75,7 @@ def test_documents_state_what_the_run_has(trained, request, tmp_path):
         assert message["type"].replace("_", "\\_") in texts["threat-model"]
     for party in run.summary["parties"]:
         assert f"| {party['name']} | {party['rows']:,} |" in texts["validation-report"]
-    if epsilon := run.config.get("privacy", {}).get("epsilon"):
+    if epsilon := run.settings.get("privacy.epsilon"):
         assert f"| privacy.epsilon | {epsilon} |" in texts["dpia"]
     weak = "NOT FIT FOR REAL ROWS: a Paillier key of 512 bits can be broken"
     for text in texts.values():

@@ -14,8 +14,7 @@ from fedapp import metrics
 from fedapp.commands import cli
 from fedapp.errors import DataError
 from fedapp.report import summary, write_report
-from fedapp.run_files import read_run
-from fedapp.run_folder import Checkpoints, RunFolder, RunState
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, read_run
 from tests.deploy_folders import invoke
 
 BINARY, MULTI, REGRESSION = metrics.OBJECTIVES[:3]
@@ -132,6 +131,20 @@ def test_a_field_that_the_summary_does_not_declare_is_not_written(tmp_path):
     assert (folder.path / "summary.json").read_bytes() == before
     folder.add_to_summary({"trees": 6})
     assert (folder.summary["trees"], folder.summary["version"]) == (6, 1)
+
+
+def test_a_score_that_noise_hides_is_a_dash_everywhere_and_is_named(tmp_path):
+    hidden = {"test": {"rmse": None, "mae": 2.0, "r2": None}, "valid": {}, "train": {}}
+    run = make_run(tmp_path / "run", REGRESSION, metrics=hidden, privacy=PRIVATE)
+    shown = io.StringIO()
+    summary.print_summary(read_run(run).summary, Console(file=shown, width=120))
+    texts = shown.getvalue(), page_of(run), (run / "model-card.md").read_text()
+    for text in texts:
+        assert "not shown, as noise is larger: test rmse, test r2" in text
+    row = ["test", "\N{EN DASH}", "2.0000", "\N{EN DASH}"]
+    assert row in [re.split(r" +", line.strip())[1:] for line in texts[0].splitlines()]
+    assert ["federated", *row] in cells(texts[1])
+    assert f"| {' | '.join(row)} |" in texts[2]
 
 
 def test_a_finished_training_is_not_lost_by_a_field_that_cannot_be_read(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import fedapp
 from fedapp.home import home
 from fedapp.report.summary import certainty_notes, score_notes, score_text, span_text
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.baselines import order_range, run_baselines, same_nodes
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import gains_by_party, joined_model

@@ -13,7 +13,8 @@ from fedapp import cluster
 from fedapp.crypto import paillier, sums
 from fedapp.errors import ClusterError, ConfigError, FedappError
 from fedapp.home import home
-from fedapp.run_folder import CHECKPOINT, QUIET
+from fedapp.report.progress import QUIET
+from fedapp.run_folder import CHECKPOINT
 from fedapp.runs import session
 from fedapp.runs.compare import carry_out
 from fedapp.runs.flower import free_ports, run_simulation

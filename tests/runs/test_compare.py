@@ -20,13 +20,13 @@ from fedapp.report.comparison import (
     score_tables,
     tradeoff_page,
 )
+from fedapp.report.progress import QUIET
 from fedapp.report.summary import fact_grid
-from fedapp.run_files import read_run
-from fedapp.run_folder import QUIET, RunFolder
+from fedapp.run_folder import RunFolder, read_run
 from fedapp.runs.compare import carry_out
 from fedapp.runs.run_groups import Compared
 from fedapp.runs.tables import natural_parties
-from fedapp.settings import flatten, load_settings
+from fedapp.settings import load_settings
 
 SHORT = {"num-boost-round": 2, "max-depth": 2, "max-bin": 16}
 
@@ -56,7 +56,7 @@ def test_a_comparison_has_the_baselines_and_each_method_the_settings_that_it_rea
     for other, (value, low, high) in spans.items():
         assert low <= value <= high
         assert value == pytest.approx(lines["pax"].mean - lines[other].mean, abs=0.03)
-    pax, forest = (flatten(run.config) for run in runs.values())
+    pax, forest = (run.settings for run in runs.values())
     assert (pax["max-depth"], pax["num-boost-round"], pax["align"]) == (2, 2, "psi")
     assert (forest["max-depth"], forest["align"]) == (6, "ordered")
     assert forest["num-boost-round"] == "auto"

@@ -1,12 +1,16 @@
 """Settings: defaults, overrides, and what each refuses."""
 
 import tomllib
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
 
 from fedapp.arguments import parse_overrides
-from fedapp.errors import ConfigError
+from fedapp.errors import ConfigError, DataError
+from fedapp.messages.methods import all_methods
 from fedapp.run_folder import RunFolder
+from fedapp.runs.tables import check_tables
 from fedapp.settings import SIMULATED_PARTIES, about_settings, check_names, defaults, load_settings
 from strategies.pax import PAX
 from strategies.run import all_strategies, load_strategy
@@ -157,3 +161,54 @@ def test_few_validation_rows_stop_no_run_unless_it_is_asked_for():
     assert load_settings({}).watching(99).early_stopping_rounds == 0
     assert load_settings({}).watching(100).early_stopping_rounds == 20
     assert load_settings({"early-stopping-rounds": 5}).watching(1).early_stopping_rounds == 5
+
+
+# Every setting that names a column, with one that no table has, and what it needs.
+TIMES, RANKS = ({"objective": name, "label": "t"} for name in ("survival:aft", "rank:ndcg"))
+NAMES_A_COLUMN = {
+    **dict.fromkeys(("label", "id", "weight", "drop-columns", "group", "base-margin"), ("q", {})),
+    "event": ("q", TIMES),
+    "qid": ("q", RANKS),
+    "partition": ("column:q", {}),
+    "test-from": ("q:3", {}),
+    "monotone-constraints": ("q:1", {}),
+    "interaction-constraints": ("[a,q]", {}),
+    "feature-weights": ("q:2", {"colsample-bytree": 0.5}),
+}
+NAMES_NONE = {"parties", "header", "columns", "share-column-names", "min-child-weight", "max-bin"}
+NAMES_NONE |= {"colsample-bytree", "colsample-bylevel", "colsample-bynode", "max-cat-to-onehot"}
+
+
+def test_a_column_that_no_table_has_is_refused_by_name_before_anything_runs(tmp_path):
+    common = {name: about for name, about in about_settings().items() if "." not in name}
+    about = {name for name, setting in common.items() if "olumn" in setting.text}
+    assert about - NAMES_NONE == NAMES_A_COLUMN.keys() - {"test-from"}
+    rng, n_rows = np.random.default_rng(0), 40
+    numbers = {name: rng.normal(size=n_rows).round(3) for name in "abcd"}
+    table = {"i": range(n_rows), **numbers, "t": rng.integers(1, 9, n_rows), "y": [0, 1] * 20}
+    rows = (",".join(map(str, row)) for row in zip(*table.values(), strict=True))
+    (tmp_path / "t.csv").write_text("\n".join([",".join(table), *rows]))
+    usual = {"data": str(tmp_path / "t.csv"), "label": "y", "id": "i", "parties": 2}
+    for method, strategy in all_strategies().items():
+        read = {*strategy.settings_read(load_settings({"strategy": method}))} & {*NAMES_A_COLUMN}
+        for name in read if all_methods()[method].trains else ():
+            value, needs = NAMES_A_COLUMN[name]
+            if needs.get("objective", strategy.objectives[0]) not in strategy.objectives:
+                continue
+            named = {**usual, "strategy": method, **needs, name: value}
+            with pytest.raises((ConfigError, DataError), match=rf"^{name}(?=.*\bq\b).*\ba\b"):
+                check_tables(load_settings(named))
+
+
+def test_a_constraint_names_a_column_of_any_party_but_of_one_only(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "i,a,c,y\n" + "".join(f"{n},{n},1,{n % 2}\n" for n in range(40))
+    )
+    (tmp_path / "b.csv").write_text("i,b,c\n" + "".join(f"{n},{-n},2\n" for n in range(40)))
+    data = f"bank={tmp_path}/a.csv,shop={tmp_path}/b.csv"
+    for name, is_known in (("a", True), ("b", True), ("c", False), ("i", False)):
+        given = {"strategy": "secureboost", "data": data, "label": "y", "id": "i", "parties": 2}
+        settings = load_settings({**given, "monotone-constraints": f"{name}:1"})
+        expected = pytest.raises(ConfigError, match=rf"must name columns of .*, got {name}; ")
+        with nullcontext() if is_known else expected:
+            check_tables(settings)

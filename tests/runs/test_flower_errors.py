@@ -30,7 +30,8 @@ from typer.testing import CliRunner
 
 from fedapp.commands import cli
 from fedapp.errors import ConfigError, RunFailedError, without_passwords
-from fedapp.run_folder import QUIET, RunFolder, Silent, Stage
+from fedapp.report.progress import QUIET, Silent
+from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs import flower as flower_runs
 from fedapp.runs.flower import check_program, sentence_for
 from fedapp.runs.local import run_local

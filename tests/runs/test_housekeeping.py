@@ -14,7 +14,14 @@ from fedapp.commands import cli
 from fedapp.errors import ConfigError, DataError, PartyError, RunFailedError
 from fedapp.home import home, secret_at
 from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
-from fedapp.runs.clean import folder_of_runs, forget_model, list_runs, plan, site_states
+from fedapp.runs.clean import (
+    folder_of_runs,
+    forget_model,
+    list_runs,
+    plan,
+    run_folders,
+    site_states,
+)
 from fedapp.runs.local import run_local
 from fedapp.site.clock import SECONDS_A_DAY
 from fedapp.site.store import PART_FILE, STATE
@@ -74,7 +81,7 @@ def test_runs_are_listed_by_state(unfinished, settings):
     (RUNS / "notes").mkdir()
     states = {"good": "finished", "bad": "failed", "stopped": "interrupted", "saved": "resumable"}
     states |= dict.fromkeys(("killed", "20260101-000000-pax"), "interrupted")
-    assert states_of(list_runs(RUNS)) == states
+    assert states_of(run_folders(RUNS)) == states
     shown = invoked("runs").output
     line = r"good +finished +pax +breast-cancer +auc 0\.\d{4} +\d+(\.\d)? kB +20\d\d-\d\d-\d\d "
     assert re.search(line, shown)
@@ -108,11 +115,12 @@ def test_comparisons_and_searches_are_listed_as_wholes(unfinished):
         (folder / "compared.json").write_text('{"data": "rows"}')
         (folder / file).write_text(json.dumps(summary))
     lines = []
-    found = list_runs(RUNS, tell=lines.append, with_groups=True)
-    assert {(run.state, run.method, run.score, run.data) for run in found} == {
-        ("finished", "comparison of pax, cyclic", "cyclic auc 0.9750", "breast-cancer"),
-        ("finished", "search, pax", "auc 0.9600", "wine"),
-        ("interrupted", "unfinished comparison or search", "", "rows"),
+    names = ("state", "method", "metric", "test_score", "data")
+    found = list_runs(RUNS, tell=lines.append)
+    assert {tuple(line[name] for name in names) for line in found} == {
+        ("finished", "comparison of pax, cyclic", "cyclic auc", 0.975, "breast-cancer"),
+        ("finished", "search, pax", "auc", 0.96, "wine"),
+        ("interrupted", "unfinished comparison or search", "", None, "rows"),
     }
     assert not lines
     assert "-42" not in invoked("runs").output
@@ -140,9 +148,9 @@ def test_failed_runs_are_deleted_after_asking_and_others_stay(unfinished, settin
         assert bad.path.exists()
         done = invoked("runs", "clean", typed="y\n")
     assert done.exit_code == 0
-    assert states_of(list_runs(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
+    assert states_of(run_folders(RUNS, deep=True)) == {"good": "finished", "working": "interrupted"}
     assert invoked("runs", "clean", "--yes").exit_code == 0
-    assert states_of(list_runs(RUNS)) == {"good": "finished"}
+    assert states_of(run_folders(RUNS)) == {"good": "finished"}
 
 
 def test_parts_of_models_stay_unless_all_are_asked_for(vertical, monkeypatch):

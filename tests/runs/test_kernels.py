@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedapp import kernels
-from fedapp.run_folder import Silent
+from fedapp.report.progress import Silent
 from fedapp.runs import session
 from fedapp.runs.kernels import main
 from fedapp.settings import load_settings

@@ -11,8 +11,8 @@ from fedapp.data import predictions
 from fedapp.errors import FedappError
 from fedapp.process import free_memory
 from fedapp.runs.local import run_local
-from fedapp.runs.predict import predict_table, predicted_rows
-from fedapp.runs.run import Run, write_explanation
+from fedapp.runs.predict import predict_table, predicted_rows, write_explanation
+from fedapp.runs.run import Run
 from fedapp.site import policy
 from tests.random_tables import random_case
 from tests.tables import by_parts, made_columns, write_rows
@@ -35,7 +35,7 @@ def test_predictions_and_explanations_of_a_large_table_are_the_same_bytes(
 
     def written(name, group_rows):
         shap = tmp_path / f"{name}-shap.csv"
-        write_explanation(run, predicted_rows(run.path, case["data"]), "", [], shap)
+        write_explanation(run.to_xgboost(), predicted_rows(run.path, case["data"]), "", [], shap)
         files = [tmp_path / f"{name}{suffix}" for suffix in (".parquet", ".csv")]
         for file in files:
             assert predict_table(run.path, case["data"], "", file).n_rows

@@ -13,13 +13,17 @@ from rich.console import Console
 
 import fedapp
 import fedapp.messages
-from fedapp.errors import ConfigError
+from fedapp.conversation import Exchange
+from fedapp.errors import ConfigError, PartyError
+from fedapp.messages.handshake import GreetReply
 from fedapp.messages.pax import GrowRequest, SketchRequest
 from fedapp.messages.vertical import MaskRequest, MatchRequest
-from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, following
-from fedapp.run_folder import RunFolder, Silent, Stage, Stages
+from fedapp.report.progress import HEARTBEAT_SECONDS, Follower, Silent, following
+from fedapp.run_folder import RunFolder, Stage
 from fedapp.runs.local import run_local
-from strategies.handshake import find_nodes, removed_nodes, site_names
+from strategies import PAX
+from strategies.flower import Stages
+from strategies.handshake import find_nodes, removed_nodes, shown_names, site_names
 from tests.report.test_report import round_line
 
 START = 1_000_000.0
@@ -206,6 +210,21 @@ def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch)
     for name, node in {"bank": 17, "shop": 4}.items():
         (tmp_path / "sites" / f"{name}.node").write_text(f"{node}\n")
     assert site_names() == {"node 17": "bank", "node 4": "shop"}
+    nodes = (4, 17, 735, 736)
+    for labels, names in {
+        ("node 735", "node 736"): ["2 parties"],
+        ("node 735",): ["1 party"],
+        ("node 17", "node 735"): ["bank", "1 party without a name yet"],
+        ("bank", "party-2"): ["bank", "party-2"],  # once they have introduced themselves
+        (): [],
+    }.items():
+        assert shown_names(labels, nodes) == names
+    strategy = PAX(parties=2)
+    strategy.pending = Exchange({}, GreetReply)
+    strategy._addresses = {"node 17": 17, "node 735": 735}
+    for label, name in {"node 17": "bank", "node 735": "node 735"}.items():
+        with pytest.raises(PartyError, match=rf"^{name} .*no answer within"):
+            strategy._read(None, label)
     for explained_after in (9.0, -1.0):
         monkeypatch.setattr("strategies.handshake.EXPLAINED_AFTER", explained_after)
         why = ", not connected: the site's own log says why" if explained_after < 0 else ""
@@ -219,7 +238,7 @@ def test_parties_that_are_waited_for_are_counted_or_named(tmp_path, monkeypatch)
 
 
 def test_a_run_says_where_it_is_at_every_exchange(settings, monkeypatch):
-    monkeypatch.setattr("fedapp.run_folder.NOTED", 0.0)
+    monkeypatch.setattr("strategies.flower.NOTED", 0.0)
     noted = []
     write = RunFolder.note
     monkeypatch.setattr(

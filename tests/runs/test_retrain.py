@@ -19,7 +19,7 @@ from fedapp.data.read import load_table, text_file
 from fedapp.data.schema import Roles
 from fedapp.errors import ConfigError, DataError
 from fedapp.report.summary import resolved_facts
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.local import run_local
 from fedapp.runs.predict import trained_settings
 from fedapp.runs.retrain import model_digest, remains, retraining
@@ -147,7 +147,7 @@ def test_rows_are_left_out_as_if_the_file_had_never_had_them(tmp_path_factory, r
     roles = Roles(id_column="id", without=tuple(f"c{row}" for row in sorted(gone)))
     text = text_file(whole, roles=roles)
     assert text is not None
-    assert text.content() == rest.read_bytes()
+    assert b"".join(text.lines()) == rest.read_bytes()
     assert outcome(whole, roles) == outcome(rest, Roles(id_column="id"))
 
 

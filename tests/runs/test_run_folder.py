@@ -17,7 +17,8 @@ import pytest
 from fedapp.errors import ConfigError, DataError
 from fedapp.messages.wire import from_records
 from fedapp.records.codec import IN_FILE, Array
-from fedapp.run_folder import QUIET, Checkpoints, RunFolder, RunState, State
+from fedapp.report.progress import QUIET
+from fedapp.run_folder import Checkpoints, RunFolder, RunState, State
 from fedapp.runs.local import LocalGrid, run_local, simulated_contexts
 from fedapp.runs.predict import predicted_rows, trained_settings
 from fedapp.runs.session import carry_out

@@ -280,3 +280,16 @@ def test_flwr_run_takes_an_examples_folder(name, tmp_path):
             words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
     assert "'test_auc': 0.9" in ran.stdout + ran.stderr, ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+def test_memory_of_a_site_does_not_grow_with_its_rows():
+    sizes = 1_200_000, 3_600_000
+    few, many = (
+        {line["stage"]: line["anonymous_bytes"] for line in clusters.memory_of(n_rows, 3, 1, 0.005)}
+        for n_rows in sizes
+    )
+    # Of XGBoost's sketch there is a column at a time in memory, about 20 bytes a row.
+    growth = {stage: (many[stage] - few[stage]) / (sizes[1] - sizes[0]) for stage in few}
+    assert growth.pop("sketch") < 35
+    assert max(growth.values()) < 6, growth

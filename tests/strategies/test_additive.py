@@ -24,7 +24,7 @@ from fedapp.trees.grow import Growth, Queue, Shape
 from fedapp.trees.losses import PLAIN
 from fedapp.trees.structure import route_rows
 from strategies.pax import PAX
-from tests.federated import lines_of, model_bytes, model_of, summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.network import FaultyApp, die, error_from, resumed, run
 from tests.tables import made_columns
 
@@ -138,7 +138,7 @@ def test_parties_under_masks_give_the_model_of_one_also_after_a_stop(made, more)
     is_split = [len(tree) > 1 for tree in model.trees[-6:]]
     assert (model.num_parallel_tree, any(is_split)) == (8, True)
     assert not any(len(tree) > 1 for tree in model.trees[-8 * 3 - 6 : -8 * 3])
-    kinds = {line["step"]: line["type"] for line in lines_of(three.ledger)}
+    kinds = {line["step"]: line["type"] for line in three.ledger}
     last = max(step for step, kind in kinds.items() if kind == "train.pax_grow")
     die(settings := made(**given), dies_before_reading=last)
     contexts = simulated_contexts(settings)
@@ -164,7 +164,7 @@ def test_the_pair_that_two_curves_do_not_explain_is_chosen(made, aggregation):
 def test_a_party_that_is_lost_while_pairs_are_asked_is_left_out(made, aggregation, step):
     given = {**PAIRS, "parties": 4, "min_parties": 3, "pax__aggregation": aggregation}
     given |= {"num_boost_round": 6}
-    kinds = {line["step"]: line["type"] for line in lines_of(run_local(made(**given)).ledger)}
+    kinds = {line["step"]: line["type"] for line in run_local(made(**given)).ledger}
     asked = sorted(step for step, kind in kinds.items() if kind == "train.pax_grow")
     lost_at = asked[0] - 1 if step == "choice" else asked[-1]  # at the roots, or below
     folder = run(made(**given), app=FaultyApp(error_from(lost_at)))
@@ -180,7 +180,7 @@ def test_a_party_that_is_lost_while_pairs_are_asked_is_left_out(made, aggregatio
 def test_a_model_without_its_pairs_says_so_and_keeps_its_best_round(made):
     given = {**PAIRS, "num_boost_round": 80, "early_stopping_rounds": 2, "eta": 1.0}
     folder = run_local(made(n_rows=150, **given, calibration="platt"))
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    summary, lines = summary_of(folder), folder.rounds
     losses = [line["valid"]["logloss"] for line in lines]
     assert summary["best_round"] == int(np.argmin(losses)) + 1 == len(lines) - 2 < 40
     assert any("the model has none of pax.pairs=2" in text for text in summary["warnings"])

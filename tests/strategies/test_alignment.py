@@ -28,7 +28,7 @@ from fedapp.site.settings import site_config
 from fedapp.site.store import Store
 from fedapp.site.table import Holdout, common_order, split_common
 from strategies.vertical import VerticalStrategy, align
-from tests.federated import lines_of, summary_of
+from tests.federated import summary_of
 from tests.letters import hash_messages, letters_sent, raw_of
 from tests.network import run
 from tests.plans import planned
@@ -239,7 +239,7 @@ def test_ids_are_in_no_message_and_no_letter_and_lists_cannot_be_compared(
         runs.append({point.tobytes() for each in lists for point in each["points"]})
     if align == "ordered":
         return
-    kinds = {line["step"]: line["type"] for line in lines_of(folder.ledger)}
+    kinds = {line["step"]: line["type"] for line in folder.ledger}
     assert sum(kind.startswith("query.alignment") for kind in kinds.values()) == 3 + 2
     assert len(runs[0]) >= 3 * 80
     assert not runs[0] & runs[1]  # masked anew in every run

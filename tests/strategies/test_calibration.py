@@ -147,7 +147,7 @@ def test_scores_are_of_calibrated_probabilities_by_the_rows_of_the_best_round(
     run = made(strategy=strategy, calibration="platt", **more)
     folder = run_local(run)
     model, summary, rows = model_of(folder), folder.summary, baseline_rows(run)[0]
-    n_rounds = len(folder.rounds.read_text().splitlines())
+    n_rounds = len(folder.rounds_file.read_text().splitlines())
     assert len(model.trees) == (summary["best_round"] or n_rounds)
     assert strategy != "pax" or len(model.trees) < n_rounds
     valid, test, margins = rows.split.valid, rows.split.test, predict_margins(model, rows.values)

@@ -20,7 +20,7 @@ from fedapp.run_folder import RunFolder
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.settings import load_settings
 from fedapp.site.store import LiveStores
-from tests.federated import lines_of, model_bytes, model_of, summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.network import NODE, FaultyApp, die, error_from, fails_from, resumed, run
 from tests.tampering import refuses
 
@@ -203,9 +203,9 @@ def test_a_server_that_dies_twice_goes_on_to_the_same_model(three_rounds, undist
     die(resumed(settings), dies_before_sending=6)
     folder = run(resumed(settings))
     assert model_bytes(folder) == model_bytes(undisturbed)
-    assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3]
+    assert [line["round"] for line in folder.rounds] == [1, 2, 3]
     summary, before = summary_of(folder), summary_of(undisturbed)
-    lines = [line for line in lines_of(folder.ledger) if line["from"] == "server"]
+    lines = [line for line in folder.ledger if line["from"] == "server"]
     sent = Counter(line["step"] for line in lines)
     n_hellos = len(sent) - 1 - LAST  # beyond the first
     assert sent.pop(0) == 9  # greetings, by three servers

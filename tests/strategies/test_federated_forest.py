@@ -23,7 +23,7 @@ from fedapp.runs.local import run_local
 from fedapp.settings import load_settings
 from fedapp.trees.forest.cart import RowFields, class_codes, number_codes
 from strategies.federated_forest import WARNINGS, FederatedForest
-from tests.federated import lines_of, summary_of
+from tests.federated import summary_of
 from tests.forests import encrypted_forest, forest_settings, joined, part_of, parts_of, pooled
 from tests.letters import ciphertexts, letters_sent, raw_of, texts_of, written
 from tests.network import run
@@ -113,7 +113,7 @@ def test_the_forest_is_that_of_the_joined_table(made, tmp_path, columns, objecti
     assert parts_of(encrypted) == parts_of(encoded)
     replies = [
         [{key: line[key] for key in ("round", "leaves", "train", "valid")} for line in lines]
-        for lines in (lines_of(encrypted.rounds), lines_of(encoded.rounds))
+        for lines in (encrypted.rounds, encoded.rounds)
     ]
     assert replies[0] == replies[1]
     for name in ("metrics", "oob", "importance", "matched_rows", "trees"):
@@ -286,7 +286,7 @@ def test_labels_in_several_messages_make_the_same_forest(
     assert parts_of(blocks) == parts_of(whole)
     n_blocks = -(-summary_of(whole)["matched_rows"]["train"] // (BLOCK_ROWS // (parties - 1)))
     for folder, n_more in ((whole, 0), (blocks, n_blocks - 1)):
-        lines = lines_of(folder.ledger)
+        lines = folder.ledger
         for kind in ("encrypt", "take"):  # one is encrypted while another is taken
             steps = {one["step"] for one in lines if one["type"].endswith(f"forest_{kind}")}
             assert len(steps) == n_more

@@ -7,7 +7,7 @@ from fedapp.errors import PartyError
 from fedapp.runs.baselines import baseline_rows
 from fedapp.runs.local import run_local
 from fedapp.trees.stacked import StackedModel
-from tests.federated import lines_of, model_of, summary_of
+from tests.federated import model_of, summary_of
 from tests.network import fails_from, run
 from tests.transcript import Listener, arrays_of, scalars_of
 
@@ -55,7 +55,7 @@ def test_trees_and_a_base_score_are_sent_once_and_heads_are_averaged_by_rows(sho
 def test_the_round_with_the_lowest_loss_on_validation_rows_is_kept(short):
     more = {"fedxgbllr__learning_rate": 0.1, "fedxgbllr__patience": 0, "fedxgbllr__rounds": 5}
     folder = run_local(short(valid_fraction=0.3, **more))
-    losses = [line["valid"]["logloss"] for line in lines_of(folder.rounds)]
+    losses = [line["valid"]["logloss"] for line in folder.rounds]
     assert len(losses) == 5
     assert folder.summary["best_round"] == int(np.argmin(losses)) + 1
     valid = folder.summary["metrics"]["valid"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedapp.data import scratch
+from fedapp.data import allocator, scratch
 from fedapp.histograms import bins
 from fedapp.records import journal
 from fedapp.runs.local import run_local
@@ -31,7 +31,7 @@ def as_large(monkeypatch):
     """``as_large()``: from now on every table is larger than memory, and has threads and groups."""
 
     def begin():
-        for name, value in {"LARGEST": 0, "BATCH_BYTES": 2**11}.items():
+        for name, value in {"LARGEST": 0, "LARGEST_ARRAY": 2**9, "BATCH_BYTES": 2**11}.items():
             monkeypatch.setattr(scratch, name, value)
         for name, value in {"FEWEST_CELLS": 1, "GROUP_CELLS": 1, "n_cores": lambda: 3}.items():
             monkeypatch.setattr(bins, name, value)
@@ -82,3 +82,19 @@ def test_a_model_is_continued_on_a_table_larger_than_memory(large_run, as_large)
     expected = results(large_run(**more))
     as_large()
     assert results(large_run(**more)) == expected
+
+
+def test_all_that_a_party_computes_of_a_large_table_is_mapped_from_files(
+    large_run, as_large, monkeypatch
+):
+    in_memory, use, used = allocator.current(), allocator.use, []
+
+    def noted(kind):
+        used.append(kind is not in_memory)
+        use(kind)
+
+    as_large()
+    monkeypatch.setattr(allocator, "use", noted)
+    run_local(large_run(num_boost_round=1))
+    # Each answer begins with an allocator that maps, and ends with the one before.
+    assert used.count(True) >= used.count(False) - 2 > 5

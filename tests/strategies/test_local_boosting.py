@@ -12,7 +12,7 @@ from fedapp.runs.local import run_local
 from fedapp.trees.model import Ensemble
 from fedapp.trees.objective import base_score, label_sums
 from fedapp.trees.predict import predict_margins
-from tests.federated import lines_of, model_of, summary_of
+from tests.federated import model_of, summary_of
 from tests.network import fails_from, run, step_of
 from tests.pooled import pooled_booster
 from tests.reference import compare_trees
@@ -152,7 +152,7 @@ def test_the_next_party_takes_the_turn_of_one_that_fails(turns):
     assert [gone["party"] for gone in summary["left_out"]] == ["party-2"]
     assert summary["trees"] == 4
     assert summary["exchanges"] == 3 + 5 + 1
-    assert [line["round"] for line in lines_of(folder.rounds)] == [1, 2, 3, 4]
+    assert [line["round"] for line in folder.rounds] == [1, 2, 3, 4]
 
 
 def test_a_party_that_fails_beside_the_turn_changes_no_tree(turns):

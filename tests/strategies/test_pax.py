@@ -16,7 +16,7 @@ from fedapp.site.settings import site_config
 from fedapp.trees.model import LEAF
 from strategies.pax_sums import share_bins
 from tests.crypto.test_pairwise import MOST_CHI2, chi_squared
-from tests.federated import lines_of, model_bytes, model_of, summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.tables import made_columns
 from tests.transcript import arrays_of, listen, masked_in, scalars_of
 
@@ -63,7 +63,7 @@ def test_a_default_run_stops_by_the_loss_of_enough_validation_rows(
 ):
     given = {"data": str(write_table(n_rows=n_rows)), "num_boost_round": "auto", "eta": 1.0}
     folder = run_local(settings(strategy=strategy, **DEFAULT, **given))
-    summary, lines = summary_of(folder), lines_of(folder.rounds)
+    summary, lines = summary_of(folder), folder.rounds
     if n_rows == 198:  # of which too few are to look at
         assert (len(lines), summary["best_round"]) == (100, None)
         assert summary["boosting"]["early_stopping_rounds"] == 0
@@ -166,7 +166,7 @@ def test_columns_of_few_values_give_the_trees_of_plain_sums(made, more):
     assert scores.pop("by_party") == {}
     for subset, found in scores.items():
         assert found == pytest.approx(expected[subset], rel=1e-6, abs=1e-6)
-    rounds = [lines_of(each.rounds)[-1]["valid"] for each in (three, plain)]
+    rounds = [each.rounds[-1]["valid"] for each in (three, plain)]
     assert rounds[0] == pytest.approx(rounds[1], rel=1e-6, abs=1e-6)
 
 

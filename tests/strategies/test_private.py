@@ -17,9 +17,10 @@ from fedapp.messages import pax_secure, secagg
 from fedapp.messages.pax import CountRequest, GrowRequest
 from fedapp.messages.pax_secure import COUNTED_ROWS
 from fedapp.metrics.adders import TOTALS_NOISE, ClippedNumbers
+from fedapp.metrics.names import EVAL_METRICS, NAMES
 from fedapp.metrics.sums import make_plausible
 from fedapp.report.card import model_card
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.site import answer, sums
 from fedapp.site.account import Position, account_of
@@ -31,7 +32,7 @@ from fedapp.trees.objective import BOUNDED, n_outputs, row_bounds, row_pairs
 from fedapp.trees.rounds import draw_trees
 from strategies.method import OF_ROWS
 from strategies.secagg import exchange_keys
-from tests.federated import lines_of, model_of
+from tests.federated import model_of
 from tests.messages.declared import example
 from tests.network import die, resumed, run
 from tests.tables import made_columns
@@ -62,7 +63,7 @@ def test_a_run_takes_an_exchange_a_round_and_tells_what_it_promises(made, told):
     assert (summary["privacy"]["epsilon"], summary["privacy"]["delta"]) == (20, 1e-5)
     assert summary["metrics"]["train"] == summary["metrics"]["by_party"] == {}
     assert "accuracy" in summary["metrics"]["test"]
-    assert all(line["train"] == line["valid"] == {} for line in lines_of(folder.rounds))
+    assert all(line["train"] == line["valid"] == {} for line in folder.rounds)
     assert any("are never split" in text for text in summary["warnings"])
     card = model_card(read_run(folder.path))
     assert "## Privacy\n\n- promised: epsilon 20, delta 1e-05\n" in card
@@ -320,18 +321,38 @@ def test_drawn_trees_split_one_column_each_in_turn():
 # Plausible scores
 
 
-@pytest.mark.parametrize("objective", ["binary:logistic", "multi:softprob", "reg:squarederror"])
-def test_scores_of_noise_alone_are_numbers(objective):
+ONLY_ABOVE_0 = ("loss", "rms", "mae", "mape", "deviance", "tweedie")
+
+
+@pytest.mark.parametrize(
+    "objective", ["binary:logistic", "multi:softprob", "reg:squarederror", "binary:hinge"]
+)
+def test_a_score_that_no_rows_can_have_is_not_shown(objective):
     rng, width = np.random.default_rng(0), n_outputs(objective, 3)
     nothing = np.empty((0, width), np.float32), *(np.empty(0, np.float32),) * 2
-    form = metrics.statistics(objective, *nothing, 32)
-    for _ in range(30):
+    extra = EVAL_METRICS[objective]
+    form = metrics.statistics(objective, *nothing, 32, extra=extra)
+    lost = set[str]()
+    for _ in range(100):
         cells, sums = (rng.normal(0, 9, each.shape) for each in (form.histogram, form.sums))
-        read = make_plausible(objective, metrics.Statistics(sums, cells))
+        read = make_plausible(metrics.Statistics(sums, cells))
         assert (read.histogram >= 0).all()
         metrics.check_statistics(objective, read)
-        found = metrics.scores(objective, read)
-        assert all(not np.isinf(value) for value in found.values())
+        scores = metrics.scores(objective, read, extra)
+        lost |= {name for name, value in scores.items() if np.isnan(value)}
+        for name, value in scores.items():
+            low = 0 if name not in ("r2", "poisson-nloglik") else -np.inf
+            high = np.inf if any(map(name.__contains__, ONLY_ABOVE_0)) else 1
+            assert np.isnan(value) or low <= value <= high, name
+        # Nothing is moved into its range: what is shown is what the sums say.
+        if "rmse" in NAMES[objective]:
+            assert np.isnan(scores["rmse"]) == (sums[0] <= 0 or sums[1] < 0)
+            assert np.isnan(scores["mae"]) or scores["mae"] == sums[2] / sums[0]
+        shown = metrics.curves(objective, read)
+        counts = [*shown.get("confusion", ()), metrics.class_weights(objective, read)]
+        assert all(count >= 0 for row in counts for count in row)
+        assert metrics.intervals(objective, read, extra=extra).keys() <= scores.keys()
+    assert {*NAMES[objective]} - lost <= {"auc", "ks", "pr_auc", "auc_ovr"}
 
 
 # Who is refused

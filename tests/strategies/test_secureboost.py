@@ -24,7 +24,7 @@ from fedapp.trees.predict import predict_margins
 from fedapp.trees.xgboost import stock_ensemble
 from strategies.secureboost import SecureBoost
 from tests.encrypted import scored
-from tests.federated import lines_of, model_bytes, model_of
+from tests.federated import model_bytes, model_of
 from tests.letters import letters_sent
 from tests.pooled import Pooled, assert_xgboosts
 from tests.random_tables import differences, random_case
@@ -55,7 +55,7 @@ def test_first_trees_of_the_active_party_alone_and_later_ones_are_xgboosts(made)
     assert_xgboosts(folder, whole, later)
     split = [tree["column"][tree["left"] != LEAF] for tree in model_of(folder).trees]
     assert [bool(whole.owners(columns).any()) for columns in split] == [False, True, True]
-    steps = {line["step"] for line in lines_of(folder.ledger) if line["type"].endswith("_sum")}
+    steps = {line["step"] for line in folder.ledger if line["type"].endswith("_sum")}
     assert len(steps) == 2 * 3  # of the levels of later trees
 
 

@@ -19,7 +19,7 @@ from fedapp.runs.local import run_local, simulated_contexts
 from fedapp.trees.grow import Queue
 from strategies.vertical import Mailbox
 from tests.contract.methods import METHODS
-from tests.federated import lines_of, model_bytes, summary_of
+from tests.federated import model_bytes, summary_of
 from tests.letters import ciphertexts, letters_sent
 from tests.network import die, fails_from, resumed, run
 from tests.tables import made_columns, write_rows
@@ -209,7 +209,7 @@ def in_blocks(made):
 
 def steps_of(folder, kind):
     """Exchanges of a run in which somebody is asked this."""
-    lines = lines_of(folder.ledger)
+    lines = folder.ledger
     return sorted({line["step"] for line in lines if line["type"] == TRAIN + kind})
 
 

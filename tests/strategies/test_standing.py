@@ -9,7 +9,7 @@ import pytest
 
 from fedapp.errors import ConfigError, DataError, PartyError
 from fedapp.home import home
-from fedapp.run_folder import Silent
+from fedapp.report.progress import Silent
 from fedapp.runs.local import site_contexts
 from fedapp.runs.session import activate
 from fedapp.settings import load_settings

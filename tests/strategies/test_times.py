@@ -30,7 +30,7 @@ from fedapp.trees.xgboost import with_bounds
 from strategies.scoring import History
 from tests import network
 from tests.contract.objectives import AFT, CASES, COX, federation, is_breslows
-from tests.federated import lines_of, model_of
+from tests.federated import model_of
 from tests.histograms.test_bounds import asks
 from tests.reference import xgboost_trees
 from tests.tables import csv_columns, trial, write_rows
@@ -172,12 +172,12 @@ def test_an_interrupted_run_scores_times_as_a_whole_one(settings, tmp_path, aggr
     how = {"pax__aggregation": aggregation, "num_boost_round": 3, "valid_fraction": 0.2}
     made = partial(CASES["aft"].run, settings, tmp_path, parties=3, **how)
     whole = network.run(made())
-    last = max(line["step"] for line in lines_of(whole.ledger))
+    last = max(line["step"] for line in whole.ledger)
     for step in (last, last - 2):
         network.die(run := made(), dies_before_reading=step)
         folder = network.run(network.resumed(run), simulated_contexts(run))
         assert folder.summary["metrics"] == whole.summary["metrics"]
-        assert folder.rounds.read_text().count("c-index") == 6
+        assert folder.rounds_file.read_text().count("c-index") == 6
 
 
 # Risk sets

@@ -10,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from fedapp.report.card import model_card
-from fedapp.run_files import read_run
+from fedapp.run_folder import read_run
 from fedapp.runs.local import run_local
 from fedapp.trees.categories import RARE
 from fedapp.trees.shown import few_rows

@@ -29,7 +29,7 @@ from strategies import pax
 from strategies.handshake import InitialModel
 from strategies.horizontal import read_init_model
 from strategies.local_boosting import last_turn, next_turn
-from tests.federated import lines_of, model_bytes, model_of, summary_of
+from tests.federated import model_bytes, model_of, summary_of
 from tests.network import die, resumed, run
 from tests.pooled import assert_same
 from tests.tables import made_columns, write_rows
@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_ends_in_the_model_of_all_rounds_at_once(continued, n
     begun = summary_of(second)["init_model"]
     assert begun == {"path": str(first.path), "rounds": 2, "trees": n_trees}
     assert "init_model" not in summary_of(once)
-    lines, of_once = (lines_of(each.rounds) for each in (second, once))
+    lines, of_once = (each.rounds for each in (second, once))
     assert [line["round"] for line in lines] == [*range(1, n_more + 1)]
     assert [line["valid"] for line in lines] == [line["valid"] for line in of_once[2:]]
     assert summary_of(second)["metrics"] == summary_of(once)["metrics"]
@@ -106,7 +106,7 @@ def test_early_stopping_looks_at_the_new_rounds(continued, strategy):
     given = {"early_stopping_rounds": 2, "valid_fraction": 0.3, "eta": 1.0, "num_boost_round": 20}
     second = run_local(continued(strategy, init_model=str(first.path), **given, **SMALL))
     best, begun = summary_of(second)["best_round"], summary_of(second)["init_model"]
-    assert len(lines_of(second.rounds)) == best + 2 < 20
+    assert len(second.rounds) == best + 2 < 20
     added = best * begun["trees"] // begun["rounds"]
     assert len(model_of(second).trees) == begun["trees"] + added
 
