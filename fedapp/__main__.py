@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from fedapp.process import handle_stopping, leave_no_core, leaving
+import os
+import signal
+
+
+def _leave(number: int, *_: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    os.write(2, b"\ninterrupted: nothing has begun; run the same command again\n")
+    os._exit(130)
 
 
 def main() -> None:
     """Import the commands and run one; an interrupt before that exits at once."""
-    handle_stopping(leaving("nothing has begun; run the same command again"))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Shell scripts ignore SIGINT for background commands.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    from fedapp.process import leave_no_core
+
     leave_no_core()
     from fedapp.commands import main as run_command
 
