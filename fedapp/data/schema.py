@@ -418,4 +418,5 @@ class DataSet:
 
 
 _registry = Path(__file__).with_name("registry.toml").read_text(encoding="utf-8")
-REGISTRY = TypeAdapter(dict[str, DataSet]).validate_python(tomllib.loads(_registry))
+DATA_SETS = TypeAdapter(dict[str, DataSet], config=ConfigDict(extra="forbid"))
+REGISTRY = DATA_SETS.validate_python(tomllib.loads(_registry))

@@ -6,6 +6,8 @@ import os
 import re
 import urllib.request
 from email.message import Message
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from urllib.error import URLError
 
@@ -23,7 +25,7 @@ from fedapp.data.datasets import (
     find_dataset,
     read_source,
 )
-from fedapp.data.schema import Reader, Roles
+from fedapp.data.schema import DATA_SETS, Reader, Roles
 from fedapp.errors import ConfigError, DataError
 
 CONTENT = b"row,size,city,y\n1,5,Rome,u\n2,6,Bern,v\n3,7,,u\n"
@@ -238,6 +240,17 @@ def test_list_says_where_a_set_lies(cache, tiny):
     assert where["wine"] == "built-in"
     assert where["tiny"] == "cache"
     assert where["a9a"] == "here"
+
+
+@pytest.mark.parametrize("path", [("labels",), ("reader", "skip"), ("files", 0, "size")])
+def test_the_registry_has_no_name_that_is_none_of_a_set(path):
+    section = {"task": "binary", "shape": [1, 1], "description": "rows", "source": "here"}
+    section |= {"reader": {}, "files": [{"name": "a.csv", "sha256": "", "url": URL}]}
+    assert DATA_SETS.validate_python({"tiny": section})["tiny"].files[0].url == URL
+    *parents, name = path
+    reduce(getitem, parents, section)[name] = "1"
+    with pytest.raises(ValueError, match=rf"{name}\n +Unexpected keyword argument"):
+        DATA_SETS.validate_python({"tiny": section})
 
 
 ROWS_OF_A_LABEL = """

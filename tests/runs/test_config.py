@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedapp.arguments import parse_overrides
-from fedapp.errors import ConfigError, DataError
+from fedapp.errors import ConfigError, DataError, listed
 from fedapp.messages.methods import all_methods
 from fedapp.run_folder import RunFolder
 from fedapp.runs.tables import check_tables
@@ -31,6 +31,7 @@ def test_defaults_and_ways_of_writing():
     for name, text, value in (("max-bin", "64", 64), ("eta", "0.5", 0.5), ("eta", "1", 1.0)):
         found = load_settings({name: text}).as_config()[name]
         assert (type(found), found) == (type(value), value)
+    assert listed(load_settings({"drop-columns": " a, b c ,,"}).drop_columns) == ("a", "b c")
     assert load_settings({"partition": "column:city"}).partition_column == "city"
     assert load_settings({"partition": "iid"}).partition_column == ""
     for name in ("label", "id", "weight", "drop-columns"):
