@@ -32,6 +32,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
@@ -217,7 +218,7 @@ def answered(
     allow, and WaitingError for what it does not allow yet.
     """
     asked = _allowed(config, kind, envelope, content)
-    folder = home() / "sites" / config.name / envelope.model_id
+    folder = _folder_of(home(), config.name, envelope.model_id)
     if not asked.request.is_step:
         return _new_answer(Store(folder), asked)
     begins = not config.simulated and not has_begun(folder)
@@ -263,6 +264,11 @@ def _allowed(config: SiteConfig, kind: str, envelope: Envelope, content: Content
     if not MODEL_ID.fullmatch(envelope.model_id):
         raise ProtocolError(config.name, content.name, "model-id", "must be 16 hex digits")
     return Asked(config, request, handler, envelope, content, time.perf_counter())
+
+
+@lru_cache
+def _folder_of(home: Path, name: str, model_id: str) -> Path:
+    return home / "sites" / name / model_id
 
 
 @contextmanager
