@@ -36,7 +36,7 @@ from fedapp.site.standing import (
     ids_of,
 )
 from fedapp.site.store import part_digest, read_part
-from fedapp.trees.cells import Crossing
+from fedapp.trees.cells import Crossing, open_cells
 from fedapp.trees.divided import PARTS, ActivePart, Nesting, Part
 
 log = logging.getLogger("fedapp.site")
@@ -69,7 +69,21 @@ class Version:
             numbers = {name: number for number, name in enumerate(ids.tolist())}
         kind = InDatabase if is_database(config.predict_data) else InTable
         digest = part_digest(folder).hex()
-        return cls(agreed, part, digest, ids, kind(config, part, ids), crossing, numbers)
+        loaded = cls(agreed, part, digest, ids, kind(config, part, ids), crossing, numbers)
+        loaded._load_kernels()
+        return loaded
+
+    def _load_kernels(self) -> None:
+        """Score a row without values, as no request waits until numba has compiled a kernel."""
+        missing = np.full((1, len(self.part.columns)), np.nan, np.float32)
+        opened = open_cells(self.nesting, self.part.lookup, missing)
+        if self.crossing is not None and isinstance(self.part, ActivePart):
+            cells = {
+                name: np.zeros((2 * len(nesting.under), 1), np.uint8)
+                for name, nesting in self.crossing.nestings.items()
+            }
+            leaves = self.crossing.leaves({**cells, self.agreed.party: opened}, 1)
+            self.part.model.predictions(leaves)
 
     @property
     def nesting(self) -> Nesting:

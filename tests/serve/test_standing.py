@@ -20,6 +20,7 @@ pytest.importorskip("prometheus_client")
 from clients.standing import Agreeing  # noqa: E402
 from clients.vertical.opening import Opening  # noqa: E402
 from fedapp.errors import PartyError  # noqa: E402
+from fedapp.kernels import kernel  # noqa: E402
 from fedapp.serve import peers, versions  # noqa: E402
 from fedapp.serve.http import RefusedError  # noqa: E402
 from fedapp.serve.joint import Joint  # noqa: E402
@@ -34,6 +35,8 @@ from fedapp.site.standing import (  # noqa: E402
     switch,
     unreached,
 )
+from fedapp.trees import cells  # noqa: E402
+from fedapp.trees import model as ensemble  # noqa: E402
 from strategies.standing import AWAY, NO_PROCESS  # noqa: E402
 from tests.serve.standing import (  # noqa: E402
     FEW,
@@ -77,6 +80,22 @@ def test_scores_have_the_bits_of_interactive_prediction(stand, of_tables, settin
     asked = [len(logged(site)) for site in sites.names[1:]]
     assert scored(threads, list(expected), way="nightly") == expected
     assert [len(logged(site)) for site in sites.names[1:]] == asked
+
+
+def test_a_version_answers_once_its_kernels_are_compiled(stand, monkeypatch):
+    _, threads, _ = stand()
+    kernels = [(cells, "_open"), (cells, "_walk"), (ensemble, "_add_leaves")]
+    fresh = [kernel(getattr(module, name).py_func) for module, name in kernels]
+    for (module, name), again in zip(kernels, fresh, strict=True):
+        monkeypatch.setattr(module, name, again)
+    threads.restart("insurer")
+    threads.restart("bank")
+    until(lambda: threads.client.get("/health").json()["status"] == "ok")
+    loaded = [list(each.signatures) for each in fresh]
+    assert all(loaded)
+    scored(threads, ids())
+    assert threads.score(ids()[0])[0] == 200
+    assert [list(each.signatures) for each in fresh] == loaded
 
 
 # Versions
