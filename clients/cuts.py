@@ -12,9 +12,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from clients.handshake import Coded, Floats, Ints
+from clients.handshake import Coded
 from clients.secagg import ROW_BYTES, Masked, label_sums
 from clients.shards import Shards, shards_of
+from fedapp.arrays import Floats, Ints
 from fedapp.data.scratch import batches, empty, side_by_side
 from fedapp.errors import ConfigError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, with_categories

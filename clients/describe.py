@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from clients.secagg import Masked
 from clients.vertical.ciphertexts import Cipher, EncryptedRows
-from clients.vertical.party import Aligned, Floats, Ints
+from clients.vertical.party import Aligned
+from fedapp.arrays import Floats, Ints
 from fedapp.crypto.packing import PAIR, Layout
 from fedapp.data.schema import listed
 from fedapp.errors import as_protocol_error

@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.inference import Predicting
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
-from clients.vertical.party import Bools
+from fedapp.arrays import Doubles, Flags
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.sums import select_ciphertexts
 from fedapp.crypto.workers import shared_workers
@@ -39,7 +38,6 @@ from fedapp.trees.divided import (
 )
 from fedapp.trees.model import LEAF, Ensemble, check_trees
 
-Floats = npt.NDArray[np.float64]
 BATCH_BYTES = 2**26  # 64 MiB of ciphertexts
 UNGUARDED = "; eini.unguarded=true predicts all the same"  # ends the guards' errors
 NO_RECORD = -1  # record of a node that the receiver does not split
@@ -136,7 +134,7 @@ def _trees(letter: Structure) -> list[tuple[Array, Array]]:
     return list(zip(lefts, records, strict=True))
 
 
-def open_entries(letter: Structure, lookup: Lookup, values: Array) -> list[Bools]:
+def open_entries(letter: Structure, lookup: Lookup, values: Array) -> list[Flags]:
     """Entries of each tree that a passive party's splits leave open, (n_rows, n_entries)."""
     entries = []
     for lefts, records in _trees(letter):
@@ -161,7 +159,7 @@ class Plan:
         """Ciphertexts per row."""
         return sum(len(self.skeletons[tree].entries) for tree in self.shared)
 
-    def open_entries(self, tree: int, values: Array) -> Bools:
+    def open_entries(self, tree: int, values: Array) -> Flags:
         """Which of a tree's entries local splits leave open to rows, (n_rows, n_entries)."""
         pruned = self.skeletons[tree]
         owners, records = self.part.owners(tree), self.part.records[tree]
@@ -172,7 +170,7 @@ class Plan:
         }
         return candidates(pruned.lefts, sides, len(values))
 
-    def terms_below(self, tree: int, start: int, values: Array) -> Floats:
+    def terms_below(self, tree: int, start: int, values: Array) -> Doubles:
         """Leaf terms that rows reach from a node with only local splits below it."""
         lefts, records = self.part.model.trees[tree]["left"], self.part.records[tree]
         nodes = np.full(len(values), start)
@@ -180,10 +178,10 @@ class Plan:
             for node in inner:
                 rows = np.flatnonzero(nodes == node)
                 nodes[rows] = lefts[node] + ~self.part.lookup.sides(records[node], values, rows)
-        terms: Floats = self.part.model.leaf_terms(tree)[nodes]
+        terms: Doubles = self.part.model.leaf_terms(tree)[nodes]
         return terms
 
-    def open_terms(self, tree: int, values: Array) -> tuple[Floats, Bools]:
+    def open_terms(self, tree: int, values: Array) -> tuple[Doubles, Flags]:
         """Terms of a tree's entries, 0 where local splits close them, and which are open.
 
         Shapes (n_rows, n_entries, n_outputs) and (n_rows, n_entries).
@@ -195,7 +193,7 @@ class Plan:
             terms[rows, entry] = self.terms_below(tree, node, values[rows])
         return terms, is_open
 
-    def bounds(self, values: Array) -> tuple[Floats, Floats]:
+    def bounds(self, values: Array) -> tuple[Doubles, Doubles]:
         """Least and largest sum of the terms that are open to each row, over the shared trees."""
         low = high = np.zeros((len(values), self.part.model.n_outputs))
         for tree in self.shared:
@@ -224,7 +222,7 @@ class Active(Predicting):
     cipher: Cipher  # of a key for this inference only
     exponent: int  # terms of a row are encrypted as multiples of 2**(exponent - PRECISION)
     batch_rows: int
-    sums: Floats  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
+    sums: Doubles  # (n_rows, n_outputs): of the trees summed here, and of the rows that are back
     ready: tuple[str, ...] = ()  # parties that have the structure
     n_steps: int = 0
     n_sent: int = 0  # rows whose batches are sent, and back

@@ -11,9 +11,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from clients.handshake import Floats
 from clients.scoring import Scored
 from fedapp import metrics
+from fedapp.arrays import Floats
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import DataError, as_protocol_error
 from fedapp.home import write_atomically

@@ -17,6 +17,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Floats, Ints
 from fedapp.data.labels import (
     Labels,
     class_ids,
@@ -91,9 +92,7 @@ from fedapp.trees.ranking import N_GRADES
 
 log = logging.getLogger("fedapp.site")
 
-Floats = npt.NDArray[np.float32]
 Floats64 = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 FEWEST_ROWS = 2
 
 

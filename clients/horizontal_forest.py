@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.cuts import Counted, at_roots, read_splits
-from clients.handshake import Floats, Ints
 from clients.secagg import ROW_BYTES, weight_sizes
+from fedapp.arrays import Floats, Ints
 from fedapp.data.partition import WATCHED
 from fedapp.data.scratch import batches, empty
 from fedapp.histograms.fixed_point import Whole

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.cuts import Binned, Counted, at_roots, read_splits
-from clients.handshake import Floats, Ints
 from clients.secagg import ROW_BYTES
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import DivergedError, as_protocol_error
 from fedapp.histograms.build import slots_by_node
@@ -67,7 +67,6 @@ from fedapp.trees.survival import binned_pairs, risk_sums
 # What may begin a round.
 ROUNDS = {RisksRequest, GrowRequest, TurnRequest}
 Terms = npt.NDArray[np.float32] | npt.NDArray[np.int64]  # (n_trees, n_rows, 2)
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class Floor:
     ends: Ints  # (n_open, n_cells): the last cell of each cell's group
 
     @classmethod
-    def at_roots(cls, least: int, binned: Binned, drawn: Bools) -> Floor:
+    def at_roots(cls, least: int, binned: Binned, drawn: Flags) -> Floor:
         """All rows are summed at the roots."""
         nodes = np.zeros(drawn.shape, dtype=np.int32)
         roots = np.stack(roots_of(len(drawn)), axis=1).astype(np.int32)
@@ -111,7 +110,7 @@ class Floor:
         return [rows[pair] for pair in wanted]
 
     def split(
-        self, request: SplitRows, parents: list[int], moved: Nodes, binned: Binned, drawn: Bools
+        self, request: SplitRows, parents: list[int], moved: Nodes, binned: Binned, drawn: Flags
     ) -> Floor:
         """Sum rows of small nodes with those of their siblings, and group the cells of both.
 
@@ -159,7 +158,7 @@ class Round:
     n_fitted: int = 0  # digits by which residuals have been counted since then
 
     @property
-    def drawn(self) -> Bools:
+    def drawn(self) -> Flags:
         """Which rows each tree draws, (n_trees, n_train)."""
         return np.asarray(self.gradients.any(axis=2))
 
@@ -436,7 +435,7 @@ def drawn_terms(party: Party, request: GrowRequest, terms: Array) -> Array:
     return terms
 
 
-def cell_counts(binned: Binned, drawn: Bools, summed_in: Nodes, nodes: Array) -> Ints:
+def cell_counts(binned: Binned, drawn: Flags, summed_in: Nodes, nodes: Array) -> Ints:
     """Drawn rows in each cell of some nodes: int64, shape (n_nodes, n_cells)."""
     starts = cell_starts(binned.widths)
     order = np.argsort(nodes[:, 0], kind="stable")

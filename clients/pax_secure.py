@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from clients.cuts import Counted
-from clients.handshake import Floats
 from clients.secagg import ROW_BYTES
+from fedapp.arrays import Floats
 from fedapp.data.partition import HELD_OUT
 from fedapp.data.scratch import batches, empty
 from fedapp.errors import ConfigError

@@ -15,9 +15,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from clients.handshake import Coded, Floats
+from clients.handshake import Coded
 from clients.vertical.party import Aligned
 from fedapp import metrics
+from fedapp.arrays import Floats
 from fedapp.data.labels import class_ids, label_texts, numbers_of
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.data.scratch import joined

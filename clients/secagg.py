@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from clients.handshake import Coded, Floats
+from clients.handshake import Coded
 from clients.scoring import Scored
+from fedapp.arrays import Floats
 from fedapp.data.partition import SUBSETS
 from fedapp.data.scratch import batches
 from fedapp.errors import ProtocolError

@@ -1,7 +1,7 @@
 """The folder of a run: settings, lines of rounds and of messages, model, summary, checkpoint.
 
-`RunFolder` reads and writes it, for whoever trains, waits, lists, reports or predicts. A run writes
-its progress there too: `RunState` in every checkpoint, `Stage` for whoever waits.
+`RunFolder` reads and writes it, also to list, report or predict. A run writes its progress there
+too: `RunState` in every checkpoint, `Stage` for a command that waits.
 """
 
 from __future__ import annotations

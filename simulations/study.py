@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from fedapp import metrics
+from fedapp.arrays import Floats
 from fedapp.crypto.workers import shared_workers
 from fedapp.data.labels import class_ids
 from fedapp.data.partition import SUBSETS
@@ -47,7 +48,7 @@ from fedapp.process import versions
 from fedapp.records.document import load
 from fedapp.run_files import Summary
 from fedapp.run_folder import RunFolder
-from fedapp.runs.baselines import Floats, Pooled, baseline_rows, same_nodes, train_boosted
+from fedapp.runs.baselines import Pooled, baseline_rows, same_nodes, train_boosted
 from fedapp.runs.clean import forget_model
 from fedapp.runs.local import run_local
 from fedapp.runs.tables import resolve_objective, stacked_tables

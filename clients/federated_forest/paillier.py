@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from clients.federated_forest.party import Active, Doubles, Passive, Worth
+from clients.federated_forest.party import Active, Passive, Worth
 from clients.vertical.ciphertexts import Cipher, EncryptedRows, of_numbers
 from clients.vertical.growing import SplitList
-from fedapp.arrays import Flags, Ints
+from fedapp.arrays import Doubles, Flags, Ints
 from fedapp.crypto.sums import SumJob
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.histograms.build import inside_of

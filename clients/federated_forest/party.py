@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from clients.scoring import compare_with_local, interval_fields, score_arrays
 from clients.vertical.growing import SplitList, Trees, split_table, store_active_part, store_part
-from clients.vertical.party import Aligned, Floats, Subsets, numbered
+from clients.vertical.party import Aligned, Subsets, numbered
 from fedapp import metrics
-from fedapp.arrays import Ints
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.data.partition import SUBSETS, WATCHED
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.messages.federated_forest import (
@@ -74,7 +74,6 @@ from fedapp.trees.losses import REGRESSION, Objective
 from fedapp.trees.objective import check_objective, margins_of, n_outputs
 from fedapp.trees.predict import Places
 
-Doubles = npt.NDArray[np.float64]
 NO_DOUBLES: Doubles = np.zeros(0)
 SCORE_BINS = 2**12
 Scored = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]  # margins, labels, weights

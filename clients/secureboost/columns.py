@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.party import Aligned, Bytes, Ints, numbered
+from clients.vertical.party import Aligned, Bytes, numbered
+from fedapp.arrays import Ints
 from fedapp.data.scratch import copied
 from fedapp.errors import ConfigError, DataError, as_protocol_error
 from fedapp.histograms.bins import Codes, Cuts, digitise, ragged, with_categories

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.secureboost.columns import Joint
-from clients.vertical.party import Aligned, Floats, Ints, Subsets
+from clients.vertical.party import Aligned, Subsets
 from fedapp import metrics
-from fedapp.arrays import Doubles
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.data.columns import check_kinds
 from fedapp.data.labels import check_events, check_mean, check_weights
 from fedapp.data.partition import SUBSETS

@@ -20,7 +20,8 @@ from clients.inference import answers
 from clients.secureboost.columns import Table, check_setup, column_bins, initial_part
 from clients.vertical.ciphertexts import EncryptedRows
 from clients.vertical.growing import NO_SPLITS, Trees, split_table, store_part
-from clients.vertical.party import Aligned, Bools, Ints
+from clients.vertical.party import Aligned
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.packing import PRECISION, grouped_layouts
 from fedapp.errors import DataError, as_protocol_error
 from fedapp.histograms.bins import Codes
@@ -62,14 +63,14 @@ class Gradients:
 
     round_id: int
     rows: Ints  # that the round sums
-    drawn_by: Bools  # (n_parallel, n_rows): which of them each parallel tree sums
+    drawn_by: Flags  # (n_parallel, n_rows): which of them each parallel tree sums
     n_outputs: int  # trees come draw by draw, in each one for every output
     columns: Ints  # of this party
     n_wanted: int  # ciphertexts
 
-    def drawn_for(self, tree: int) -> Bools:
+    def drawn_for(self, tree: int) -> Flags:
         """Which of the rows a tree has drawn."""
-        drawn: Bools = self.drawn_by[tree // self.n_outputs]
+        drawn: Flags = self.drawn_by[tree // self.n_outputs]
         return drawn
 
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from clients.secureboost.columns import Joint
 from clients.vertical.ciphertexts import Cipher
-from clients.vertical.party import Aligned, Bools, Bytes, Floats, Ints
+from clients.vertical.party import Aligned, Bytes
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.crypto.packing import FixedPoint
 from fedapp.errors import ProtocolError
 from fedapp.histograms.build import slots_by_node
@@ -43,7 +44,7 @@ class Round:
 
     number: int
     gradients: Floats  # (n_outputs, n_train, 2), 0 for rows that are not drawn
-    allowed: Bools  # (n_trees, n_columns): columns that each tree may split
+    allowed: Flags  # (n_trees, n_columns): columns that each tree may split
     growth: Growing | None = None  # between two levels
     exponents: tuple[int, int] = (0, 0)  # scales of the encrypted gradients
     unsent: Unsent | None = None

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from clients.vertical.party import Aligned, Bools, Bytes, Ints
+from clients.vertical.party import Aligned, Bytes
+from fedapp.arrays import Flags, Ints
 from fedapp.crypto.lanes import ring_of
 from fedapp.crypto.packing import PRECISION, Layout
 from fedapp.crypto.paillier import check_ciphertexts, encrypt
@@ -123,7 +124,7 @@ class Cipher:
         self,
         party: str,
         letter: Sent,
-        jobs: Sequence[tuple[int, Bools]],
+        jobs: Sequence[tuple[int, Flags]],
         convert: Callable[[list[list[int]]], Any] = list,
     ) -> list[Any]:
         """Check, decrypt and unpack a party's sums: the fields of each, job by job.
@@ -184,7 +185,7 @@ class EncryptedRows:
         nodes: npt.NDArray[np.int32],
         n_nodes: int,
         group: int = 0,
-        sent: Bools | None = None,
+        sent: Flags | None = None,
     ) -> Bytes:
         """Packed sums under one layout by tree node, column and bin; see ``sum_rows``.
 

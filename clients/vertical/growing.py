@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from clients.vertical.party import Aligned, Bytes, Floats, Ints
+from clients.vertical.party import Aligned, Bytes
+from fedapp.arrays import Floats, Ints
 from fedapp.data.scratch import batches
 from fedapp.errors import ProtocolError, as_protocol_error
 from fedapp.messages.fields import Array

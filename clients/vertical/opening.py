@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.handshake import relevant_versions, site_key, weights_of
-from clients.vertical.party import Aligned, Ints, Subsets
+from clients.vertical.party import Aligned, Subsets
+from fedapp.arrays import Ints
 from fedapp.crypto.psi import draw_scalar, intersect, mask, mask_ids, places
 from fedapp.data.labels import auto_objective, class_names, note_on_measure, notes_on_queries
 from fedapp.data.notes import Note, notes_on_numbered_ids

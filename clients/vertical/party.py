@@ -31,10 +31,7 @@ from fedapp.trees.divided import PARTS, ActivePart, Part
 from fedapp.trees.objective import is_regression
 
 log = logging.getLogger("fedapp.site")
-Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
 
 
 def numbered(party: str, n_columns: int) -> list[str]:

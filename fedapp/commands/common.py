@@ -99,6 +99,7 @@ Overrides = Annotated[
 RunOutput = Annotated[Path | None, Option("--output", help="New folder; by default one in runs/.")]
 
 Target = Annotated[str, Option(help="What starts the processes: scripts, compose or systemd.")]
+NewFolder = Annotated[Path, Argument(help="New folder, for its owner alone.")]
 RunDir = Annotated[Path, Argument(callback=existing_folder, help="Folder of a run.")]
 Engine = Annotated[str, Option(help="local, or simulation.")]
 AnyEngine = Annotated[str, Option(help=ENGINES)]

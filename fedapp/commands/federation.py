@@ -20,6 +20,7 @@ from fedapp.commands.common import (
     AsJson,
     Command,
     Group,
+    NewFolder,
     Overrides,
     RunDir,
     Target,
@@ -39,7 +40,7 @@ federation_app = typer.Typer(
 
 @federation_app.command("init", cls=Command)
 def federation_init_command(
-    folder: Annotated[Path, Argument(help="New folder, for its owner alone.")],
+    folder: NewFolder,
     host: Annotated[str, Option(help="Name or address by which the sites reach it.")],
     sites: Annotated[str, Option(help="Names of the sites, separated by commas.")],
     name: Annotated[str, Option(help="What --engine calls it.")] = "federation",

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +24,7 @@ from fedapp.commands.common import (
     Command,
     Group,
     Id,
+    NewFolder,
     SiteFolder,
     Target,
     console,
@@ -72,7 +72,7 @@ site_app = typer.Typer(
 
 @site_app.command("init", cls=Command)
 def init_command(
-    folder: Annotated[Path, Argument(help="New folder, for its owner alone.")],
+    folder: NewFolder,
     name: Annotated[str, Option(help="Unique in the federation.")],
     superlink: Annotated[str, Option(help="HOST:PORT of the coordinator.")],
     data: Annotated[str, Option(help="The site's table: CSV, Parquet or LIBSVM.")],

@@ -30,13 +30,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapp.arrays import Floats, Ints
 from fedapp.data.convert import (
     DAYS,
     INFINITE_WAY,
     KINDS,
     Column,
     Converted,
-    Floats,
     UntypedError,
     as_counted,
     as_numbers,
@@ -58,7 +58,6 @@ WAYS = {
 }
 ALIKE = "write it alike everywhere, or let the schema of a table say its type"
 
-Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 ADDED = ("number", "boolean")  # kinds of which there are sums and means
 # Kinds that a rule takes; ``last`` and ``count`` take any.

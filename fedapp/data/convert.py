@@ -20,7 +20,6 @@ from fedapp.data.scratch import batches
 from fedapp.errors import DataError
 from fedapp.trees.categories import MOST_CATEGORIES, RARE
 
-Floats = npt.NDArray[np.float32]
 BOOLEANS = {"true": 1, "yes": 1, "y": 1, "false": 0, "no": 0, "n": 0}
 BITS_OF_WORDS = {"true": 1, "false": 0}  # of labels, where numbers are needed
 BITS = {"1": 1, "0": 0}  # also booleans, where a schema says so

@@ -14,14 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapp.arrays import Floats
 from fedapp.data.columns import Groups
 from fedapp.data.convert import DAYS, SECONDS, Column, Converted, as_numbers
 from fedapp.data.csv_errors import CHUNK_BYTES, DELIMITERS, TextFile, is_number, opened
 from fedapp.data.schema import MISSING, MISSING_ELSEWHERE, Reader, first, listed
 from fedapp.errors import LONGEST, WITHHELD, as_plain
 from fedapp.trees.categories import Categories, names_of
-
-Floats = npt.NDArray[np.float32]
 
 MARKS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars", " ": "blanks"}
 EXACT = 2**24  # float32 represents every whole number up to here

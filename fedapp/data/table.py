@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedapp.arrays import Floats
 from fedapp.data.columns import (
     WAYS,
     Columns,
@@ -64,7 +65,6 @@ from fedapp.trees.categories import Categories, as_categories, chosen, names_of
 from fedapp.trees.ranking import MOST_QUERIES, N_GRADES, numbered
 
 Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.float64] | npt.NDArray[np.str_]
 Times = npt.NDArray[np.float64] | npt.NDArray[np.datetime64]
 

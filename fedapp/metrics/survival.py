@@ -21,11 +21,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.histograms.sketch import prune
 
 Array = npt.NDArray[np.float64]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 N_SUMS = 3  # weight, weight of events, and squared weights of events between points
 FORM: Final = 2  # rows of the table: censored, events; range x column is flat

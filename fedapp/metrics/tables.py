@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedapp.arrays import Floats, Ints
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.histograms.bins import Cuts, digitise, with_categories
 from fedapp.histograms.fixed_point import Bounds, Whole, from_fixed, to_fixed
 from fedapp.histograms.groups import cell_starts, group
 from fedapp.histograms.sketch import N_DIGITS, Descent, digit_counts
-
-Doubles = npt.NDArray[np.float64]
 
 # Where columns of numbers are cut, in percent of the rows that have a value.
 PERCENTS = (1, 5, 10, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 95, 99)

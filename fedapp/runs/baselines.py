@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedapp import metrics
-from fedapp.arrays import Ints
+from fedapp.arrays import Floats, Ints
 from fedapp.data.labels import class_ids, class_names, positive_last
 from fedapp.data.partition import SUBSETS, Split
 from fedapp.data.table import Table
@@ -65,7 +65,6 @@ from strategies.run import load_strategy
 from strategies.scoring import FINAL_BINS, half_range, scores_of
 
 log = logging.getLogger("fedapp")
-Floats = npt.NDArray[np.float32]
 BY_ROWS, BY_COLUMNS = "rows", "columns"
 MEMORY = Memory(value=16)  # rows of a subset as values, and as matrices of XGBoost
 XGBOOST, FOREST = "XGBoost", "forest (scikit-learn)"

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedapp import metrics
+from fedapp.arrays import Floats
 from fedapp.data.partition import Split
 from fedapp.messages.methods import all_methods
 from fedapp.records.document import load
-from fedapp.runs.baselines import Floats, Pooled, baseline_rows, decoded, join_tables, pooled_of
+from fedapp.runs.baselines import Pooled, baseline_rows, decoded, join_tables, pooled_of
 from fedapp.runs.predict import joined_model, load_model, parts_of, predict
 from fedapp.runs.tables import stacked_tables
 from fedapp.settings import Settings

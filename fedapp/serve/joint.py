@@ -34,6 +34,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Ints
 from fedapp.data.predictions import most_probable, named_predictions, score_names
 from fedapp.data.table import Table
 from fedapp.deploy.exporter import PEER_UP, SCORE_SECONDS, SCORED_ROWS
@@ -59,7 +60,6 @@ MOST_ANSWER, MOST_TIMES = 1_000_000, 64
 WAYS = LIVE, NIGHTLY = "live", "nightly"
 AHEAD = "cells."  # beginning of a file's name, before the party's
 NONE = -1
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

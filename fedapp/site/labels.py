@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedapp.arrays import Floats
 from fedapp.crypto.noise import randomised_classes, randomised_measures
 from fedapp.data.labels import Labels, class_ids, class_names, merge_classes
 from fedapp.data.partition import keyed_digests
@@ -37,7 +38,6 @@ from fedapp.trees.losses import REGRESSION
 from fedapp.trees.objective import AUTO, is_regression
 
 log = logging.getLogger("fedapp.site")
-Floats = npt.NDArray[np.float32]
 KEY_BYTES = 32
 PINS, DRAWS = "labels.json", "labels.bin"
 # Keyed digests of a row's id and of its label when it was drawn, and the number drawn.

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from fedapp.arrays import Ints
 from fedapp.data.columns import Columns
 from fedapp.data.datasets import NAME, read_source
 from fedapp.data.predictions import columns_of_frame, read_columns_of
@@ -45,7 +46,6 @@ from fedapp.site.table import read_held, read_once, row_ids
 from fedapp.trees.categories import Categories, chosen
 from fedapp.trees.divided import PARTS, ActivePart, Part
 
-Ints = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 # Of the comparison with training columns; see the module.
 N_QUANTILES = 65

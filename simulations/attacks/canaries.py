@@ -13,13 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 from scipy import sparse
 from scipy.optimize import brentq
 from scipy.stats import binom
 
+from fedapp.arrays import Doubles, Floats, Ints
 from fedapp.audit.pax_rows import CuriousPAX
 from fedapp.crypto.masking import unmasked_sum
 from fedapp.histograms.fixed_point import Bounds, Whole
@@ -38,10 +38,6 @@ from fedapp.trees.objective import row_bounds, row_pairs
 from fedapp.trees.predict import find_leaves, predict_margins
 from simulations.study import check_names
 from strategies.secagg import arrays_of
-
-Doubles = npt.NDArray[np.float64]
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 GUESSES, CONFIDENCE = (0.1, 1.0), 0.95  # shares of the canaries, fixed for all audits
 HONEST, ACCOMPLICE = "bank", "shop"

@@ -22,6 +22,7 @@ from clients.secureboost import round as secureboost_round
 from clients.secureboost.passive import Passive
 from clients.secureboost.round import Chosen, Claims
 from clients.vertical import ciphertexts
+from fedapp.arrays import Doubles, Flags, Ints
 from fedapp.audit.listening import Transcript, trained
 from fedapp.audit.vertical import largest_bins, true_bins
 from fedapp.crypto.lanes import ring_of
@@ -40,10 +41,6 @@ from fedapp.site.mail import Letters
 from simulations.attack import PLAIN, UNKNOWN, Outcome, Overrides
 from simulations.attacks.vertical import ACTIVE, PASSIVE, SECUREBOOST, SOLVED_BINS
 from simulations.study import Row
-
-Ints = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 @contextmanager
@@ -185,10 +182,10 @@ class Liar:
     ``labels`` are the truth, of which it knows on which side of a true split more are positive.
     """
 
-    labels: Bools
+    labels: Flags
     read: dict[int, bool] = field(default_factory=dict)  # labels by row
     asked: list[int] = field(default_factory=list)  # in this round
-    lefts: Bools = field(default_factory=lambda: np.empty(0, bool))  # rows by a true split
+    lefts: Flags = field(default_factory=lambda: np.empty(0, bool))  # rows by a true split
     invented: Ints = field(
         default_factory=lambda: np.empty(0, np.int64)
     )  # columns that it makes up

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from clients.eini import Active as Predictor
 from clients.eini import Plan, open_entries, plan_of
 from clients.inference import Predicting
-from fedapp.arrays import Floats, Ints
+from fedapp.arrays import Flags, Floats, Ints
 from fedapp.audit.listening import ListeningApp, Transcript, trained
 from fedapp.crypto.packing import PRECISION
 from fedapp.crypto.paillier import decrypt
@@ -29,7 +28,6 @@ from simulations.study import write_rows
 
 # eini_paths
 
-Bools = npt.NDArray[np.bool_]
 MOST, ROWS = 2**18, 100
 
 
@@ -40,8 +38,8 @@ class Curious:
         # Terms and sums are in multiples of the unit of the fixed-point numbers.
         self.sums = np.empty(0)
         self.terms: list[Ints] = []  # of each tree, shape (n_rows, n_entries)
-        self.open: list[Bools] = []  # same shape: which entries its splits leave open to a row
-        self.theirs: list[Bools] = []  # the same by the passive party's splits: the truth
+        self.open: list[Flags] = []  # same shape: which entries its splits leave open to a row
+        self.theirs: list[Flags] = []  # the same by the passive party's splits: the truth
         self.sizes: list[Ints] = []  # of each tree, shape (n_entries,): training rows
         self.slack = 0  # possible rounding error of a sum
 
@@ -83,7 +81,7 @@ class Curious:
         self.sizes = [(a & b).sum(axis=0) for a, b in zip(mine, theirs, strict=True)]
 
 
-def _open_here(plan: Plan, values: Floats) -> list[Bools]:
+def _open_here(plan: Plan, values: Floats) -> list[Flags]:
     """Entries of each tree that the active party's splits leave open to rows."""
     return [plan.open_entries(tree, values) for tree in plan.shared]
 
@@ -195,7 +193,7 @@ def attack_eini_paths(overrides: Overrides) -> Outcome:
     return Outcome(success, chance, run.score, unfinished)
 
 
-def _is_true(way: Sequence[int], truth: Sequence[Bools]) -> bool:
+def _is_true(way: Sequence[int], truth: Sequence[Flags]) -> bool:
     return all(is_true[option] for is_true, option in zip(truth, way, strict=True))
 
 

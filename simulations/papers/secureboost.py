@@ -27,6 +27,7 @@ from sklearn.metrics import log_loss
 from sklearn.metrics.cluster import contingency_matrix
 
 from fedapp import metrics
+from fedapp.arrays import Ints
 from fedapp.data.datasets import read_source
 from fedapp.run_folder import read_run
 from fedapp.runs.baselines import Pooled, join_tables
@@ -36,7 +37,6 @@ from simulations.study import Row, averaged, console, temporary_run, write_rows
 from strategies.secureboost import SecureBoostSettings
 
 Matrix = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 
 CREDITS = {"Credit 1": "give-me-some-credit", "Credit 2": "default-credit"}
 SEED, KEY_BITS, TREES, DEPTH = 42, 512, 25, 3
