@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -118,7 +117,7 @@ class Scored(Coded):
             # Rows are values, with base margins if there are any.
             batches = (predict(model, *rows) for rows in self._batches(subset))
             no_rows = np.empty((0, model.n_outputs), dtype=np.float32)
-            before[subset] = joined(chain(batches, [no_rows]), len(self.values[subset]))
+            before[subset] = joined(batches, len(self.values[subset]), no_rows)
         curve = getattr(model, "curve", None)
         scores = self.score_fields(
             {subset: calibrated(curve, margins) for subset, margins in before.items()},

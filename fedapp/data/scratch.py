@@ -124,10 +124,15 @@ def stored(tables: Iterable[Any]) -> list[Any]:
     return [pa.ipc.open_stream(mapped[start:end]).read_all() for start, end in pairwise(ends)]
 
 
-def joined(parts: Iterable[npt.NDArray[Any]], n_rows: int) -> npt.NDArray[Any]:
-    """Parts with ``n_rows`` together as one array, each copied before the next one is made."""
+def joined(
+    parts: Iterable[npt.NDArray[Any]], n_rows: int, no_rows: npt.NDArray[Any] | None = None
+) -> npt.NDArray[Any]:
+    """Parts with ``n_rows`` together as one array, each copied before the next one is made.
+
+    Where there may be none, ``no_rows`` has the shape and the type.
+    """
     every = iter(parts)
-    first = next(every)
+    first = next(every) if no_rows is None else next(every, no_rows)
     out = np.empty((n_rows, *first.shape[1:]), first.dtype)
     start = 0
     for part in chain([first], every):

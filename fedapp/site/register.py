@@ -36,7 +36,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -518,7 +517,7 @@ def _recorded_rows(register: sqlite3.Connection, run: AskedRun) -> RowHashes:
             n_words = len(blob) // WORD_BYTES
             parts = (some.stop - some.start for some in batches(n_words, WORD_BYTES))
             read = (np.frombuffer(blob.read(n * WORD_BYTES), dtype="<u8") for n in parts)
-            return joined(chain(read, [np.empty(0, np.uint64)]), n_words)
+            return joined(read, n_words, np.empty(0, np.uint64))
 
     return RowHashes(words(run.contents), words(run.ids), run.columns)
 

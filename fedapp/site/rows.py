@@ -22,7 +22,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def hash_rows(table: Table, key: bytes) -> RowHashes:
     """Hash every row of a table under a key of at most 64 bytes."""
     roles = {"label": table.labels, "weight": table.weights, "base-margin": table.base_margins}
     present = {role: values for role, values in roles.items() if values is not None}
-    sums = joined(chain(_sums_of_features(table, key), [np.empty(0, np.uint64)]), table.n_rows)
+    sums = joined(_sums_of_features(table, key), table.n_rows, np.empty(0, np.uint64))
     for role, values in present.items():
         for rows in batches(len(values), values.itemsize):
             sums[rows] += _mixed(_words(values[rows], key) + _number(key, "role", role))
